@@ -17,6 +17,8 @@ from regard.engine.call.canonicalization import canonicalize
 from regard.engine.flash.tiles import Blocking
 from regard.inspection.traces.codec import Reader, Writer
 from regard.masks import TileKind
+from regard.masks.grid import Grid
+from regard.masks.runs import Span
 from test_tiled import assert_close, compiled, draw
 
 T, S, SIZE = 47, 61, (7, 11)
@@ -37,6 +39,14 @@ def table_of(*leading, rows=ROWS, columns=COLUMNS, seed=3):
     table = np.random.default_rng(seed).random((*leading, rows, columns)) < 0.4
     table[..., 2:3, :] = False  # rows that attend to nothing
     return table
+
+
+def assert_kinds(codes, keep, query, key):
+    """Hold codes of tiles to the pairs in them."""
+    for b, i, j in np.ndindex(*codes.shape):
+        tile = keep[b, i * query : (i + 1) * query, j * key : (j + 1) * key]
+        kind = TileKind.FULL if tile.all() else TileKind.PARTIAL if tile.any() else TileKind.EMPTY
+        assert np.asarray(codes)[b, i, j] == kind
 
 
 def value_and_gradients(run, arrays, mask, cotangent, **options):
@@ -95,11 +105,7 @@ def test_kinds_of_tiles_are_exact_whatever_their_sides(sizes):
     keep = np.asarray(mask.dense(13, 17))
     np.testing.assert_array_equal(keep, spell_out(table, sizes, 13, 17))
     for query, key in ((1, 2), (2, 5), (3, 1), (4, 7), (6, 10), (20, 20)):
-        codes = np.asarray(mask.tiles(13, 17, query_block=query, key_block=key))
-        for b, i, j in np.ndindex(*codes.shape):
-            tile = keep[b, i * query : (i + 1) * query, j * key : (j + 1) * key]
-            kind = TileKind.FULL if tile.all() else TileKind.PARTIAL if tile.any() else TileKind.EMPTY
-            assert codes[b, i, j] == kind
+        assert_kinds(mask.tiles(13, 17, query_block=query, key_block=key), keep, query, key)
 
 
 def test_listed_numbers_are_a_table_and_strangers_among_them_keep_nothing():
@@ -135,6 +141,21 @@ def test_every_kind_of_table_says_the_same():
     np.testing.assert_array_equal(masks.blocks(table, SIZE).dense(T, S, **positions), spelled)
     np.testing.assert_array_equal(masks.blocks(table, SIZE).dense(T, S, query_offset=5), spelled)
     assert masks.blocks(table[:, :3], (7, 21)).dense(T, S).shape == (T, S)
+
+
+@pytest.mark.parametrize("sizes", [(1, 5), (3, 2), (7, 5)])
+def test_a_piece_keeps_its_table_and_kinds_of_its_tiles_are_exact(sizes):
+    mask = masks.blocks(table_of(2, rows=-(-13 // sizes[0]), columns=-(-17 // sizes[1])), sizes)
+    whole = np.asarray(mask.dense(13, 17))
+    for first, second in ((0, 0), (2, 5), (4, 3)):
+        piece = mask.slice_grid(Grid.tile(Span(first, 9), Span(second, 11), 0, 1))
+        keep = np.asarray(piece.dense(9, 11))
+        np.testing.assert_array_equal(keep, whole[:, first : first + 9, second : second + 11])
+        again = piece.slice_grid(Grid.tile(Span(1, 5), Span(3, 7), 0, 1))
+        np.testing.assert_array_equal(again.dense(5, 7), keep[:, 1:6, 3:10])
+        assert max(leaf.size for leaf in jax.tree.leaves(piece)) <= max(mask.table.size, 11)
+        for query, key in ((1, 2), (2, 5), (3, 1), (4, 7), (6, 10)):
+            assert_kinds(piece.tiles(9, 11, query_block=query, key_block=key), keep, query, key)
 
 
 def test_joined_with_others_it_is_what_both_say():

@@ -18,9 +18,12 @@ from regard import (
     inspection,
     interop,
     layers,
+    linear,
     masks,
     merge,
     models,
+    parallel,
+    planning,
     positions,
     scores,
 )
@@ -78,6 +81,7 @@ WRONG = {
     "valid keys": (ValueError, "valid_keys: expected 11 entries on the last axis, one per key; got 10", {"mask": masks.valid_keys(np.ones((2, 10), bool))}),
     "offset needed": (ValueError, "query_offset: expected where the queries sit, because T = 5 queries differ from S = 11", {"mask": masks.causal()}),
     "offset per head": (ValueError, r"query_offset: expected one integer, or one per first leading axis of query \(2,\)", {"query_offset": np.zeros(3, int)}),
+    "offset of True": (TypeError, "query_offset: expected integers, got bool", {"query_offset": True}),
     "offset float": (TypeError, "query_offset: expected integers, got float64", {"query_offset": 1.5}),
     "offset beyond int32": (ValueError, "query_offset: expected positions below 2147483647, .* up to 4294967297", {"mask": masks.causal(), "query_offset": 2**32 - 3}),
     "offset of NumPy beyond int32": (ValueError, "query_offset: expected integers that int32 holds, got 4294967293", {"mask": masks.causal(), "query_offset": np.int64(2**32 - 3)}),
@@ -92,9 +96,10 @@ WRONG = {
     "rate one": (ValueError, r"dropout_rate: expected a rate in \[0, 1\), got 1\.0", {"dropout_rate": 1.0}),
     "rate negative": (ValueError, r"dropout_rate: expected a rate in \[0, 1\), got -0\.1", {"dropout_rate": -0.1}),
     "rate nan": (ValueError, r"dropout_rate: expected a rate in \[0, 1\)", {"dropout_rate": float("nan")}),
-    "rate text": (TypeError, "dropout_rate: expected a rate in", {"dropout_rate": "half"}),
+    "rate text": (TypeError, "dropout_rate: expected a number known before tracing, got 'half'", {"dropout_rate": "half"}),
     "no rng": (ValueError, r"rng: expected a random key because dropout_rate = 0\.5, got None", {"dropout_rate": 0.5}),
     "many rngs": (TypeError, "rng: expected one random key", {"dropout_rate": 0.5, "rng": jax.random.split(jax.random.key(0), 3)}),
+    "rng of other words": (TypeError, r"rng: expected one random key.* whose raw form has 2 words; got an array of shape \(3,\)", {"dropout_rate": 0.5, "rng": np.zeros(3, np.uint32)}),
     "rng number": (TypeError, "rng: expected one random key", {"dropout_rate": 0.5, "rng": 0}),
     "aux text": (TypeError, r"aux: expected a sequence of names, got the string 'lse'; write aux=\('lse',\)", {"aux": "lse"}),
     "aux number": (TypeError, r"aux: expected a sequence of names, got 3", {"aux": 3}),
@@ -156,6 +161,8 @@ MISTAKES = {
     "masks under and": (TypeError, "instead of and, or, not", lambda: masks.causal() and masks.sliding_window(2)),
     "a window of two": (TypeError, r"before: expected an integer known before tracing, got \(2, 2\)", lambda: masks.sliding_window((2, 2))),
     "a window of a fraction": (TypeError, r"before: expected an integer known before tracing, got 2\.5", lambda: masks.sliding_window(2.5)),
+    "a window of jax.nn below 0": (ValueError, "local_window_size: expected an integer of at least 0, got -1", lambda: masks.from_jax_window(-1)),
+    "a window of flash-attention below -1": (ValueError, "right: expected an integer of at least 0, got -2", lambda: masks.from_flash_window(-1, -2)),
     "a mask of a number": (TypeError, "text: expected the text of a mask, got 3", lambda: masks.parse(3)),
     "a fraction of queries": (TypeError, r"num_queries: expected an integer known before tracing, got 2\.5", lambda: masks.causal().dense(2.5)),
     "fewer than no keys": (ValueError, r"num_keys: expected an integer of at least 0, got -1", lambda: masks.causal().tiles(2, -1, query_offset=0)),
@@ -170,8 +177,11 @@ MISTAKES = {
     "positions of fewer rows": (ValueError, r"position: expected an integer or integers of shape \(5,\) or \(2, 5\), got \(4,\)", lambda: positions.rotary(Q[..., :6], jnp.arange(4))),
     "an output without its lse": (ValueError, r"parts\[0\]: expected output \(\*B, T, E\) and lse", lambda: merge([attend(Q, Q, Q)])),
     "a mask of a layer in a word": (TypeError, r"mask: .* got 'causal'; did you mean masks\.causal\(\)\?", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))(array(2, 5, 6), mask="causal")),
+    "a memory of other examples": (ValueError, r"query, key, value: expected leading axes \*B that broadcast; got \(2,\), \(3,\), \(3,\)", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))(array(2, 5, 6), array(3, 5, 6))),
+    "a shape for a layer": (TypeError, "query: expected a floating-point array, got ShapeDtypeStruct", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))(jax.ShapeDtypeStruct((2, 5, 6), "float32"))),
     "a width of another layer": (ValueError, r"query: expected shape \(\*B, length, 6\), got \(2, 5, 7\)", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))(array(2, 5, 7))),
     "heads that do not divide": (ValueError, "num_heads: expected a divisor of d_model = 7, got 3", lambda: layers.MultiHeadAttention(7, num_heads=3, rngs=nnx.Rngs(0))),
+    "a turn wider than heads": (ValueError, r"rotary\.width: expected an even number in 2\.\.2, .* got 4", lambda: layers.MultiHeadAttention(6, 3, rotary=positions.Rotary(width=4), rngs=nnx.Rngs(0))),
     "heads of a cache": (ValueError, r"key: expected shape \(2, 2, n, 7\), the cache's rows, key heads", lambda: KVCache.create(2, 2, 9, 7).append(Q, Q)),
     "more than a cache holds": (ValueError, "key: expected at most 4 tokens, the capacity; got 5", lambda: KVCache.create(2, 3, 4, 7).append(Q, Q)),
     "text for a generator": (TypeError, "prompts: expected lists of tokens, got text", lambda: models.generate(models.Decoder(CONFIG, rngs=nnx.Rngs(0)), "hello", max_tokens=3)),
@@ -188,6 +198,19 @@ MISTAKES = {
     "prepared for more": (ValueError, "segments: expected 6 entries on the last axis", lambda: (masks.causal() & PACKED).prepare(6)),
     "dense of an array": (ValueError, r"mask: expected an array that broadcasts to .* \(8, 8\), got shape \(3, 3\)", lambda: masks.from_array(np.eye(3, dtype=bool)).dense(8)),
     "dense of a table": (ValueError, "blocks table: expected 4 rows, one for each 2 of 8; got 2", lambda: masks.blocks([[1, 0], [0, 1]], 2).dense(8)),
+    "dense of other rows": (ValueError, r"mask: expected data, .* broadcast.* got sizes \[2, 3\] on axis 0", lambda: (masks.lengths([1, 2]) & masks.lengths([1, 2, 3])).dense(4)),
+    "picture of other rows": (ValueError, r"got sizes \[2, 3\] on axis 0", lambda: masks.segments(np.zeros((2, 4), int), np.zeros((3, 4), int)).picture(4)),
+    "tiles of other offsets": (ValueError, r"got sizes \[2, 3\] on axis 0", lambda: masks.lengths([1, 2]).tiles(4, key_offset=np.arange(3))),
+    "prepared for other rows": (ValueError, r"lengths: expected leading axes .* \(3, 2\); got \(2,\)", lambda: masks.lengths([1, 2]).prepare(4, leading=(3, 2))),
+    "dense of a shape": (TypeError, "mask: expected arrays to evaluate it with, got the shape of one", lambda: masks.lengths(jax.ShapeDtypeStruct((2,), int)).dense(4)),
+    "a number for a mesh axis": (ValueError, "axis: expected an axis of the mesh, 'x'; got 5", lambda: parallel.use(jax.sharding.AbstractMesh((4,), ("x",)), 5)),
+    "a word for devices": (TypeError, "devices: expected an integer .* got 'all'", lambda: parallel.to_zigzag(Q, "all")),
+    "a number for assumptions": (TypeError, r"assumptions: expected planning\.Assumptions or None, got 0\.5", lambda: planning.plan(length=8, heads=1, devices=1, chip="h100", assumptions=0.5)),
+    "a list of fixed axes": (TypeError, r"fixed: expected sizes by the names of axes, .* got \['data'\]", lambda: planning.plan(length=8, heads=1, devices=1, chip="h100", fixed=["data"])),
+    "a chip that does not multiply": (ValueError, r"flops\['float32'\]: expected a number above 0, got 0", lambda: planning.Chip("slow", {"float32": 0}, 1, 1, 1, 1, 1, 1, {})),
+    "text to turn": (TypeError, "features: expected a floating-point array, got str", lambda: positions.rotary("x")),
+    "a shape for linear attention": (TypeError, "query: expected an array, got a shape", lambda: linear.attend(jax.ShapeDtypeStruct((5, 7), "float32"), Q[0, 0], Q[0, 0])),
+    "a word for rows of a cache": (TypeError, "rows: expected booleans", lambda: KVCache.create(2, 3, 4, 7).reset("all")),
     "ids beyond int32": (ValueError, "key_ids: expected integers that int32 holds, got 8589934592", lambda: masks.segments([1], np.array([2**33]))),
     "a start beyond int32": (ValueError, "start: expected integers that int32 holds", lambda: masks.tree([-1], start=2**31)),
     "a text twice beyond int32": (ValueError, "length: expected positions below 2147483647", lambda: masks.block_diffusion(2**30, 4)),
@@ -405,6 +428,34 @@ def test_explain_reads_shapes_alone():
     assert explain(x, x, x, dropout_rate=0.5, rng=jax.eval_shape(jax.random.key, 0), **options).backend
     metric = scores.bilinear(jnp.zeros((5, 7), jnp.bfloat16))
     assert explain(shape(2, 3, 11, 5), K, V, score=metric).shapes["output"] == (2, 3, 11, 13)
+
+
+DATA = np.array([[0, 0, 1], [0, 1, 0]])
+OF_ARRAYS = {
+    "tree": lambda data: masks.tree(data - 1 if isinstance(data, np.ndarray) else data, 2),
+    "chosen_blocks": lambda data: masks.chosen_blocks(data, 2, 3),
+    "chosen_blocks counted": lambda data: masks.chosen_blocks(data, 2, 3, counts=np.ones(2, int)),
+    "blocks": lambda data: masks.blocks(data, 2),
+    "from_array": masks.from_array,
+    "from_drop": masks.from_drop,
+    "from_torch_mha": masks.from_torch_mha,
+    "from_torch_mha padding": lambda data: masks.from_torch_mha(key_padding_mask=data),
+    "from_hf_attention_mask": masks.from_hf_attention_mask,
+    "segments": masks.segments,
+    "segments of both": lambda data: masks.segments(DATA, data),
+    "shared_prefix": lambda data: masks.shared_prefix(2, data),
+    "valid_keys": masks.valid_keys,
+    "lengths": masks.lengths,
+    "prefix": masks.prefix,
+}
+
+
+@pytest.mark.parametrize("name", OF_ARRAYS)
+def test_shapes_make_the_mask_of_their_shape(name):
+    of_arrays, of_shapes = (OF_ARRAYS[name](data) for data in (DATA, jax.ShapeDtypeStruct(DATA.shape, int)))
+    assert jax.tree.structure(of_arrays) == jax.tree.structure(of_shapes)
+    for one, other in zip(*map(jax.tree.leaves, (of_arrays, of_shapes)), strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
 def test_help_spells_out_every_option_of_attend():

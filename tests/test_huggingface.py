@@ -455,6 +455,7 @@ def test_an_unknown_entry_of_a_rotary_rule_is_refused_by_name(kind, spelling):
         ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}}, "rope_type: expected"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor: expected a number"),
         ({"rope_scaling": {"type": "yarn", "factor": 2, "mscale": "a", "mscale_all_dim": 1}}, "mscale: exp"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "truncate": "no"}}, "truncate: expected true or"),
         ({"model_type": "vit", "patch_size": [4, 4, 3]}, "patch_size: expected one number, or height and"),
         ({"model_type": "vit", "image_size": 8.5}, "image_size: expected an integer .*, got 8.5"),
         ({"head_dim": 0}, "head_dim: expected an integer of at least 1, got 0"),

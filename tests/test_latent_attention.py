@@ -153,6 +153,16 @@ def test_one_example_and_its_statistics():
             lambda layer: LatentAttention(6, 3, latent_dim=5, head_dim=4, rotary_dim=3, rngs=nnx.Rngs(0)),
             "rotary_dim: expected an even number, as pairs are turned; got 3",
         ),
+        (
+            lambda layer: LatentAttention(
+                6, 3, latent_dim=5, head_dim=8, rotary_dim=4, rotary=Rotary(width=8), rngs=nnx.Rngs(0)
+            ),
+            r"rotary\.width: expected an even number in 2\.\.4, the features there are; got 8",
+        ),
+        (
+            lambda layer: layer(jnp.ones((2, 3, 24)), positions=jnp.zeros((3, 3), jnp.int32)),
+            r"positions: expected one integer per token, \(3,\) or \(2, 3\); got shape \(3, 3\)",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(call, message):

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "regard"
 
 FLOORS = {
+    "arguments": 0,
     "axes": 0,
     "loading": 0,
     "records": 0,

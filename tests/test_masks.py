@@ -558,7 +558,7 @@ def test_windows_count_as_their_libraries_do():
     assert masks.from_jax_window(2) == masks.sliding_window(2, 2)
     with pytest.raises(ValueError, match="at least 1"):
         masks.from_hf_window(0)
-    with pytest.raises(ValueError, match="before: expected"):
+    with pytest.raises(ValueError, match="left: expected"):
         masks.from_flash_window(-2, 0)
 
 

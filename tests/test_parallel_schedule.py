@@ -1,5 +1,7 @@
 """What is decided before anything is sent: order of tokens, rounds, plans, accounts; and what is compiled."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,7 +54,7 @@ def test_zigzag_gives_each_device_a_chunk_from_either_end(length, devices):
 
 
 def test_zigzag_needs_a_device():
-    with pytest.raises(ValueError, match="devices: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match="devices: expected an integer of at least 1, got 0"):
         parallel.to_zigzag(jnp.arange(3), 0)
 
 
@@ -403,3 +405,31 @@ def test_very_long_sequences_are_counted_in_larger_tiles():
     assert long.tiles == (2048 * 2049 // 2 // 8,) * 8
     unknown = account(masks.predicate(lambda q, k: q >= k), length=1 << 20, plan="ring", layout="contiguous")
     assert (unknown.counted, unknown.tiles) == ("chunk", (8,) * 8)
+
+
+def test_long_tables_are_counted_by_their_blocks_and_no_pair_is_read(monkeypatch):
+    table = np.random.default_rng(5).random((37, 37)) < 0.3
+    monkeypatch.setattr(type(masks.blocks(table, 9)), "keep", None)
+    found = account(masks.blocks(table, 1000), length=36_992, plan="ring", layout="contiguous")
+    assert found.counted == "128 x 128"
+    columns = np.arange(0, 36_992, 128)
+    for device, tiles in enumerate(found.tiles):
+        rows = 4624 * device + np.arange(0, 4624, 128)  # the last of which are fewer than 128
+        ends = (rows, np.minimum(rows + 127, 4624 * device + 4623)), (columns, columns + 127)
+        corners = itertools.product(*((first // 1000, last // 1000) for first, last in ends))
+        assert tiles == sum(table[np.ix_(*corner)].astype(int) for corner in corners).astype(bool).sum()
+
+
+def test_what_was_prepared_is_not_read_anew_where_that_takes_long():
+    mask = masks.predicate(lambda query, key: key <= query).prepare(16_384)
+    found = account(mask, length=16_384, plan="ring", layout="contiguous")
+    assert (found.counted, found.tiles) == ("chunk", tuple(range(1, 9)))
+    short = account(
+        masks.predicate(lambda q, k: q >= k).prepare(2048), length=2048, plan="ring", layout="zigzag"
+    )
+    assert short.tiles == (17,) * 8
+    # Documents and padding are looked at once per row or key, however long they are.
+    ids = np.arange(16_384) // 2048
+    for known in (masks.segments(ids), masks.from_array(ids[None] < 8)):
+        found = account(known, length=16_384, plan="ring", layout="contiguous")
+        assert (found.counted, len(set(found.tiles))) == ("128 x 128", 1)

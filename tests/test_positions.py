@@ -78,10 +78,11 @@ A = np.arange(3)
 @pytest.mark.parametrize(
     ("kind", "message", "call"),
     [
-        (ValueError, "d_model: expected at least 1", lambda: positions.sinusoidal(3, 0)),
-        (ValueError, "length: expected at least 0", lambda: positions.sinusoidal(-1, 4)),
+        (ValueError, "d_model: expected an integer of at least 1", lambda: positions.sinusoidal(3, 0)),
+        (ValueError, "length: expected an integer of at least 0", lambda: positions.sinusoidal(-1, 4)),
         (TypeError, "length: expected an integer .* got 2.5", lambda: positions.sinusoidal(2.5, 4)),
         (TypeError, "d_model: expected an integer .* got 4.0", lambda: positions.sinusoidal_at(A, 4.0)),
+        (TypeError, "start: expected an integer .* got 0.5", lambda: positions.sinusoidal(3, 4, start=0.5)),
         (ValueError, "base: expected a positive number", lambda: positions.sinusoidal(3, 4, base=0.0)),
         (TypeError, "position: expected integers", lambda: positions.sinusoidal_at(jnp.zeros(3), 4)),
         (ValueError, "length: expected", lambda: positions.learned(jax.random.key(0), -1, 4)),

@@ -52,7 +52,7 @@ def test_features_are_turned(shape, width, interleaved):
 
 def test_positions_may_be_per_row_and_per_batch():
     features, rng = draw(2, 3, 7, 10), np.random.default_rng(1)
-    for shape in ((7,), (2, 7), (1, 7)):
+    for shape in ((7,), (2, 7), (1, 7), (2, 3, 7), (2, 1, 7)):
         position = rng.integers(-5000, 5000, shape)
         turned = positions.rotary(features, jnp.asarray(position))
         np.testing.assert_allclose(turned, truth(features, position), rtol=1e-6, atol=3e-6)
@@ -223,6 +223,10 @@ X = np.ones((2, 7, 10), np.float32)
         (lambda: positions.rotary(X, width=5), "width: expected an even number in 2..10.*got 5"),
         (lambda: positions.rotary(X, width=12), "width: expected an even number in 2..10.*got 12"),
         (lambda: positions.rotary(X, width=0), "width: .*got 0"),
+        (lambda: positions.rotary(X, interleaved="a"), "interleaved: expected True or False.*got 'a'"),
+        (lambda: positions.Rotary(base=1.0), "base: expected more than 1, got 1.0"),
+        (lambda: positions.YaRN(8.0, 5, whole_features="no"), "whole_features: expected True or .*'no'"),
+        (lambda: positions.YaRN(8.0, 5, sharpness="1"), "sharpness: expected a number .*got '1'"),
         (lambda: positions.rotary(X[..., :5]), "width: .*got 5"),
         (lambda: positions.rotary(X, width="half"), "width: expected an even number in 2..10.*got 'half'"),
         (lambda: positions.rotary(X, width=4.0), "width: expected an even number in 2..10.*got 4.0"),
@@ -230,8 +234,9 @@ X = np.ones((2, 7, 10), np.float32)
         (lambda: positions.Linear(None), "factor: expected a number known before tracing, got None"),
         (lambda: positions.YaRN(8.0, 5, "32"), "fast_turns: expected a number .*got '32'"),
         (lambda: positions.rotary(X, base=1.0), "base: expected more than 1, got 1.0"),
-        (lambda: positions.rotary(X, 2**31 - 5), "position: .*2147483643.*rows"),
-        (lambda: positions.rotary(X, np.int64(2**31 - 5)), "position: .*up to 2147483640.*got 2147483643"),
+        (lambda: positions.rotary(X, 2**31 - 5), "position: .*below 2147483647.*up to 2147483649"),
+        (lambda: positions.rotary(X, np.int64(2**31 - 5)), "position: .*up to 2147483649"),
+        (lambda: positions.rotary(X, -(2**31) - 1), "position: .*got -2147483649"),
         (lambda: positions.sinusoidal_at(np.array([0, 2**40]), 4), "position: .*got 1099511627776"),
         (lambda: positions.rotary(X, np.arange(6)), r"position: .*\(7,\) or \(2, 7\), got \(6,\)"),
         (lambda: positions.rotary(X, np.zeros((3, 7), int)), r"position: .*got \(3, 7\)"),

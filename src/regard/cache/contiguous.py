@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import read_array, whole_number
 from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.cache.rows import Chunk, Rows, check_room
 from regard.engine.call.canonicalization import float_dtype
 from regard.engine.call.quantized import Quantized
 from regard.masks import Mask
 from regard.masks import lengths as rows_of_lengths
-from regard.masks.data import read_array, whole_number
 from regard.masks.grid import is_concrete
 from regard.records import record
 
@@ -228,7 +228,7 @@ class KVCache(Rows):
         """
         keep = jnp.zeros(self.batch, jnp.int32)
         if rows is not None:
-            chosen = jnp.asarray(read_array("rows", rows))
+            chosen = read_array("rows", rows)
             if chosen.dtype != bool:
                 raise TypeError(
                     f"rows: expected booleans, True = empty this row, got {chosen.dtype}; for row numbers"
@@ -236,7 +236,7 @@ class KVCache(Rows):
                 )
             if chosen.shape != (self.batch,):
                 raise ValueError(f"rows: expected one per row, shape ({self.batch},); got {chosen.shape}")
-            keep = (~chosen).astype(jnp.int32)
+            keep = (~jnp.asarray(chosen)).astype(jnp.int32)
         return dataclasses.replace(self, lengths=self.lengths * keep, start=self.start * keep)
 
     def _too_long(self, size: int) -> str:

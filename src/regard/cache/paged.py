@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import integers, whole_number
 from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.cache.rows import Chunk, Rows, check_room
 from regard.engine.call.canonicalization import float_dtype
 from regard.engine.call.pages import Pages
 from regard.masks import Mask
 from regard.masks import lengths as rows_of_lengths
-from regard.masks.data import whole_number
 from regard.masks.grid import is_concrete
 from regard.records import record
 
@@ -320,14 +320,12 @@ def _gather(pages: Pages) -> Array:
 
 def _page_numbers(pages: Any, num_pages: int) -> np.ndarray:
     """Check for different page numbers that exist, and return them."""
-    numbers = np.atleast_1d(np.asarray(pages))
-    if not numbers.size:
-        return numbers.astype(np.int32)
-    if not np.issubdtype(numbers.dtype, np.integer) or numbers.ndim != 1:
-        raise TypeError(f"pages: expected integers, got {numbers.dtype} of shape {numbers.shape}")
+    numbers = np.atleast_1d(integers("pages", pages))
+    if numbers.ndim != 1:
+        raise TypeError(f"pages: expected integers, got an array of shape {numbers.shape}")
     for page in numbers:
         if not 0 <= page < num_pages:
             raise ValueError(f"pages: expected 0..{num_pages - 1}, the pages there are; got {page}")
     if len(set(numbers.tolist())) != numbers.size:
         raise ValueError(f"pages: expected each page once, got {numbers.tolist()}")
-    return numbers.astype(np.int32)
+    return numbers

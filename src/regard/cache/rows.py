@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import as_array, integers
 from regard.attention import run_problem
 from regard.axes import Array, ArrayLike, Int
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.options import Options
 from regard.engine.call.quantized import Quantized, quantize
-from regard.masks.data import as_array, integers
 from regard.masks.grid import is_concrete
 
 
@@ -291,7 +291,7 @@ def _tokens(name: str, tokens: Any, batch: int, stored: Any) -> Any:
 
 def row_integers(name: str, numbers: Any, batch: int, *, scalar: bool = True) -> Array:
     """Check for one integer per row; a scalar serves all rows unless it is refused."""
-    array: Any = integers(name, numbers if is_concrete(numbers) else jnp.asarray(numbers))
+    array: Any = integers(name, numbers)
     if array.shape != (batch,) and not (scalar and array.shape == ()):
         either = "one integer or " if scalar else ""
         raise ValueError(f"{name}: expected {either}one per row, shape ({batch},); got {tuple(array.shape)}")

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import whole_number
 from regard.axes import Array
 from regard.engine.call.hooks import Finish, rewrite
 from regard.engine.call.problem import Problem
 from regard.inspection.interventions import Change, intervene
 from regard.inspection.observations import close_over
-from regard.masks.data import whole_number
 
 
 def sweep_heads(

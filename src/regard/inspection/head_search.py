@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from regard import readouts
-from regard.masks.data import LARGEST, whole_number
+from regard.arguments import LARGEST, whole_number
 
 _CELLS = 1 << 22  # of all heads, formed at once
 _AROUND = " \t\r\n\u2581\u0120"  # white space, as vocabularies write it, too

@@ -10,10 +10,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import as_array, integers
 from regard.axes import Array
 from regard.engine.call.hooks import Finish, rewrite
 from regard.engine.call.problem import Problem
-from regard.masks.data import as_array, integers
 from regard.records import record
 
 _OPERANDS = ("query", "key", "value")

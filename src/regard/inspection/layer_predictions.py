@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import integers, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.hooks import CallEvent, watch
 from regard.inspection.traces import Trace
 from regard.inspection.traces.predictions import Predictions
-from regard.masks.data import integers, whole_number
 
 
 def predict_layers(

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.registry import BACKENDS, choose
-from regard.masks.data import whole_number
 
 
 def roll_out(weights: ArrayLike, residual: float = 0.5) -> Array:

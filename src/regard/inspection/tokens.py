@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.masks.data import as_array, whole_number
+from regard.arguments import as_array, whole_number
 
 KINDS = ("text", "patches", "index")
 _SPACES = " \u2581\u0120"  # as byte-pair and SentencePiece vocabularies write them, too

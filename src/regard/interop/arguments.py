@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard import masks
+from regard.arguments import integers
 from regard.axes import Array
 from regard.engine.call.canonicalization import float_array
 from regard.masks import Mask
-from regard.masks.data import check_boolean, check_broadcast, integers
+from regard.masks.data import check_boolean, check_broadcast
 from regard.masks.grid import is_concrete
 
 

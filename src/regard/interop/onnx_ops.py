@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard import linear
+from regard.arguments import whole_number
 from regard.axes import Array, ArrayLike
 from regard.interop.onnx_softmax import AttentionOutputs as AttentionOutputs
 from regard.interop.onnx_softmax import attention as attention
 from regard.interop.onnx_softmax import flex_attention as flex_attention
 from regard.interop.onnx_tensors import join_heads, read_heads, split_heads, tensor
-from regard.masks.data import whole_number
 from regard.positions.rotation import rotate
 
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from regard.arguments import whole_number
 from regard.axes import Array, Float
 from regard.interop.families.entries import read_size
 from regard.interop.huggingface import Pretrained
 from regard.interop.huggingface_configs import read_settings
 from regard.interop.sentence_modules import find_modules
-from regard.masks.data import whole_number
 from regard.models import Encoder
 from regard.models.pooling import FirstPooling, MeanPooling
 

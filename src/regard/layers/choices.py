@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from flax import nnx
 
-from regard.engine.call.canonicalization import check_flag, check_precision, float_dtype
-from regard.masks.data import whole_number
+from regard.arguments import check_flag, whole_number
+from regard.engine.call.canonicalization import check_precision, float_dtype
+from regard.positions import Rotary
 
 NormKind = Literal["layer", "rms", "layer_no_bias"]
 NormPlace = Literal["pre", "post", "both"]
@@ -48,6 +49,13 @@ def check_kind(name: str, value: Any, *kinds: type, hint: str = "") -> None:
     if not isinstance(value, kinds):
         known = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
         raise TypeError(f"{name}: expected {known}, got {type(value).__name__}{hint and '; ' + hint}")
+
+
+def check_rotary(rotary: Any, features: int) -> None:
+    """Raise unless a layer that turns so many features is given settings that fit, or none."""
+    check_kind("rotary", rotary, Rotary, type(None))
+    if rotary is not None:
+        rotary.fit(features, "rotary.width")
 
 
 def check_counts(counts: Any, cache: Any) -> None:

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from regard.arguments import read_number
 from regard.axes import Array, ArrayLike, Hidden
 from regard.layers.choices import check_choice, check_options
 from regard.layers.dropout import build_dropout
 from regard.layers.multi_head import check_features
-from regard.positions.scaling import read_number
 
 ACTIVATIONS = {
     "relu": jax.nn.relu,

@@ -4,8 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import regard.masks as masks
+from regard.arguments import as_array
 from regard.axes import Array, Float
 from regard.engine.call.canonicalization import float_array
 from regard.masks.data import check_boolean
@@ -21,6 +23,17 @@ def merge_heads(x: Float[Array, "*B H T E"]) -> Float[Array, "*B T W"]:
     """Lay the heads side by side on the last axis: Concat(head_1, ..., head_H)."""
     x = jnp.moveaxis(x, -3, -2)
     return x.reshape((*x.shape[:-2], x.shape[-2] * x.shape[-1]))
+
+
+def broadcast_leading(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the leading axes of query, key and value together."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        listed = ", ".join(map(str, shapes))
+        raise ValueError(
+            f"query, key, value: expected leading axes *B that broadcast; got {listed}"
+        ) from None
 
 
 def check_heads(d_model: int, num_heads: int, num_key_heads: int, head_dim: int | None) -> None:
@@ -64,7 +77,7 @@ def place_bias(bias: Any, leading: tuple[int, ...]) -> Array | None:
     """Return the bias, which must say its heads axis: between batch and heads there is no natural reading."""
     if bias is None:
         return None
-    bias = jnp.asarray(float_array("bias", bias, 0))
+    bias = as_array("bias", "a floating-point array", jnp.asarray, float_array("bias", bias, 0))
     if bias.ndim > 2 and bias.ndim != len(leading) + 3:
         raise ValueError(
             f"bias: expected shape (T, S) or (*B, H, T, S) with *B = {leading}, got {tuple(bias.shape)};"

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from regard.arguments import integers
 from regard.attention import attend
 from regard.axes import Array, ArrayLike, Float
 from regard.cache import KVCache
 from regard.engine.call.hooks import called_by
-from regard.layers.choices import check_counts, check_kind, check_options
+from regard.layers.choices import check_counts, check_kind, check_options, check_rotary
 from regard.layers.heads import merge_heads, place_mask, split_heads
 from regard.layers.multi_head import check_features, unpack
 from regard.layers.residual import EPSILON, build_norm
@@ -92,9 +93,9 @@ class LatentAttention(nnx.Module):
         sizes |= {} if query_latent_dim is None else {"query_latent_dim": query_latent_dim}
         shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         check_options(sizes, precision=precision, use_bias=use_bias, **shared)
-        check_kind("rotary", rotary, Rotary, type(None))
         if rotary_dim % 2:
             raise ValueError(f"rotary_dim: expected an even number, as pairs are turned; got {rotary_dim}")
+        check_rotary(rotary, rotary_dim)
         self.d_model, self.num_heads, self.latent_dim = d_model, num_heads, latent_dim
         self.head_dim, self.rotary_dim, self.value_dim = head_dim, rotary_dim, value_dim
         self.rotary = Rotary(interleaved=True) if rotary is None else rotary
@@ -161,7 +162,12 @@ class LatentAttention(nnx.Module):
         rank, leading = x.ndim, x.shape[:-2]
         x = jax.lax.broadcast_to_rank(x, 3)
         row = jnp.arange(x.shape[-2], dtype=jnp.int32)
-        place = row if positions is None else positions
+        place: Any = row if positions is None else integers("positions", positions)
+        if place.shape not in ((row.size,), (1, row.size), (x.shape[0], row.size)):
+            raise ValueError(
+                f"positions: expected one integer per token, ({row.size},) or ({x.shape[0]}, {row.size}); got"
+                f" shape {tuple(place.shape)}"
+            )
         if cache is not None:
             place = cache.lengths[:, None] + row[None]
         query, turned_query = self._query(x, place)
@@ -178,7 +184,7 @@ class LatentAttention(nnx.Module):
                 key, value = self._expand(latent, turned)
                 query = jnp.concatenate([query, turned_query], axis=-1)
                 if positions is not None:
-                    options |= {"query_positions": positions, "key_positions": positions}
+                    options |= {"query_positions": place, "key_positions": place}
                 out, seen = unpack(attend(query, key, value, **options), aux)
             else:
                 cache = cache.append(turned, latent, counts)

@@ -10,14 +10,22 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from regard.arguments import as_array
 from regard.attention import attend
 from regard.axes import Array, ArrayLike, Float
 from regard.cache import KVCache, PagedKVCache
 from regard.engine.call.canonicalization import float_array
 from regard.engine.call.hooks import called_by
-from regard.layers.choices import check_counts, check_kind, check_options
+from regard.layers.choices import check_counts, check_kind, check_options, check_rotary
 from regard.layers.dropout import build_dropout, draw_dropout
-from regard.layers.heads import check_heads, merge_heads, place_bias, place_mask, split_heads
+from regard.layers.heads import (
+    broadcast_leading,
+    check_heads,
+    merge_heads,
+    place_bias,
+    place_mask,
+    split_heads,
+)
 from regard.layers.residual import EPSILON, build_norm
 from regard.masks import Mask
 from regard.masks.alignment import place_queries, settle_positions
@@ -127,8 +135,8 @@ class MultiHeadAttention(nnx.Module):
         flags |= {"query_key_norm": query_key_norm, "sinks": sinks}
         check_options(sizes, precision=precision, **shared, **flags)
         check_heads(d_model, num_heads, num_key_heads, head_dim)
-        check_kind("rotary", rotary, Rotary, type(None))
         head_dim = d_model // num_heads if head_dim is None else head_dim
+        check_rotary(rotary, head_dim)
         self.d_model, self.num_heads, self.num_key_heads = d_model, num_heads, num_key_heads
         self.head_dim, self.memory_width, self.precision = head_dim, memory_width, precision
         self.scale, self.rotary = scale, rotary
@@ -226,7 +234,7 @@ class MultiHeadAttention(nnx.Module):
                     "value: expected None, as what `remember` made holds the values; got an array"
                 )
             rank = max(rank, key.key.ndim - 1)
-            leading = jnp.broadcast_shapes(query_leading, key.key.shape[:-3])
+            leading = broadcast_leading(query_leading, key.key.shape[:-3])
             query = jax.lax.broadcast_to_rank(query, max(rank, 3))
             memory = Memory(*(jax.lax.broadcast_to_rank(x, max(rank, 3) + 1) for x in key))
         elif key is None:
@@ -237,7 +245,7 @@ class MultiHeadAttention(nnx.Module):
             key = check_features("key", key, self.memory_width)
             value = key if value is None else check_features("value", value, self.memory_width)
             rank = max(rank, key.ndim, value.ndim)
-            leading = jnp.broadcast_shapes(query_leading, key.shape[:-2], value.shape[:-2])
+            leading = broadcast_leading(query_leading, key.shape[:-2], value.shape[:-2])
             query, key, value = (jax.lax.broadcast_to_rank(x, max(rank, 3)) for x in (query, key, value))
             memory = self._project(key, value, project_memory)
         heads = split_heads(self.query_projection(query), self.num_heads)
@@ -304,7 +312,7 @@ def project_memory(linear: nnx.Linear, memory: Float[Array, "*B S W"]) -> Float[
 
 def check_features(name: str, x: Any, width: int) -> Array:
     """Check for a floating-point array whose last axis has the layer's width, and return it."""
-    x = jnp.asarray(float_array(name, x, 0))
+    x = as_array(name, "a floating-point array", jnp.asarray, float_array(name, x, 0))
     if x.ndim < 2 or x.shape[-1] != width:
         raise ValueError(
             f"{name}: expected shape (*B, length, {width}), got {tuple(x.shape)}; one example is"

@@ -5,11 +5,10 @@ from typing import Any, get_args
 import jax
 from flax import nnx
 
+from regard.arguments import check_flag, read_number
 from regard.axes import Array
-from regard.engine.call.canonicalization import check_flag
 from regard.layers.choices import NormKind, NormPlace, check_choice
 from regard.layers.dropout import build_dropout
-from regard.positions.scaling import read_number
 
 EPSILON = 1e-6
 

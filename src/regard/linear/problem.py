@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import check_flag, read_array, whole_number
 from regard.axes import Array
 from regard.engine.call import canonicalization
 from regard.engine.call.problem import Problem
-from regard.masks.data import check_rows, check_width, read_array
+from regard.masks.data import check_rows, check_width
 from regard.masks.grid import spread
 
 # Measured on CPU at T = 16,384 and D = E = 64, where longer chunks lose, most of all in gradients.
@@ -106,8 +106,8 @@ def canonicalize(
 ) -> LinearProblem:
     """Check the arguments of a call and fill in what was left out."""
     problem = canonicalization.canonicalize(query, key, value, scale=scale, precision=precision)
-    causal = canonicalization.check_flag("causal", causal)
-    normalise = canonicalization.check_flag("normalise", normalise)
+    canonicalization.check_values(problem)
+    causal, normalise = check_flag("causal", causal), check_flag("normalise", normalise)
     _check_options(problem, rate, scale, causal, normalise)
     leading, heads = problem.leading, problem.key_heads
     batch = (*leading[:-1], heads) if leading else ()
@@ -226,11 +226,8 @@ def _check_initial(
 
 def _check_chunk(chunk: Any, length: int, default: int) -> int:
     """Check the chunk asked for, and cut it to what the sequence needs."""
-    try:
-        size = default if chunk is None else operator.index(chunk)
-    except TypeError:
-        raise TypeError(f"chunk: expected an integer or None, got {chunk!r}") from None
-    if size < 1 or size & (size - 1):
+    size = default if chunk is None else whole_number("chunk", chunk, 1)
+    if size & (size - 1):
         raise ValueError(f"chunk: expected a power of two, or None for {default}; got {chunk}")
     return min(size, 1 << max(length - 1, 0).bit_length())
 

@@ -1,10 +1,13 @@
 """Causal alignment: where queries sit among the keys, which is told, never guessed."""
 
+from collections.abc import Iterable
 from typing import Any
 
+import jax
 import numpy as np
 
-from regard.masks.data import LARGEST, check_reach, check_rows, check_width, integers, whole_number
+from regard.arguments import LARGEST, check_reach, integers, whole_number
+from regard.masks.data import check_rows, check_width
 from regard.masks.grid import Offset
 from regard.masks.offsets import TokenPositions, positions_of
 from regard.masks.picture import CELLS
@@ -89,13 +92,40 @@ def place_mask(
     query = place_queries(num_queries, num_keys, query, mask.reads_positions, key)
     mask.check(None, num_queries, num_keys)
     mask.check_positions(query, key)
-    needed = max(mask.leading_axes, *(positions_of(offset).leading_axes for offset in (query, key)))
-    if leading_axes is not None and whole_number("leading_axes", leading_axes, 0) < needed:
+    places = (positions_of(query), positions_of(key))
+    needed = max(mask.leading_axes, *(place.leading_axes for place in places))
+    axes = needed if leading_axes is None else whole_number("leading_axes", leading_axes, 0)
+    if axes < needed:
         raise ValueError(
             f"leading_axes: expected at least {needed}, the axes of the mask's data and of offsets or"
             f" positions; got {leading_axes}"
         )
-    return query, key, needed if leading_axes is None else leading_axes
+    _check_leading(mask, places, axes)
+    return query, key, axes
+
+
+def _check_leading(mask: Any, places: Iterable[Any], axes: int) -> None:
+    """Raise where the data of a mask, offsets and positions differ in their leading axes, or are no data."""
+    shapes: list[tuple[int, ...]] = []
+
+    def note(data: Any, trailing: int) -> Any:
+        if isinstance(data, jax.ShapeDtypeStruct):
+            raise TypeError(
+                "mask: expected arrays to evaluate it with, got the shape of one; only explain takes shapes"
+            )
+        shapes.append(np.shape(data)[: np.ndim(data) - trailing])
+        return data
+
+    mask.slice_batch(note, axes)
+    for place in places:
+        place.slice_batch(note)
+    for axis in range(axes):
+        sizes = {shape[axis] for shape in shapes if len(shape) > axis} - {1}
+        if len(sizes) > 1:
+            raise ValueError(
+                "mask: expected data, offsets and positions whose leading axes broadcast, as they are aligned"
+                f" with the first of query; got sizes {sorted(sizes)} on axis {axis}"
+            )
 
 
 def _both_alignments(num_queries: int, num_keys: int) -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import check_reach, evaluate, integers, whole_number
 from regard.axes import Array, ArrayLike
-from regard.masks.data import check_boolean, check_reach, check_rows, integers, literal, whole_number
+from regard.masks.data import check_boolean, check_rows, literal
 from regard.masks.grid import Blocks, Grid, spread
 from regard.masks.mask import Mask
-from regard.masks.stored import FromArray, Stored
+from regard.masks.stored import Stored
 from regard.masks.tile_kinds import join_touched, tile_kind
-from regard.records import record, static
+from regard.records import derived, record, static
 
 
 def blocks(table: ArrayLike, size: int | tuple[int, int]) -> Mask:
@@ -58,7 +61,7 @@ def blocks(table: ArrayLike, size: int | tuple[int, int]) -> Mask:
     if len(sides) != 2:
         raise ValueError(f"size: expected one number, or one for queries and one for keys; got {size}")
     queries, keys = (whole_number("size", side, 1, clamp=True) for side in sides)
-    return BlockTable(kept, queries, keys)
+    return BlockTable(kept, None, None, queries, keys)
 
 
 def chosen_blocks(
@@ -91,40 +94,47 @@ def chosen_blocks(
     """
     columns = whole_number("num_columns", num_columns, 1)
     check_reach("num_columns", columns)
-    used = jnp.asarray(integers("indices", indices, clamp=True))
-    if used.ndim < 2:
-        raise TypeError(f"indices: expected at least the axes (rows, k), got shape {used.shape}")
+    numbers = [integers("indices", indices, clamp=True)]
+    if numbers[0].ndim < 2:
+        raise TypeError(f"indices: expected at least the axes (rows, k), got shape {numbers[0].shape}")
     if counts is not None:
-        used = _first_ones(used, jnp.asarray(integers("counts", counts, clamp=True)))
+        numbers.append(integers("counts", counts, clamp=True))
+        if numbers[1].shape != (rows := numbers[0].shape[:-1]):
+            raise ValueError(
+                f"counts: expected one number for each row of indices, {rows}; got {numbers[1].shape}"
+            )
+    return blocks(evaluate(partial(_tabulate, columns), *numbers), size)
+
+
+def _tabulate(columns: int, used: Array, counts: Array | None = None) -> Array:
+    """Return which of so many columns each row's numbers, or so many first ones, name."""
+    used = jnp.asarray(used)
+    if counts is not None:
+        place = jax.lax.broadcasted_iota(jnp.int32, used.shape, used.ndim - 1)
+        used = jnp.where(place < counts[..., None], used, -1)
     if used.shape[-1] == 0:
-        return blocks(jnp.zeros((*used.shape[:-1], columns), bool), size)
+        return jnp.zeros((*used.shape[:-1], columns), bool)
     # One comparison per number and column: as large as the table, and no scatter.
     numbered = jax.lax.broadcasted_iota(jnp.int32, (*(1,) * (used.ndim - 1), columns), used.ndim - 1)
 
     def listed(place: Any) -> Array:
         return jax.lax.dynamic_slice_in_dim(used, place, 1, -1) == numbered
 
-    table = jax.lax.fori_loop(
-        1, used.shape[-1], lambda place, kept: kept | listed(place), listed(np.int32(0))
-    )
-    return blocks(table, size)
+    return jax.lax.fori_loop(1, used.shape[-1], lambda place, kept: kept | listed(place), listed(np.int32(0)))
 
 
-def _first_ones(numbers: Array, counts: Array) -> Array:
-    """Put -1, which is no block's number, in place of all but so many first ones."""
-    if counts.shape != numbers.shape[:-1]:
-        raise ValueError(
-            f"counts: expected one number for each row of indices, {numbers.shape[:-1]}; got {counts.shape}"
-        )
-    place = jax.lax.broadcasted_iota(jnp.int32, numbers.shape, numbers.ndim - 1)
-    return jnp.where(place < counts[..., None], numbers, -1)
+def _find(source: Array | None, index: Array) -> Array:
+    """Return the rows or columns of the call that those of a piece are."""
+    return index if source is None else jnp.take(source, index)
 
 
 @record
 class BlockTable(Stored):
-    """Pairs in the blocks that a table keeps."""
+    """Pairs in the blocks that a table keeps; a piece of a call knows which rows and columns it has."""
 
     table: Any
+    rows: Any = derived()
+    columns: Any = derived()
     queries: int = static()
     keys: int = static()
     ends: ClassVar = {"table": "rows columns"}
@@ -134,25 +144,33 @@ class BlockTable(Stored):
         return blocks(table, (queries, keys))
 
     @property
-    def block_side(self) -> int:
-        return min(self.queries, self.keys)
+    def block_side(self) -> int | None:
+        # Blocks of a piece begin anywhere.
+        return min(self.queries, self.keys) if self.rows is None else None
 
     def _full_rank(self, rank: int) -> Array:
         return spread(jnp.asarray(self.table), rank, trailing=2)
 
     def keep(self, grid: Grid) -> Array:
         table = self._full_rank(grid.leading_axes + 2)
-        rows = jnp.take(table, jax.lax.div(grid.query_index.ravel(), np.int32(self.queries)), -2)
-        return jnp.take(rows, jax.lax.div(grid.key_index.ravel(), np.int32(self.keys)), -1)
+        row, column = _find(self.rows, grid.query_index), _find(self.columns, grid.key_index)
+        rows = jnp.take(table, jax.lax.div(row.ravel(), np.int32(self.queries)), -2)
+        return jnp.take(rows, jax.lax.div(column.ravel(), np.int32(self.keys)), -1)
 
     def classify(self, blocks: Blocks) -> Array:
         table, sides = self._full_rank(blocks.leading_axes + 2), (self.queries, self.keys)
-        some, every = join_touched((jnp.logical_or, jnp.logical_and), table, blocks, sides)
+        sources = {"query": self.rows, "key": self.columns}
+        names = {f"{side}_{end}": source for side, source in sources.items() for end in ("first", "last")}
+        ends = {name: _find(source, getattr(blocks, name)) for name, source in names.items()}
+        blocks, joins = dataclasses.replace(blocks, **ends), (jnp.logical_or, jnp.logical_and)
+        some, every = join_touched(joins, table, blocks, sides, aligned=self.rows is None)
         return tile_kind(empty=~some, full=every)
 
     def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
         *own, rows, columns = np.shape(self.table)
         check_rows("blocks table", tuple(own), leading)
+        if self.rows is not None:
+            return
         for axis, count, side, length in (
             ("rows", rows, self.queries, num_queries),
             ("columns", columns, self.keys, num_keys),
@@ -163,7 +181,8 @@ class BlockTable(Stored):
                 )
 
     def slice_grid(self, grid: Grid) -> Mask:
-        return FromArray(self.keep(grid))
+        rows, columns = _find(self.rows, grid.query_index), _find(self.columns, grid.key_index)
+        return dataclasses.replace(self, rows=rows.ravel(), columns=columns.ravel())
 
     def expression(self) -> str:
         size = self.queries if self.queries == self.keys else (self.queries, self.keys)

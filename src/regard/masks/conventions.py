@@ -5,8 +5,9 @@ from __future__ import annotations
 import operator
 from functools import reduce
 
+from regard.arguments import evaluate, whole_number
 from regard.axes import ArrayLike
-from regard.masks.data import check_boolean, whole_number
+from regard.masks.data import check_boolean
 from regard.masks.keys import valid_keys
 from regard.masks.mask import Mask
 from regard.masks.positional import causal, sliding_window
@@ -32,7 +33,7 @@ def from_drop(array: ArrayLike) -> Mask:
         >>> masks.from_drop([[False, True], [False, False]])
         from_array([[True, False], [True, True]])
     """
-    return from_array(~check_boolean("array", array))
+    return from_array(evaluate(operator.invert, check_boolean("array", array)))
 
 
 def from_torch_mha(
@@ -66,17 +67,19 @@ def from_torch_mha(
     """
     parts: list[Mask] = []
     if attn_mask is not None:
-        dropped = check_boolean("attn_mask", attn_mask)
-        if dropped.ndim == 3:
-            if num_heads is None or dropped.shape[0] % whole_number("num_heads", num_heads, 1):
+        kept = evaluate(operator.invert, check_boolean("attn_mask", attn_mask))
+        if kept.ndim == 3:
+            if num_heads is None or kept.shape[0] % whole_number("num_heads", num_heads, 1):
                 raise ValueError(
                     "num_heads: expected a divisor of attn_mask's first axis"
-                    f" ({dropped.shape[0]} = batch * heads), got {num_heads}"
+                    f" ({kept.shape[0]} = batch * heads), got {num_heads}"
                 )
-            dropped = dropped.reshape((len(dropped) // num_heads, num_heads, *dropped.shape[1:]))
-        parts.append(from_array(~dropped))
+            shape = (kept.shape[0] // num_heads, num_heads, *kept.shape[1:])
+            kept = evaluate(lambda array: array.reshape(shape), kept)
+        parts.append(from_array(kept))
     if key_padding_mask is not None:
-        parts.append(valid_keys(~check_boolean("key_padding_mask", key_padding_mask)))
+        valid = evaluate(operator.invert, check_boolean("key_padding_mask", key_padding_mask))
+        parts.append(valid_keys(valid))
     if is_causal:
         parts.append(causal())
     if not parts:
@@ -108,7 +111,9 @@ def from_flash_window(left: int, right: int) -> Mask:
 
     Reference: flash-attention 2.1, `flash_attn_func`; jax.nn's `local_window_size` counts the same way.
     """
-    return sliding_window(None if left == -1 else left, None if right == -1 else right)
+    sides = {"left": left, "right": right}
+    counts = (None if side == -1 else whole_number(name, side, 0) for name, side in sides.items())
+    return sliding_window(*counts)
 
 
 def from_hf_window(sliding_window_size: int) -> Mask:
@@ -180,10 +185,9 @@ def from_jax_window(local_window_size: int | tuple[int, int]) -> Mask:
 
     Reference: jax 0.10, `jax.nn.dot_product_attention`.
     """
-    if not isinstance(local_window_size, list | tuple):
-        return sliding_window(local_window_size, local_window_size)
-    if len(local_window_size) != 2:
+    sides = local_window_size if isinstance(local_window_size, list | tuple) else (local_window_size,) * 2
+    if len(sides) != 2:
         raise ValueError(
             f"local_window_size: expected (left, right) or one integer for both, got {local_window_size!r}"
         )
-    return sliding_window(*local_window_size)
+    return sliding_window(*(whole_number("local_window_size", side, 0) for side in sides))

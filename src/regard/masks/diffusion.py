@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import check_reach, whole_number
 from regard.axes import Array
-from regard.masks.data import check_reach, whole_number
 from regard.masks.intervals import Intervals
 from regard.masks.mask import Mask
 from regard.records import record, static

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import integers
 from regard.axes import Array, ArrayLike
 from regard.masks.bounds import Bounds
-from regard.masks.data import integers, literal, split
+from regard.masks.data import literal, split
 from regard.masks.grid import Blocks, Grid, Offset, spread
 from regard.masks.mask import Mask
 from regard.masks.offsets import look_up, offset_column, positions_of

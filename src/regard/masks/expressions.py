@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from regard.arguments import whole_number
 from regard.axes import ArrayLike
-from regard.masks.data import whole_number
 from regard.masks.documents import segments
 from regard.masks.keys import prefix
 from regard.masks.mask import Mask

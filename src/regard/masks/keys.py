@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
+from regard.arguments import integers
 from regard.axes import Array, ArrayLike
 from regard.masks.bounds import Bounds
-from regard.masks.data import check_boolean, integers, split
+from regard.masks.data import check_boolean, split
 from regard.masks.grid import Blocks, Grid, spread
 from regard.masks.mask import Mask
 from regard.masks.stored import Stored

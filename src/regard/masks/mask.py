@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import whole_number
 from regard.axes import Array, ArrayLike, Bool, Int
 from regard.masks.alignment import place_mask
 from regard.masks.bounds import Bounds
-from regard.masks.data import spell_record, suggest_call, whole_number
+from regard.masks.data import spell_record, suggest_call
 from regard.masks.grid import Blocks, Grid, Offset, is_concrete
 from regard.masks.picture import draw_mask
 from regard.masks.tile_kinds import KeptTiles, classify_cells
@@ -261,6 +262,7 @@ class Mask:
         whole_number("block", block, 1)
         num_keys = num_queries if num_keys is None else num_keys
         mask = self.number_leading(leading)
+        mask.check(leading or None, num_queries, num_keys)
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
         query, key, axes = place_mask(mask, num_queries, num_keys, offsets, positions, len(leading) or None)
         query, key = (0 if offset is None else offset for offset in (query, key))

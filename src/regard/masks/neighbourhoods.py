@@ -10,9 +10,9 @@ from functools import reduce
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import check_reach, whole_number
 from regard.axes import Array
 from regard.masks.bounds import Bounds
-from regard.masks.data import check_reach, whole_number
 from regard.masks.grid import Blocks, Grid
 from regard.masks.mask import Mask
 from regard.masks.positional import FEW_NEIGHBOURS

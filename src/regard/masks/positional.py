@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from regard.arguments import LARGEST, whole_number
 from regard.axes import Array
 from regard.masks.bounds import Bounds
-from regard.masks.data import LARGEST, whole_number
 from regard.masks.grid import Blocks, Grid
 from regard.masks.mask import Mask
 from regard.masks.tile_kinds import tile_kind

@@ -96,7 +96,7 @@ class FromArray(Mask):
 
     @property
     def reads_cells(self) -> bool:
-        return True
+        return min(np.shape(self.array)[-2:]) > 1
 
     def _full_rank(self, leading_axes: int) -> Array:
         missing = leading_axes + 2 - np.ndim(self.array)

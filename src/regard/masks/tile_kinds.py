@@ -59,14 +59,23 @@ def tile_kind(empty: Array, full: Array) -> Array:
 
 
 def join_touched(
-    joins: Sequence[Callable[[Array, Array], Array]], entries: Array, blocks: Blocks, sides: tuple[int, int]
+    joins: Sequence[Callable[[Array, Array], Array]],
+    entries: Array,
+    blocks: Blocks,
+    sides: tuple[int, int],
+    *,
+    aligned: bool = True,
 ) -> list[Array]:
-    """Join the entries, one for each square of these sides, that each tile touches, maybe one twice."""
+    """Join the entries, one for each square of these sides, that each tile touches, maybe one twice.
+
+    Tiles that are `aligned` begin at multiples of their size, others anywhere.
+    """
 
     def along(axis: int, join: Callable[[Array, Array], Array], entries: Array) -> Array:
         first, last = (jax.lax.div(end.reshape(-1), np.int32(sides[axis])) for end in ends[axis])
         tile, side = tiles[axis], sides[axis]
-        more = (tile - 1) // side + bool(tile % side and side % tile)
+        fits = aligned and not (tile % side and side % tile)
+        more = (tile - 1) // side if fits else -(-(tile - 1) // side)
 
         def step(number: Any, joined: Array) -> Array:
             return join(joined, jnp.take(entries, jnp.minimum(first + number, last), axis))

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import evaluate, integers
 from regard.axes import Array, ArrayLike
 from regard.masks.bounds import Bounds
-from regard.masks.data import integers, literal
+from regard.masks.data import literal
 from regard.masks.grid import is_concrete, spread
 from regard.masks.intervals import Intervals
 from regard.masks.mask import Mask
@@ -65,7 +66,7 @@ def tree(parents: ArrayLike, start: ArrayLike = 0) -> Mask:
         _check_order(np.asarray(found))
     # What is known while tracing stays known, so that the mask still prints and compares.
     with jax.ensure_compile_time_eval() if concrete else contextlib.nullcontext():
-        enter, leave = jnp.vectorize(_walk, signature="(n)->(n),(n)")(found)
+        enter, leave = evaluate(jnp.vectorize(_walk, signature="(n)->(n),(n)"), found)
     return Tree(found, integers("start", start), enter, leave)
 
 

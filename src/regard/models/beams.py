@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from regard.arguments import whole_number
 from regard.axes import Array, Bool, Float, Int
 from regard.engine.call.problem import accumulation_dtype
-from regard.masks.data import whole_number
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.prefill import Structure, merge_model, read_prompts, split_model

@@ -6,9 +6,9 @@ from typing import Any
 
 from flax import nnx
 
+from regard.arguments import whole_number
 from regard.axes import ArrayLike
 from regard.layers.multi_head import unpack
-from regard.masks.data import whole_number
 from regard.models.config import TransformerConfig
 from regard.models.encoder import Encoder
 from regard.models.pooling import build_pooling

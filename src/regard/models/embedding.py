@@ -10,11 +10,11 @@ import numpy as np
 from flax import nnx
 
 import regard.positions as positions
+from regard.arguments import integers
 from regard.axes import Array, ArrayLike, Float
 from regard.layers.choices import check_rngs
 from regard.layers.dropout import build_dropout
 from regard.layers.residual import build_norm
-from regard.masks.data import integers
 from regard.masks.grid import is_concrete
 from regard.models.config import TransformerConfig
 from regard.models.padding import blank_padding, check_lengths, check_range, mark_valid

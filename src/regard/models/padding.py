@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import regard.masks as masks
+from regard.arguments import integers
 from regard.axes import Array, Bool
-from regard.masks.data import integers
 from regard.masks.grid import is_concrete
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import integers, whole_number
 from regard.axes import Array, Int
 from regard.layers.choices import check_choice
-from regard.masks.data import integers, whole_number
 from regard.masks.grid import is_concrete
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder

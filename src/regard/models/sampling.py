@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import LARGEST
 from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.engine.call.problem import accumulation_dtype
-from regard.masks.data import LARGEST
 
 NO_TOKEN = -1
 

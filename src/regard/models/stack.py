@@ -14,6 +14,7 @@ from flax import nnx
 
 import regard.masks as masks
 import regard.scores as scores
+from regard.arguments import integers, whole_number
 from regard.axes import Array, ArrayLike, Int
 from regard.cache import KVCache
 from regard.cache.rows import row_integers
@@ -21,7 +22,6 @@ from regard.engine.call.hooks import is_rewriting, one_run
 from regard.layers import DecoderBlock, EncoderBlock
 from regard.layers.multi_head import Memory, unpack
 from regard.layers.residual import build_norm
-from regard.masks.data import integers, whole_number
 from regard.masks.grid import is_concrete
 from regard.models.config import TransformerConfig
 from regard.models.depth import Call, run_blocks, scan_blocks

@@ -54,7 +54,7 @@ class CostReport:
     """Tiles of the score matrix with work, on each member of the ring, in one head where heads are alike."""
     counted: str
     """Tile size: "128 x 128", less on short chunks and more in very long sequences, or "chunk" where the
-    mask is not known."""
+    mask is not known, or long and read pair by pair."""
 
     @property
     def balance(self) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import whole_number
 from regard.axes import Array, ArrayLike
 
 
@@ -25,6 +26,7 @@ def to_zigzag(array: ArrayLike, devices: int, *, axis: int = -2) -> Array:
         The same tokens, in zig-zag order.
 
     Raises:
+        TypeError: devices that are no integer.
         ValueError: fewer than one device.
 
     Example:
@@ -61,9 +63,7 @@ def from_zigzag(array: ArrayLike, devices: int, *, axis: int = -2) -> Array:
 
 
 def _take(array: Any, devices: int, axis: int, *, back: bool) -> Array:
-    if devices < 1:
-        raise ValueError(f"devices: expected at least 1, got {devices}")
-    array = jnp.asarray(array)
+    devices, array = whole_number("devices", devices, 1), jnp.asarray(array)
     length = array.shape[axis]
     size = max(-(-length // (2 * devices)), 1)
     chunks = chunk_order(devices)

@@ -73,7 +73,7 @@ class MeshPlacement:
                 f"mesh: expected a jax.sharding.Mesh, got {type(mesh).__name__}; see jax.make_mesh"
             )
         axes, batch, heads = (
-            (given,) if isinstance(given, str) else tuple(given or ())
+            tuple(given) if isinstance(given, list | tuple) else () if given is None else (given,)
             for given in (axis, batch_axis, head_axis)
         )
         named = {"axis": axes, "batch_axis": batch, "head_axis": heads}

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from jax.core import eval_context
@@ -97,20 +98,21 @@ def is_countable(problem: Problem, mask: Mask | None) -> bool:
 
 
 def tile_counts(problem: Problem, division: Division) -> tuple[int, ...] | None:
-    """Count square tiles with work on each member of the ring; None where the mask is not known now."""
+    """Count square tiles with work on each member of the ring; None where the mask is not known cheaply."""
     if not is_countable(problem, problem.mask):
         return None
     queries, side = division.queries, tile_side(problem, division)
 
-    def count(member: int) -> int:
+    def count(member: int) -> list[Any]:
         starts = (division.chunk_of(part, member) * queries.chunk for part in range(queries.parts))
         spans = ((first, min(queries.chunk, problem.T - first)) for first in starts if first < problem.T)
-        return sum(_count(problem, first, size, side) for first, size in spans)
+        return [_count(problem, first, size, side) for first, size in spans]
 
-    return tuple(map(count, range(queries.ring)))
+    counts = [count(member) for member in range(queries.ring)]
+    return None if any(None in found for found in counts) else tuple(map(sum, counts))
 
 
-def _count(problem: Problem, first: int, size: int, side: int) -> int:
+def _count(problem: Problem, first: int, size: int, side: int) -> int | None:
     """Count tiles with work in some rows, over all leading axes that the mask tells apart."""
     axes = len(problem.leading)
     tiles = (-(-size // side), -(-problem.S // side))
@@ -121,9 +123,10 @@ def _count(problem: Problem, first: int, size: int, side: int) -> int:
             Span(first, size), Span(0, problem.S), problem.query_offset, axes, problem.key_offset
         )
         offset = positions_of(problem.query_offset).slice_rows(first, Span(first, size).members)
-        codes = problem.mask.slice_grid(grid).classify(
-            Blocks.cover(size, problem.S, side, side, offset, axes, problem.key_offset)
-        )
+        mask = problem.mask.slice_grid(grid)
+        if not is_countable(problem, mask):  # what was prepared for the whole is read anew in a piece
+            return None
+        codes = mask.classify(Blocks.cover(size, problem.S, side, side, offset, axes, problem.key_offset))
     codes = np.asarray(codes)
     return int((np.broadcast_to(codes, (*codes.shape[:-2], *tiles)) != TileKind.EMPTY).sum())
 

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from regard.arguments import read_number
+
 GIGA, TERA = 1e9, 1e12
 _SIDE, _NUMBERS, _REPEATS = 1024, 1 << 25, 5  # of what is measured
 
@@ -49,6 +51,13 @@ class Chip:
     """True if the fast links go to neighbours alone, and not through a switch."""
     shared: bool = False
     """True if the figures are those of a host, which its devices share."""
+
+    def __post_init__(self) -> None:
+        figures = {f"flops[{dtype!r}]": rate for dtype, rate in self.flops.items()}
+        names = "memory_bytes memory_bandwidth devices_per_host near_devices near_bandwidth far_bandwidth"
+        for name, figure in {**figures, **{name: getattr(self, name) for name in names.split()}}.items():
+            if not read_number(name, figure) > 0:
+                raise ValueError(f"{name}: expected a number above 0, got {figure}")
 
     def name_source(self, figure: str) -> str:
         """Say where a figure is published, as a sentence."""

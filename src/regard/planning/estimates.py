@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
+from regard.arguments import read_number
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explanation import classify_tiles
 from regard.engine.flash.tuning import Tuning
@@ -80,6 +82,14 @@ class Assumptions:
     """Seconds before the first byte of a message arrives."""
     memory_share: float = 0.9
     """Share of the memory that is for arrays."""
+
+    def __post_init__(self) -> None:
+        for name, number in vars(self).items():
+            if name == "message_seconds":
+                if not 0 <= read_number(name, number) < math.inf:
+                    raise ValueError(f"{name}: expected seconds of at least 0, got {number}")
+            elif not 0 < read_number(name, number) <= 1:
+                raise ValueError(f"{name}: expected a share in (0, 1], got {number}")
 
     def reach(self, seconds: float, messages: int) -> float:
         """Return seconds on links of which a share is reached, with those before each message."""

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
+from regard.arguments import LARGEST, as_array, check_flag
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explanation import scaled
 from regard.masks import Mask
-from regard.masks.data import LARGEST, as_array
 from regard.planning.candidates import AXES
 from regard.planning.chips import Chip, find_chip
 from regard.planning.estimates import Assumptions, Estimate, Work
@@ -57,7 +57,7 @@ def plan(
     Args:
         length: tokens, such as 1_048_576 or "1M"; k, M and G are powers of 1024.
         heads: query heads.
-        devices: how many there are; the best mesh may have fewer.
+        devices: how many there are, up to 2**20; the best mesh may have fewer.
         chip: a name in `CHIPS`, "cpu" for this machine, which is measured, or a `Chip`.
         key_heads: heads of keys and values; None means `heads`.
         width: of a head.
@@ -102,7 +102,8 @@ def plan(
             for count in (heads, key_heads)
         )
         problem = canonicalize(query, key, key, mask=mask)
-    search = prepare(problem, chip, assumptions or Assumptions(), backward, fixed)
+    shares = Assumptions() if assumptions is None else assumptions
+    search = prepare(problem, chip, shares, backward, fixed)
     best = search.find_best(devices)
     if best is None:
         check_divisible(search, devices, sizes)
@@ -118,6 +119,9 @@ def prepare(
     problem: Problem, chip: str | Chip, assumptions: Assumptions, backward: bool, fixed: Mapping[str, int]
 ) -> Search:
     """Return the search for a call on chips that multiply its dtype."""
+    if not isinstance(assumptions, Assumptions):
+        raise TypeError(f"assumptions: expected planning.Assumptions or None, got {assumptions!r}")
+    check_flag("backward", backward)
     chosen = find_chip(chip)
     if problem.matmul_dtype.name not in chosen.flops:
         raise ValueError(
@@ -149,11 +153,10 @@ def _refuse(search: Search, devices: int) -> NoReturn:
         """Return the bytes per device on the mesh of so many that needs least."""
         return min((search.peak(one) for one in search.list(count)), default=math.inf)
 
-    # More devices never hold less, but of exactly so many there may be no mesh.
-    counts = list_counts(devices)
-    least = min(find_least(count) for count in counts[len(counts) // 2 :])
+    step = math.prod(search.fixed.values())
+    least = min(find_least(count * step) for count in list_counts(devices // step))
     doubled = (devices << power for power in range(1, _MOST_DEVICES.bit_length()))
-    more = [] if chip.shared else [count for count in doubled if count < 2 * _MOST_DEVICES]
+    more = [] if chip.shared else [count for count in doubled if count <= _MOST_DEVICES]
     enough = next((count for count in more if find_least(count) <= room), None)
     advice = "more devices do not help, a smaller batch or a shorter sequence would"
     raise MemoryTooSmallError(
@@ -209,13 +212,16 @@ def read_sizes(numbers: Mapping[str, Any]) -> dict[str, int]:
             sizes[name] = read_amount(number)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-        if sizes[name] > LARGEST:
-            raise ValueError(f"{name}: expected at most {LARGEST}, got {number!r}")
+        most = _MOST_DEVICES if name == "devices" else LARGEST
+        if sizes[name] > most:
+            raise ValueError(f"{name}: expected at most {most}, got {number!r}")
     return sizes
 
 
 def read_fixed(fixed: Mapping[str, Any] | None, devices: int) -> dict[str, int]:
     """Read the sizes of mesh axes that are not to be chosen."""
+    if not isinstance(fixed, Mapping | None):
+        raise TypeError(f"fixed: expected sizes by the names of axes, as a mapping; got {fixed!r}")
     if unknown := [name for name in fixed or {} if name not in AXES]:
         raise ValueError(f"fixed: expected axes among {', '.join(AXES)}; got {', '.join(map(str, unknown))}")
     sizes = read_sizes({f"fixed[{name!r}]": size for name, size in (fixed or {}).items()})

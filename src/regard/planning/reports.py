@@ -77,8 +77,8 @@ class Report:
         reasons = reasons or ["as many bytes and as much work"]
         if other.seconds <= 1.02 * best.seconds:
             return f"as fast: {reasons[0]}"
-        slower = other.seconds / best.seconds - 1 if best.seconds else float("inf")
-        return f"{slower:.0%} slower: {' and '.join(reasons)}"
+        much = f"{other.seconds / best.seconds - 1:.0%}" if best.seconds else spell_seconds(other.seconds)
+        return f"{much} slower: {' and '.join(reasons)}"
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yield label and text of all but the ranking."""

@@ -194,7 +194,7 @@ def plan_step(
         raise ValueError("config: expected vocab_size, as a Decoder predicts tokens; got input_width")
     sizes = read_sizes({"length": length, "batch": batch, "devices": devices})
     batch, devices = sizes["batch"], sizes["devices"]
-    fixed, shares = read_fixed(fixed, devices), assumptions or Assumptions()
+    fixed, shares = read_fixed(fixed, devices), Assumptions() if assumptions is None else assumptions
     query, key = (
         jax.ShapeDtypeStruct((batch, heads, sizes["length"], config.head_width), "bfloat16")
         for heads in (config.num_heads, config.num_key_heads or config.num_heads)

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import LARGEST, as_array, check_flag, check_reach, integers, read_number
 from regard.axes import Array, Float
-from regard.positions.scaling import LARGEST, Scaling, read_number, read_positions, turns
+from regard.positions.scaling import Scaling, turns
 
 
 def rotary(
@@ -31,8 +32,8 @@ def rotary(
 
     Args:
         features: queries or keys; heads are one more leading axis.
-        position: where row 0 stands, an integer that may be traced; or one integer per row, `(T,)` or, per
-            first leading axis, `(batch, T)`.
+        position: where row 0 stands, an integer that may be traced; or one integer per row, `(T,)` or
+            `(batch..., T)` aligned with the first leading axes.
         base: ratio between the longest and the shortest wavelength, above 1.
         width: how many of the D features, from the first, are turned; even. None means all.
         interleaved: pair feature 2i with 2i + 1 (the paper, GPT-J, Llama as released) instead of i with
@@ -43,7 +44,8 @@ def rotary(
         The turned features, in their dtype.
 
     Raises:
-        TypeError: features that are not floating-point, positions that are not integers, an unknown scaling.
+        TypeError: features that are not floating-point, positions that are not integers, an unknown scaling,
+            a flag that is none.
         ValueError: an odd width or one above D, a base of at most 1, positions of another
             shape.
 
@@ -55,24 +57,7 @@ def rotary(
 
     Reference: Su et al., "RoFormer", 2021, section 3.2.2.
     """
-    features = jnp.asarray(features)
-    if not jnp.issubdtype(features.dtype, jnp.floating) or features.ndim < 2:
-        raise TypeError(
-            "features: expected a floating-point array (..., length, width),"
-            f" got {features.dtype} of shape {features.shape}"
-        )
-    width = check_width(features.shape[-1] if width is None else width, features.shape[-1])
-    if not read_number("base", base) > 1:
-        raise ValueError(f"base: expected more than 1, got {base}")
-    rule = Scaling() if scaling is None else scaling
-    if not isinstance(rule, Scaling):
-        known = ", ".join(kind.__name__ for kind in Scaling.__subclasses__())
-        raise TypeError(f"scaling: expected None or one of {known} of regard.positions, got {scaling!r}")
-    row_position, limit = _place_rows(position, features.shape)
-    working = np.promote_types(features.dtype, np.float32)
-    sine, cosine = turns(row_position, rule.frequencies(width, base), working, limit)
-    amplitude = np.asarray(rule.amplitude, working)
-    return rotate(features, cosine * amplitude, sine * amplitude, interleaved=interleaved)
+    return Rotary(base, width, interleaved, scaling)(features, position)
 
 
 @dataclass(frozen=True)
@@ -98,21 +83,43 @@ class Rotary:
     scaling: Scaling | None = None
     """A rule for longer sequences."""
 
+    def __post_init__(self) -> None:
+        if not read_number("base", self.base) > 1:
+            raise ValueError(f"base: expected more than 1, got {self.base}")
+        check_flag("interleaved", self.interleaved)
+        if self.scaling is not None and not isinstance(self.scaling, Scaling):
+            known = ", ".join(kind.__name__ for kind in Scaling.__subclasses__())
+            raise TypeError(
+                f"scaling: expected None or one of {known} of regard.positions, got {self.scaling!r}"
+            )
+
     def __call__(self, features: Float[Array, "*B T D"], position: Any = 0) -> Float[Array, "*B T D"]:
         """Turn features; see `rotary`."""
-        return rotary(features, position, **vars(self))
+        features = as_array("features", "a floating-point array", jnp.asarray, features)
+        if not jnp.issubdtype(features.dtype, jnp.floating) or features.ndim < 2:
+            raise TypeError(
+                "features: expected a floating-point array (..., length, width),"
+                f" got {features.dtype} of shape {features.shape}"
+            )
+        width, rule = self.fit(features.shape[-1]), self.scaling or Scaling()
+        row_position, limit = _place_rows(position, features.shape)
+        working = np.promote_types(features.dtype, np.float32)
+        sine, cosine = turns(row_position, rule.frequencies(width, self.base), working, limit)
+        amplitude = np.asarray(rule.amplitude, working)
+        return rotate(features, cosine * amplitude, sine * amplitude, interleaved=self.interleaved)
+
+    def fit(self, features: int, name: str = "width") -> int:
+        """Return how many of so many features are turned, if there are as many."""
+        return check_width(features if self.width is None else self.width, features, name)
 
 
 def rotate(
     features: Float[Array, "*B T D"], cosine: Array, sine: Array, *, interleaved: bool = False
 ) -> Float[Array, "*B T D"]:
-    """Turn pairs of features by angles `(T, F)` or, per first leading axis, `(batch, T, F)`: the first 2F."""
+    """Turn the first 2F features by angles `(*b, T, F)`, where b are the first leading axes."""
     width = check_width(2 * cosine.shape[-1], features.shape[-1])
-    if cosine.ndim == 3:  # the batch is the first axis, heads and others lie between
-        between = (1,) * (features.ndim - 3)
-        cosine, sine = (x.reshape((x.shape[0], *between, *x.shape[1:])) for x in (cosine, sine))
-    else:
-        cosine, sine = (x.reshape((*(1,) * (features.ndim - 2), *x.shape)) for x in (cosine, sine))
+    between = (1,) * (features.ndim - cosine.ndim)  # heads, and others behind those of the angles
+    cosine, sine = (x.reshape((*x.shape[:-2], *between, *x.shape[-2:])) for x in (cosine, sine))
     turning = features[..., :width].astype(cosine.dtype)
     pairs, axis = ((width // 2, 2), -1) if interleaved else ((2, width // 2), -2)
     turning = turning.reshape((*turning.shape[:-1], *pairs))
@@ -122,27 +129,29 @@ def rotate(
     return turned if width == features.shape[-1] else jnp.concatenate((turned, features[..., width:]), -1)
 
 
-def check_width(width: int, features: int) -> int:
+def check_width(width: int, features: int, name: str = "width") -> int:
     """Check that the width is an even number of features, no more than there are."""
     if not isinstance(width, int | np.integer) or width % 2 or not 0 < width <= features:
         raise ValueError(
-            f"width: expected an even number in 2..{features}, the features there are; got {width!r}"
+            f"{name}: expected an even number in 2..{features}, the features there are; got {width!r}"
         )
     return width
 
 
 def _place_rows(position: Any, shape: tuple[int, ...]) -> tuple[Array, int]:
     """Return one integer per row, and a bound of their magnitude that is known before tracing."""
-    length = shape[-2]
-    first = position if isinstance(position, int) else None
-    if first is not None and not -(2**31) < first <= 2**31 - max(length, 1):
-        raise ValueError(f"position: expected int32 positions, got {first} and {length} rows from there")
-    position = read_positions(position, LARGEST - (length if np.ndim(position) == 0 else 0))
+    length, leading = shape[-2], shape[:-2]
+    position = integers("position", position)
     if position.ndim == 0:
-        position = position + jnp.arange(length, dtype=jnp.int32)
-    elif position.shape != (length,) and (
-        len(shape) < 3 or position.shape not in ((shape[0], length), (1, length))
-    ):
-        rows = f"({length},)" + (f" or ({shape[0]}, {length})" if len(shape) > 2 else "")
+        rows = jnp.arange(length, dtype=jnp.int32)
+        if isinstance(position, jax.Array):
+            return jnp.minimum(position, LARGEST - length) + rows, 1 << 31
+        first = int(position)
+        check_reach("position", first + length)
+        return position + rows, max(abs(first), abs(first + length)) + 1
+    own = position.shape[:-1]
+    fits = position.shape[-1] == length and len(own) <= len(leading)
+    if not fits or any(n not in (1, m) for n, m in zip(own, leading, strict=False)):
+        rows = f"({length},)" + (f" or ({leading[0]}, {length})" if leading else "")
         raise ValueError(f"position: expected an integer or integers of shape {rows}, got {position.shape}")
-    return position, (1 << 31) if first is None else max(abs(first), abs(first + length)) + 1
+    return jnp.asarray(position), 1 << 31

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import check_flag, read_number
 from regard.axes import Array, Float, Int
 
 # An int32 is seven digits of base 32: |position| < 2**31 = 2 * 32**6.
 _DIGIT_BITS = 5
 _NUM_DIGITS = 7
-LARGEST = np.iinfo(np.int32).max
 
 
 def frequencies(width: int, base: float) -> np.ndarray:
@@ -23,30 +21,6 @@ def frequencies(width: int, base: float) -> np.ndarray:
     if not read_number("base", base) > 0:
         raise ValueError(f"base: expected a positive number, got {base}")
     return float(base) ** (-np.arange(0, width, 2, dtype=np.float64) / width)
-
-
-def read_number(name: str, value: Any) -> float:
-    """Return a number that is known before tracing."""
-    try:
-        return float(+value)  # text of a number has no sign
-    except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"{name}: expected a number known before tracing, got {value!r}") from None
-
-
-def read_positions(position: Any, most: int = LARGEST) -> Array:
-    """Return int32 positions; JAX's that lie beyond it count as the nearest, up to `most`."""
-    try:
-        array: Any = position if hasattr(position, "dtype") else np.asarray(position)
-    except jax.errors.TracerArrayConversionError:  # a list
-        array = jnp.asarray(position)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"position: expected integers, got {array.dtype}")
-    if jnp.iinfo(array.dtype).max > LARGEST:
-        nearest = array.clip(max(-LARGEST - 1, int(jnp.iinfo(array.dtype).min)), most)
-        if not isinstance(array, jax.Array) and (nearest != array).any():
-            raise ValueError(f"position: expected integers up to {most}, as in int32; got {array.max()}")
-        array = nearest
-    return jnp.asarray(array.astype(np.int32))
 
 
 def turns(
@@ -238,6 +212,9 @@ class YaRN(Scaling):
     def __post_init__(self) -> None:
         _check_at_least_one(factor=self.factor, trained_length=self.trained_length)
         _check_order(slow_turns=self.slow_turns, fast_turns=self.fast_turns)
+        check_flag("whole_features", self.whole_features)
+        if self.sharpness is not None:
+            read_number("sharpness", self.sharpness)
 
     def frequencies(self, width: int, base: float) -> np.ndarray:
         plain = super().frequencies(width, base)

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import LARGEST, integers, whole_number
 from regard.axes import Array, Float, Int
-from regard.positions.scaling import frequencies, read_positions, turns
+from regard.positions.scaling import frequencies, turns
 
 
 def sinusoidal(
@@ -42,7 +43,8 @@ def sinusoidal(
 
     Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
-    _check_sizes(d_model, length)
+    length, d_model = whole_number("length", length, 0), whole_number("d_model", d_model, 1)
+    start = whole_number("start", start, -LARGEST)
     angles = np.arange(start, start + length, dtype=np.float64)[:, None] * frequencies(d_model, base)[None]
     return jnp.asarray(_interleave(np.sin(angles), np.cos(angles))[:, :d_model].astype(dtype))
 
@@ -67,8 +69,8 @@ def sinusoidal_at(
 
     Raises:
         TypeError: positions that are not integers.
-        ValueError: d_model below 1, a base that is not positive, or positions beyond int32; JAX's count as
-            the nearest that it holds.
+        ValueError: d_model below 1, a base that is not positive, or positions beyond int32; traced ones count
+            as the nearest that it holds.
 
     Example:
         >>> import jax.numpy as jnp
@@ -78,8 +80,7 @@ def sinusoidal_at(
 
     Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
-    position = read_positions(position)
-    _check_sizes(d_model)
+    position, d_model = jnp.asarray(integers("position", position)), whole_number("d_model", d_model, 1)
     sine, cosine = turns(position, frequencies(d_model, base))
     return _interleave(sine, cosine)[..., :d_model]
 
@@ -112,17 +113,9 @@ def learned(
 
     Reference: Gehring et al., "Convolutional Sequence to Sequence Learning", 2017, section 3.1.
     """
-    _check_sizes(d_model, length)
+    length, d_model = whole_number("length", length, 0), whole_number("d_model", d_model, 1)
     # A strongly typed factor, so that the table keeps its dtype under strict promotion.
     return jax.random.normal(rng, (length, d_model), dtype) * jnp.asarray(stddev, dtype)
-
-
-def _check_sizes(d_model: int, length: int = 0) -> None:
-    for name, size, least in (("length", length, 0), ("d_model", d_model, 1)):
-        if not isinstance(size, int | np.integer):
-            raise TypeError(f"{name}: expected an integer known before tracing, got {size!r}")
-        if size < least:
-            raise ValueError(f"{name}: expected at least {least}, got {size}")
 
 
 def _interleave(sine: Any, cosine: Any) -> Any:

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import integers, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.options import ScoreOptions, check_names
 from regard.engine.call.problem import Problem
-from regard.masks.data import integers, whole_number
 from regard.masks.offsets import positions_of
 from regard.readouts.accumulators import PATTERNS, Found, Norm, PerQuery, SweepConfig, Tokens
 from regard.readouts.counting import sink_logits, sweep

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import integers, read_array
 from regard.axes import Array, ArrayLike
 from regard.engine.call.options import ScoreOptions
 from regard.engine.call.problem import Problem
 from regard.engine.softmax.score_rows import score_cells
-from regard.masks.data import integers, read_array
 from regard.masks.grid import is_concrete
 from regard.readouts.reading import canonicalize_readable, check_lse
 

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import check_reach, read_array, whole_number
 from regard.axes import Array, ArrayLike
 from regard.formulas import Formula, Function, Row, Symbol, Terms, product
-from regard.masks.data import check_reach, literal, read_array, whole_number
+from regard.masks.data import literal
 from regard.records import record, static
 from regard.scores.cells import Cells
 from regard.scores.score import Score, parameter, per_head_symbol

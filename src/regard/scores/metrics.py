@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import read_array
 from regard.axes import Array, ArrayLike
-from regard.masks.data import read_array
 from regard.records import record
 from regard.scores.score import Score
 

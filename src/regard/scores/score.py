@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import read_array
 from regard.axes import Array
 from regard.formulas import Formula, Function, Symbol, Terms
-from regard.masks.data import read_array, snake_case, spell_record, suggest_call
+from regard.masks.data import snake_case, spell_record, suggest_call
 from regard.masks.grid import is_concrete
 from regard.records import record
 from regard.scores.cells import Cells

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard import scores
+from regard.arguments import LARGEST
 from regard.axes import Array
 from regard.engine.backends import tiled
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
 from regard.masks import Mask
 from regard.masks.bounds import Bounds
-from regard.masks.data import LARGEST
 from regard.masks.grid import is_concrete
 from regard.masks.offsets import positions_of
 

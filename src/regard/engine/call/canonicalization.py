@@ -1,18 +1,18 @@
 """Check the arguments of a call, once, and fill in what was left out."""
 
 import functools
-import operator
 from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import as_array, check_flag, evaluate, integers, read_array, read_number
 from regard.engine.call.options import Options, fill_in
 from regard.engine.call.problem import Problem, accumulation_dtype, broadcast_leading
 from regard.masks import Mask, from_array
 from regard.masks.alignment import place_queries, settle_positions
-from regard.masks.data import as_array, check_boolean, check_broadcast, integers, read_array
+from regard.masks.data import check_boolean, check_broadcast
 from regard.masks.grid import is_concrete
 from regard.scores.score import compose, split_product
 
@@ -27,8 +27,7 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
     chosen = fill_in(options)
     metric, score = split_product(compose(chosen["score"]))
     if metric is not None:
-        is_shape = isinstance(query, jax.ShapeDtypeStruct)
-        query = jax.eval_shape(metric.transform, query) if is_shape else metric.transform(query)
+        query = evaluate(metric.transform, query)
     leading = _check_shapes(query, key, value)
     if score is not None:
         score.check(leading)
@@ -80,12 +79,6 @@ def check_values(problem: Problem) -> None:
             f"{next(names).lstrip('.')}: expected an array, got a shape; explain takes shapes, and"
             " jax.eval_shape(attend, ...) runs on them"
         )
-
-
-def check_flag(name: str, flag: Any) -> bool:
-    if not isinstance(flag, bool | np.bool_):
-        raise TypeError(f"{name}: expected True or False, known before tracing; got {flag!r}")
-    return bool(flag)
 
 
 def check_precision(precision: Any) -> Any:
@@ -161,10 +154,9 @@ def _check_mask(mask: Any, leading: tuple[int, ...], num_queries: int, num_keys:
     if not isinstance(mask, Mask):
         array = check_boolean("mask", mask)
         check_broadcast("mask", array.shape, (*leading, num_queries, num_keys))
-        shape = (*(1,) * (2 - array.ndim), *array.shape)
-        is_shape = isinstance(array, jax.ShapeDtypeStruct)
-        kept: Any = jax.ShapeDtypeStruct(shape, bool) if is_shape else array.reshape(shape)
-        mask = from_array(kept)
+        mask = from_array(
+            evaluate(lambda array: array.reshape((*(1,) * (2 - array.ndim), *array.shape)), array)
+        )
     mask.check(leading, num_queries, num_keys)
     return mask.number_leading(leading)
 
@@ -181,8 +173,7 @@ def _check_scale(scale: Any, *arrays: Any) -> Any:
     kinds = (jnp.floating, jnp.integer)
     if number.ndim or isinstance(scale, bool) or not any(jnp.issubdtype(number.dtype, one) for one in kinds):
         raise ValueError(f"scale: expected {expected}, got {_describe(scale)}")
-    is_shape = isinstance(number, jax.ShapeDtypeStruct)
-    return jax.ShapeDtypeStruct((), dtype) if is_shape else number.astype(dtype)
+    return evaluate(lambda number: number.astype(dtype), number)
 
 
 def _check_sinks(sinks: Any, leading: tuple[int, ...]) -> Any:
@@ -199,11 +190,8 @@ def _check_sinks(sinks: Any, leading: tuple[int, ...]) -> Any:
 def _check_offset(name: str, offset: Any, leading: tuple[int, ...]) -> Any:
     if offset is None:
         return None
-    if not hasattr(offset, "dtype"):
-        try:
-            return operator.index(offset)
-        except TypeError:
-            pass
+    if isinstance(offset, int) and not isinstance(offset, bool):
+        return offset
     offset = read_array(name, offset)
     if offset.shape not in ((), leading[:1]):
         raise ValueError(
@@ -215,12 +203,7 @@ def _check_offset(name: str, offset: Any, leading: tuple[int, ...]) -> Any:
 
 def check_rate(name: str, rate: Any) -> float:
     """Return the share of numbers to drop."""
-    if not is_concrete(rate):
-        raise TypeError(f"{name}: expected a number known before tracing, got a traced value")
-    try:
-        number = float(rate)
-    except (TypeError, ValueError, OverflowError):
-        raise TypeError(f"{name}: expected a rate in [0, 1), got {_describe(rate)}") from None
+    number = read_number(name, rate)
     if not 0 <= number < 1:
         raise ValueError(f"{name}: expected a rate in [0, 1), got {number}; 0 switches dropout off")
     return number
@@ -230,10 +213,15 @@ def _check_rng(rate: float, rng: Any) -> Any:
     if rng is None:
         raise ValueError(f"rng: expected a random key because dropout_rate = {rate}, got None")
     typed = hasattr(rng, "dtype") and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
-    raw = getattr(rng, "dtype", None) == np.uint32 and np.ndim(rng) == 1
-    if not (typed and rng.ndim == 0) and not raw:
-        raise TypeError(f"rng: expected one random key, such as jax.random.key(0); got {_describe(rng)}")
-    return rng
+    if typed and rng.ndim == 0:
+        return rng
+    hint = ""
+    if getattr(rng, "dtype", None) == np.uint32 and np.ndim(rng) == 1:
+        words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).size
+        if rng.size == words:
+            return rng
+        hint = f", whose raw form has {words} words"
+    raise TypeError(f"rng: expected one random key, such as jax.random.key(0){hint}; got {_describe(rng)}")
 
 
 def _check_aux(aux: Any) -> tuple[str, ...]:

@@ -13,13 +13,13 @@ from typing import Any, TypedDict
 import numpy as np
 
 from regard import __version__
+from regard.arguments import as_array
 from regard.inspection.explorer.budgets import Plan
 from regard.inspection.explorer.codes import Entry, pack
 from regard.inspection.explorer.head_records import ROW_STATS, CallRecords, Packed, number
 from regard.inspection.explorer.position_curves import bias_curves, rotary_curve, split_scores, table_picture
 from regard.inspection.rollouts import find_below
 from regard.inspection.tokens import Tokens, number_sequence
-from regard.masks.data import as_array
 
 FORMAT, VERSION = "regard-page", 1
 LARGEST_PICTURE = 512  # pixels along a side

@@ -8,9 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import as_array
 from regard.engine.softmax.score_rows import score_cells
 from regard.masks.bounds import Bounds
-from regard.masks.data import as_array
 from regard.positions import Rotary, Scaling
 from regard.scores import Score
 from regard.scores.cells import Picks

@@ -11,8 +11,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from regard.arguments import whole_number
 from regard.inspection.figures.canvas import TICK_SIZE, literal
-from regard.masks.data import whole_number
 
 QUERY_LABEL, KEY_LABEL, WEIGHT_LABEL = "Query position", "Key position", "Attention weight"
 MATRIX_LABELS: dict[str, Any] = {"xlabel": KEY_LABEL, "ylabel": QUERY_LABEL}

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard import readouts
+from regard.arguments import whole_number
 from regard.engine.call.problem import Problem
 from regard.engine.softmax.score_rows import score_cells
 from regard.inspection.contributions import measure_values
 from regard.inspection.tokens import Tokens, find_delimiters, number_tokens
 from regard.inspection.traces.slices import take_heads
 from regard.masks import Mask
-from regard.masks.data import whole_number
 from regard.positions import Rotary
 from regard.readouts import Readout
 from regard.readouts.accumulators import choose_block

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from regard.arguments import whole_number
 from regard.engine.call.hooks import CallEvent, watch
 from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.inspection.tokens import Tokens
@@ -25,7 +26,6 @@ from regard.inspection.traces.owners import (
 from regard.inspection.traces.sequences import Sequences
 from regard.inspection.traces.slices import count_examples, take_example
 from regard.inspection.traces.trace import Trace, own_versions
-from regard.masks.data import whole_number
 from regard.masks.grid import is_concrete
 
 

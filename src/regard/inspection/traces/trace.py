@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import jax
 
 import regard
+from regard.arguments import whole_number
 from regard.engine.call.options import ScoreOptions
 from regard.inspection.tokens import Tokens as Tokens
 from regard.inspection.traces.arrays import read_calls
@@ -19,7 +20,6 @@ from regard.inspection.traces.files import MOST_BYTES, read_archive, write_archi
 from regard.inspection.traces.predictions import Predictions, check_predictions
 from regard.inspection.traces.sequences import Sequences
 from regard.inspection.traces.stored import Store, StoredTrace, restore_call
-from regard.masks.data import whole_number
 
 if TYPE_CHECKING:
     from regard.inspection.explorer.documents import PageOptions

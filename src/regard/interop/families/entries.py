@@ -85,6 +85,17 @@ def read_number(name: str, value: Any) -> float:
     return float(value)
 
 
+def read_flag(name: str, value: Any) -> bool:
+    """Return true or false.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: expected true or false in config.json, got {value!r}")
+    return value
+
+
 def read_size(name: str, value: Any, where: str = "config.json") -> int:
     """Return an integer.
 

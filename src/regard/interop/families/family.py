@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from flax import nnx
 
-from regard.interop.families.entries import HARMLESS, Entries, read_size, refuse_unread
+from regard.interop.families.entries import HARMLESS, Entries, read_flag, read_size, refuse_unread
 from regard.interop.weight_files import WeightFiles
 from regard.interop.weight_maps import Settings, WeightMap
 from regard.layers.choices import check_choice
@@ -154,9 +154,7 @@ def _read_entry(name: str, field: str, value: Any) -> Any:
     """Return the value of a field of TransformerConfig."""
     if field == "activation":
         return read_activation(value)
-    if isinstance(getattr(TransformerConfig, field), bool) and not isinstance(value, bool):
-        raise ValueError(f"{name}: expected true or false in config.json, got {value!r}")
-    return value
+    return read_flag(name, value) if isinstance(getattr(TransformerConfig, field), bool) else value
 
 
 def read_activation(name: Any) -> str:

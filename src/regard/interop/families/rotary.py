@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from regard.interop.families.entries import Entries, read_number, refuse_unread
+from regard.interop.families.entries import Entries, read_flag, read_number, refuse_unread
 from regard.interop.families.windows import FULL, SLIDING
 from regard.models import TransformerConfig
 from regard.positions import DynamicNTK, Linear, Llama3, YaRN
@@ -121,7 +121,7 @@ def _read_scaling(
                 read_number("rope_scaling.beta_fast", rules.get("beta_fast") or 32),
                 read_number("rope_scaling.beta_slow", rules.get("beta_slow") or 1),
                 _read_sharpness(rules, factor),
-                rules.get("truncate", True),
+                read_flag("rope_scaling.truncate", rules.get("truncate", True)),
             )
     raise ValueError(f"rope_type: expected one of {', '.join(KINDS)}; got {kind!r}, which is not supported")
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import whole_number
 from regard.axes import Array, Float
 from regard.interop.families.family import SIZES, Family
 from regard.interop.weight_maps import Conversion, Pair, Settings, Shape, WeightMap, linear, norm, squeeze
-from regard.masks.data import whole_number
 from regard.models import Encoder
 from regard.models.presets import VIT
 
