@@ -254,6 +254,18 @@ def test_what_holds_no_task_is_named(names, told, monkeypatch, capsys):
     assert "REGARD_TASKS" in capsys.readouterr().err
 
 
+def test_a_file_that_failed_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
+    path = tmp_path / "mine_that_failed.py"
+    path.write_text("from regard.training import tasks\nraise OSError('not yet')\n")
+    for _ in range(2):
+        with pytest.raises(OSError, match="not yet"):
+            tasks.load_tasks(str(path))
+    path.write_text(EXAMPLE.read_text().replace('"parity"', '"mended"'))
+    tasks.load_tasks(str(path))
+    assert "mended" in tasks.TASKS
+
+
 def test_a_name_that_is_taken_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
     source = EXAMPLE.read_text().replace('"parity"', '"copy"')

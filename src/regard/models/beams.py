@@ -43,7 +43,7 @@ class Beams:
 
     def rows(self) -> list[list[list[int]]]:
         """Return the texts found for each prompt as lists, best first."""
-        tokens, lengths = jax.device_get((self.tokens, self.lengths))
+        tokens, lengths = jax.device_get(jax.block_until_ready((self.tokens, self.lengths)))
         return [
             [text[:length].tolist() for text, length in zip(*row, strict=True) if length]
             for row in zip(tokens, lengths, strict=True)

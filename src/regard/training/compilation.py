@@ -13,4 +13,5 @@ def run_once(function: Callable[..., Any], *arguments: Any, places: Any = None) 
     """Run a function compiled with hardly any optimization, its results placed by these shardings."""
     # Op by op, every shape would be compiled by itself.
     compiled = jax.jit(function, out_shardings=places).lower(*arguments).compile(LITTLE_WORK)
-    return compiled(*arguments)
+    # Waited for: where memory was too small, this raises, while reading the results would end the process.
+    return jax.block_until_ready(compiled(*arguments))
