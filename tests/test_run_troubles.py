@@ -68,7 +68,7 @@ def test_too_little_memory_is_told_in_one_sentence(tmp_path, capsys, monkeypatch
 def test_what_finds_no_memory_raises_before_it_is_read():
     """Read by NumPy, such arrays end the process."""
     with pytest.raises(jax.errors.JaxRuntimeError, match="memory"):
-        run_once(lambda: jnp.ones((2**31 - 1, 2**29), jnp.int8))
+        run_once(lambda rng: jax.random.bits(rng, (2**31 - 1, 2**24), jnp.uint8), jax.random.key(0))
 
 
 def test_force_deletes_nothing_where_the_data_are_missing(run, tmp_path, capsys):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from regard.axes import Array, Bool, Float, Int
 from regard.engine.call.problem import accumulation_dtype
-from regard.masks.data import whole_number
+from regard.masks.data import LARGEST, whole_number
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.prefill import Structure, merge_model, read_prompts, split_model
@@ -103,7 +103,8 @@ def beam_search(
         added in float32, in float64 for a float64 model.
 
     Raises:
-        TypeError, ValueError: as in `generate`; fewer than one beam; a length penalty that is not finite.
+        TypeError, ValueError: as in `generate`; fewer than one beam, or too many for int32; a
+            length penalty that is not finite.
 
     Example:
         >>> from flax import nnx
@@ -123,7 +124,13 @@ def beam_search(
         raise ValueError(f"length_penalty: expected a finite number, got {length_penalty}")
     ask = (lengths, max_tokens, start_token, capacity, chunk, cache, padding)
     request = canonicalize(model, prompts, *ask)
-    stops = canonicalize_stop_tokens(stop_tokens, vocabulary_size(model))
+    vocab_size = vocabulary_size(model)
+    if num_beams * vocab_size > LARGEST:
+        raise ValueError(
+            f"num_beams: expected at most {LARGEST // vocab_size}, as int32 counts the trials of every beam"
+            f" with each of {vocab_size} tokens; got {num_beams}"
+        )
+    stops = canonicalize_stop_tokens(stop_tokens, vocab_size)
     return _search(*split_model(model), request, stops, float(length_penalty), num_beams)
 
 

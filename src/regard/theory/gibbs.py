@@ -224,7 +224,7 @@ def softmax_product(weights: Any, vector: Any, temperature: Any = 1.0) -> Array:
 
 @jax.custom_jvp
 def _divide(energy: Array, temperature: Array) -> Array:
-    """Divide by the temperature; JAX's own rule squares it, which may leave 0, and 0 / 0 for an energy of 0."""
+    """Divide by the temperature, whose square, in JAX's own rule, may be 0."""
     return energy / temperature
 
 

@@ -112,9 +112,8 @@ class Run:
         read = [self.source, None if self.replaces else self.directory]
         for directory in filter(None, read):
             _demand_sound(directory / "metrics.jsonl")
-        known = self.task.kept or {}
-        for name, text in kept.items():
-            if known.get(name, text) != text:
+        for name, text in (self.task.kept or {}).items():
+            if kept.get(name, text) != text:
                 raise RunError(f"{self.directory / name} is not what the run began with; give another --out")
         self.clear()
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -140,10 +139,9 @@ class Run:
     def describe(self, kept: Mapping[str, str]) -> str:
         """Return a line that would differ if another process trained something else."""
         config = self._describe(kept)
-        parts = {"settings": config["settings"], "data": config["kept"], "versions": config["versions"]}
         listed = ", ".join(
-            f"{name} {hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:8]}"
-            for name, part in parts.items()
+            f"{name} {hashlib.sha256(json.dumps(config[name], sort_keys=True).encode()).hexdigest()[:8]}"
+            for name in ("settings", "kept", "versions")
         )
         step = self.start.step if self.start else 0
         return f"{self.task.name} on {self.mesh} from step {step} with seed {self.seed}, {listed}"
@@ -348,7 +346,9 @@ def _read_config(directory: Path) -> _Config | None:
             f"{path} is damaged or not Regard's ({type(error).__name__}: {error}); "
             "give another --out, or remove the directory yourself"
         ) from error
-    return _Config(task, config["seed"], config["versions"], config.get("kept", {}), config.get("continued_from"))
+    return _Config(
+        task, config["seed"], config["versions"], config.get("kept", {}), config.get("continued_from")
+    )
 
 
 def _demand_same(

@@ -100,7 +100,7 @@ class Task(Settings, abc.ABC):
     @functools.cached_property
     def held_out(self) -> Batch:
         """The held-out batch; depends on the settings alone, not on a run's seed."""
-        with jax.ensure_compile_time_eval():  # whoever asks first may be tracing
+        with compilation.compute_now():
             return self.make_held_out()
 
     @property

@@ -97,9 +97,7 @@ class Text(Task):
     def documents(self) -> tuple[corpora.Documents, corpora.Documents]:
         """Training and held-out documents, found when first asked for: a loaded model does not need them."""
         if self.files:
-            found = corpora.read_documents(
-                self.files, piece_bytes=self.document_bytes, report=self._report
-            )
+            found = corpora.read_documents(self.files, piece_bytes=self.document_bytes, report=self._report)
         else:
             found = corpora.Documents.of_texts(corpora.read_manual().values())
         return corpora.split_documents(found, self.held_out_fraction, self.data_seed, self.held_out_bytes)
