@@ -187,6 +187,8 @@ def test_not_a_number_is_no_text():
 def test_impossible_searches_are_refused(model):
     with pytest.raises(ValueError, match="num_beams: expected an integer of at least 1, got 0"):
         beam_search(model, PROMPTS, num_beams=0, max_tokens=3)
+    with pytest.raises(ValueError, match=r"num_beams: expected at most \d+, as int32 counts"):
+        beam_search(model, PROMPTS, num_beams=10**9, max_tokens=N)
     with pytest.raises(ValueError, match="length_penalty: expected a finite number, got inf"):
         beam_search(model, PROMPTS, num_beams=2, max_tokens=3, length_penalty=float("inf"))
     with pytest.raises(ValueError, match="max_tokens: expected an integer of at least 1, got 0"):

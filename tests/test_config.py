@@ -73,10 +73,29 @@ def test_a_config_is_a_value():
         ({"gate_limit": 7.0}, "gate_limit: expected None, or a number above 0 with gated=True"),
         ({"dropout_rate": 1.0}, r"dropout_rate: expected a rate in \[0, 1\), got 1.0"),
         ({"attention_dropout_rate": -0.1}, r"attention_dropout_rate: expected a rate in \[0, 1\)"),
+        ({"norm_epsilon": True}, "norm_epsilon: expected a number above 0, got True"),
+        ({"windows": (True,)}, r"windows: expected None or numbers of keys .*, got \(True,\)"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
+        TransformerConfig(**{**SIZES, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attention_bias": "no"}, "attention_bias: expected True or False.*; got 'no'"),
+        ({"output_bias": 0}, "output_bias: expected True or False.*; got 0"),
+        ({"sinks": None}, "sinks: expected True or False.*; got None"),
+        (
+            {"rotary_scaling": {"rope_type": "linear", "factor": 4.0}},
+            r"rotary_scaling: expected Scaling or None, got dict; .* such as Linear\(4.0\)",
+        ),
+    ],
+)
+def test_what_is_of_another_kind_is_refused(change, message):
+    with pytest.raises(TypeError, match=message):
         TransformerConfig(**{**SIZES, **change})
 
 

@@ -287,6 +287,9 @@ def test_a_capacity_makes_shapes_equal(model):
         ValueError, match=r"capacity: expected at least 17, a place .*got 16\. None chooses it"
     ):
         generate(model, PROMPTS, max_tokens=N, capacity=16)
+    for settings in ({"max_tokens": 2**31}, {"max_tokens": N, "capacity": 2**40}):
+        with pytest.raises(ValueError, match="capacity: expected at most 2147483647 places, which int32"):
+            generate(model, PROMPTS, **settings)
     written = generate(model, PROMPTS, max_tokens=N, capacity=17)
     assert written.rows() == generate(model, PROMPTS, max_tokens=N).rows()
 

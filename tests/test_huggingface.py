@@ -392,7 +392,11 @@ def test_what_is_not_supported_says_what_is(settings, message):
 def test_unreadable_configs_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"config.json: expected the config.json of a model, found nothing"):
         huggingface.read_config(tmp_path)
-    for text, complaint in (("{", "expected JSON, got"), ("[]", "expected a JSON object, got list")):
+    for text, complaint in (
+        ("{", "expected JSON, got"),
+        ("[" * 100_000, "expected JSON, got"),
+        ("[]", "expected a JSON object, got list"),
+    ):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=rf"config.json: {complaint}"):
             huggingface.load(tmp_path)

@@ -254,6 +254,31 @@ def test_what_holds_no_task_is_named(names, told, monkeypatch, capsys):
     assert "REGARD_TASKS" in capsys.readouterr().err
 
 
+def test_a_file_never_takes_the_name_of_a_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
+    for folder in ("packages", "own"):
+        (tmp_path / folder).mkdir()
+        source = EXAMPLE.read_text().replace('"parity"', f'"{folder}"')
+        (tmp_path / folder / "some_package.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    with pytest.raises(ValueError, match=r"some_package\.py is that of another module"):
+        tasks.load_tasks(str(tmp_path / "own" / "some_package.py"))
+    tasks.load_tasks(str(tmp_path / "own" / ".." / "packages" / "some_package.py"))
+    assert "packages" in tasks.TASKS
+
+
+def test_a_file_that_failed_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
+    path = tmp_path / "mine_that_failed.py"
+    path.write_text("from regard.training import tasks\nraise OSError('not yet')\n")
+    for _ in range(2):
+        with pytest.raises(OSError, match="not yet"):
+            tasks.load_tasks(str(path))
+    path.write_text(EXAMPLE.read_text().replace('"parity"', '"mended"'))
+    tasks.load_tasks(str(path))
+    assert "mended" in tasks.TASKS
+
+
 def test_a_name_that_is_taken_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks, "TASKS", dict(tasks.TASKS))
     source = EXAMPLE.read_text().replace('"parity"', '"copy"')

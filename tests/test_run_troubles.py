@@ -7,12 +7,14 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
 from regard.cli import main
-from regard.training import checkpoints, loop, processes, runs
+from regard.training import checkpoints, loop, processes, runs, tasks
+from regard.training.compilation import run_once
 from small_runs import begin, snapshot, tiny_copy
 
 COPY = [
@@ -51,15 +53,22 @@ def test_a_place_below_a_file_is_named(tmp_path, capsys):
     assert "file/run: Not a directory; give an --out below directories alone" in error
 
 
-def test_too_little_memory_is_told_in_one_sentence(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("where", "name"), [(loop, "train"), (tasks.Copy, "make_held_out")])
+def test_too_little_memory_is_told_in_one_sentence(tmp_path, capsys, monkeypatch, where, name):
     def fail(*arguments, **options):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 64 bytes.\n  @ 0x7f")
 
-    monkeypatch.setattr(loop, "train", fail)
+    monkeypatch.setattr(where, name, fail)
     error = refuse(capsys, ["--out", tmp_path / "run"], 1)
     assert error.count("\n") == 1
     assert "does not fit into the memory of the devices" in error
     assert "Out of memory allocating 64 bytes.); give a smaller --batch-size" in error
+
+
+def test_what_finds_no_memory_raises_before_it_is_read():
+    """Read by NumPy, such arrays end the process."""
+    with pytest.raises(jax.errors.JaxRuntimeError, match="memory"):
+        run_once(lambda rng: jax.random.bits(rng, (2**31 - 1, 2**24), jnp.uint8), jax.random.key(0))
 
 
 def test_force_deletes_nothing_where_the_data_are_missing(run, tmp_path, capsys):

@@ -46,7 +46,7 @@ def test_top_k_leaves_the_largest_k(count):
         np.testing.assert_array_equal(own[own > -np.inf], row[own > -np.inf])
 
 
-@pytest.mark.parametrize("share", [1e-6, 0.3, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("share", [1e-50, 1e-6, 0.3, 0.5, 0.9, 0.99])
 def test_top_p_leaves_the_smallest_nucleus(share):
     logits = draw_logits()
     left = np.asarray(jax.jit(sampling.top_p)(logits, share))
@@ -237,7 +237,10 @@ def test_a_record_survives_the_tree():
         ({"temperature": 1.0, "top_p": 0.0}, r"top_p: expected a number in \(0, 1\], got 0\.0"),
         ({"temperature": 1.0, "top_p": 1.5}, r"top_p: expected a number in \(0, 1\], got 1\.5"),
         ({"temperature": 1.0, "min_p": -1.0}, r"min_p: expected a number in \(0, 1\], got -1\.0"),
-        ({"repetition_penalty": 0.0}, r"repetition_penalty: expected a number above 0, got 0\.0"),
+        *(
+            ({"repetition_penalty": penalty}, "repetition_penalty: expected a number from 1e-20 to 1e20")
+            for penalty in (0.0, 1e-40, 1e300, float("inf"), float("nan"))
+        ),
         (
             {"top_k": 3, "min_p": 0.1},
             "top_k, min_p: expected a temperature above 0 with it, got temperature=0",

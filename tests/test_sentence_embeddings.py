@@ -139,7 +139,17 @@ def test_modules_of_another_folder_are_refused(tmp_path, path):
         huggingface.load(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "{}x", '[{"type": 3, "path": ""}]', '[{"path": "a"}]'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        pytest.param("[" * 100_000, id="deep"),
+        "[1]",
+        "{}x",
+        '[{"type": 3, "path": ""}]',
+        '[{"path": "a"}]',
+    ],
+)
 def test_modules_that_cannot_be_read_are_refused(tmp_path, text):
     (tmp_path / "modules.json").write_text(text)
     with pytest.raises(ValueError, match=r"modules\.json: expected a list of modules"):

@@ -94,6 +94,18 @@ def test_shrinking_leaves_what_the_users_choice_needs(kind, group, choice, expec
         (lambda: settings.Sizes(num_layers=0), "num_layers must be at least 1, got 0"),
         (lambda: settings.Sizes(dropout_rate=1.0), r"dropout_rate must be in \[0, 1\), got 1.0"),
         (lambda: settings.Optimization(steps=0), "steps must be at least 1, got 0"),
+        *(
+            (make, rf"{name} must be at most 2\*\*31 - 1, got 1000000000000")
+            for name, make in (
+                ("held_out_size", lambda: tasks.Copy(held_out_size=10**12)),
+                ("steps", lambda: settings.Optimization(steps=10**12)),
+                ("warmup_steps", lambda: settings.Optimization(warmup_steps=10**12)),
+                ("heads_every", lambda: settings.Cadence(heads_every=10**12)),
+                ("max_length", lambda: tasks.Reverse(max_length=10**12)),
+                ("length", lambda: tasks.Text(length=10**12)),
+            )
+        ),
+        (lambda: tasks.Text(vocab_size=10**12), r"vocab_size must be at most 2\*\*30, got"),
         (lambda: settings.Optimization(learning_rate=0), "learning_rate must be above 0"),
         (lambda: settings.Optimization(learning_rate=float("nan")), "learning_rate must be above 0"),
         (lambda: settings.Optimization(steps=3, warmup_steps=5), "warmup_steps must be at most steps"),

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import math
 import shutil
@@ -239,6 +240,8 @@ def test_paths_that_cannot_serve_are_named(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a").write_text("same")
     (tmp_path / "b").write_text("same")
+    with pytest.raises(ValueError, match=r"got an empty name; \. is this directory"):
+        corpora.read_documents([""])
     with pytest.raises(ValueError, match="missing, which does not exist"):
         corpora.read_documents([tmp_path / "missing"])
     with pytest.raises(ValueError, match="directory without a file"):
@@ -638,38 +641,27 @@ def test_another_corpus_under_the_same_name_is_refused(stopped):
     refuse(directory, task, "not that with which this run began")
 
 
-def test_another_tokenizer_is_refused(stopped):
+def test_what_a_run_kept_is_there_as_it_was_or_named(stopped):
+    """Learned anew, a tokenizer may be another one, in whose tokens the model does not speak."""
     directory, _, task = stopped
-    own = (directory / "tokenizer.json").read_text()
-    other = vocabularies.train_pairs(["entirely other words, other words"], 271).to_json()
-    (directory / "tokenizer.json").write_text(other)
-    refuse(directory, task, "tokenizer: it had")
-    (directory / "tokenizer.json").write_text(own[: len(own) // 2])
-    refuse(directory, task, r"tokenizer\.json is damaged")
-
-
-@pytest.mark.parametrize(
-    ("contents", "told"),
-    [
-        (b"\xff", r"corpus\.json cannot be read"),
-        (b"[", r"corpus\.json of this run is damaged"),
-        (b"[1]", r"corpus\.json of this run is damaged"),
-    ],
-)
-def test_a_damaged_list_of_facts_is_named(stopped, contents, told):
-    directory, _, task = stopped
-    (directory / "corpus.json").write_bytes(contents)
-    refuse(directory, task, told)
-
-
-@pytest.mark.slow
-def test_a_lost_tokenizer_is_made_again(stopped, finished, compiled):
-    """Training it is deterministic, and corpus.json knows whether it is the same."""
-    directory, _, task = stopped
-    own = (directory / "tokenizer.json").read_text()
-    (directory / "tokenizer.json").unlink()
-    assert train(directory, task, compiled=compiled).status == "finished"
-    assert (directory / "tokenizer.json").read_text() == own
+    other = vocabularies.train_pairs(["entirely other words, other words"], 271).to_json().encode()
+    for name, contents, told in (
+        ("tokenizer.json", None, r"tokenizer\.json of this run is gone; bring it back"),
+        ("tokenizer.json", other, r"tokenizer\.json is not what this run began with; bring it back"),
+        ("corpus.json", None, r"corpus\.json of this run is gone; bring it back"),
+        ("corpus.json", b"[1]", r"corpus\.json is not what this run began with"),
+        ("corpus.json", b"\xff", r"corpus\.json cannot be read"),
+    ):
+        own = (directory / name).read_bytes()
+        (directory / name).unlink()
+        if contents is not None:
+            (directory / name).write_bytes(contents)
+        refuse(directory, task, told)
+        with pytest.raises(ValueError, match=told):
+            _ = runs.load_run(directory)[0].tokens
+        (directory / name).write_bytes(own)
+    (directory / "corpus.json").unlink()
+    assert runs.load_run(directory)[0].vocabulary.size == 272, "which is all that generating needs"
 
 
 def test_force_forgets_the_kept_files(stopped):
@@ -677,7 +669,7 @@ def test_force_forgets_the_kept_files(stopped):
     (files / "00.txt").write_text("changed\n")
     task = dataclasses.replace(task, vocab_size=277)
     opened = runs.open_run(directory, task, force=True)
-    assert opened.task.kept == {}
+    assert opened.task.kept is None
     opened.begin({})
     assert [path.name for path in directory.iterdir()] == ["config.json"]
 
@@ -706,17 +698,24 @@ def cache(tmp_path, monkeypatch):
 def test_text_becomes_tokens_once(corpus, tmp_path, cache, monkeypatch):
     files = shutil.copytree(corpus, tmp_path / "texts")
     told = []
-    small(files).prepare(lambda *what: told.append(what))
+    first = small(files, vocab_size=271)
+    first.prepare(lambda *what: told.append(what))
     (folder,) = cache()
     total = sum(path.stat().st_size for path in files.iterdir())
-    assert [(done, of) for _, done, of in (told[0], told[-1])] == [(0, total), (total, total)]
-    assert told[0][0] == f"0.0 MB of text to 0.0 MB of tokens in {folder}", (
-        "the room is said before it is taken"
-    )
+    said = [
+        "looking for documents in 0.0 MB of files",
+        "learning 271 strings of bytes from 0.0 MB of text",
+        f"0.0 MB of text to at most 0.0 MB of tokens in {folder}",  # before the room is taken
+    ]
+    assert list(dict.fromkeys(what for what, _, _ in told)) == said
+    for what in said:
+        (start, size), *_, end = ((done, of) for name, done, of in told if name == what)
+        assert (start, end) == (0, (size, size))
+        assert size == total or what.startswith("learning")
     before = snapshot(folder)
     monkeypatch.setattr(corpora, "read_documents", None)
-    again = small(files)
-    assert len(again.tokens.training) > 500
+    again = small(files, vocab_size=271).restore(first.keep())
+    assert len(again.tokens.training) > 300
     assert again.describe_data()
     assert snapshot(folder) == before
 
@@ -763,6 +762,27 @@ def test_a_cache_that_cannot_be_written_is_named(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ValueError, match=r"cannot be kept in .*file.* name another folder in XDG_CACHE_HOME"):
         _ = small(corpus).tokens
+
+
+class Sparing(io.FileIO):
+    """A file of a system that reads 5 bytes at once, where others read 2 GiB."""
+
+    def read(self, size=-1):
+        return super().read(min(size, 5))
+
+    def readinto(self, buffer):
+        return super().readinto(memoryview(buffer)[:5])
+
+
+def test_more_tokens_than_a_system_reads_at_once_come_whole(tmp_path):
+    class Place(type(tmp_path)):
+        def open(self, mode, buffering=-1):
+            return io.BufferedReader(Sparing(self)) if buffering else Sparing(self)
+
+    np.arange(7, 1007).astype(np.uint16).tofile(tmp_path / "tokens")
+    file = token_files.TokenFile(Place(tmp_path / "tokens"), np.dtype(np.uint16), 1000)
+    assert file.read().tolist() == [*range(7, 1007)]
+    assert file.read(11, 29).tolist() == [*range(18, 36)]
 
 
 def test_a_training_goes_on_where_the_cache_is_deleted(corpus, cache):

@@ -119,6 +119,19 @@ def test_extreme_scores_and_temperatures_do_not_overflow(dtype, x64):
         assert np.isfinite(slope(name, scores)).all(), name
 
 
+@pytest.mark.parametrize("name", [*gibbs.Equilibrium._fields, "product"])
+def test_slopes_towards_the_coldest_temperatures_are_numbers(name):
+    """The square of 1e-37 is 0 in float32, and by the definition every slope at a peak of 0 is nearly 0."""
+
+    def measure(temperature):
+        if name == "product":
+            return gibbs.softmax_product(jnp.float32([1, 0]), jnp.float32([1, 1]), temperature).sum()
+        return getattr(gibbs.equilibrium(jnp.float32([0, -1, -1e4]), temperature), name).sum()
+
+    for derive in (jax.grad, jax.jacfwd):
+        assert derive(measure)(jnp.float32(1e-37)) == 0
+
+
 def test_a_sweep_goes_from_ground_state_to_chaos(x64):
     scores = jnp.asarray(np.random.default_rng(1).normal(size=(3, 11)))
     temperatures = np.asarray([1e-9, 0.5, 1.0, 2.0, 1e9])

@@ -140,6 +140,9 @@ def test_capacity_is_the_papers():
             np.log(np.sqrt(0.001)) + (width - 1) / 4 * np.log(c),
         )
     assert hopfield.capacity(10_000, radius=3.0) == np.inf
+    # W(x) is x for small x, and c then e^-a, though e^a is below all numbers.
+    small = hopfield.capacity(3, beta=1e-8, radius=1e-3, failure=1e-300)
+    np.testing.assert_allclose(small, 1 / np.sqrt(4 * np.e * 1e-14), rtol=1e-9)
 
 
 def test_hebbian_weights_store_patterns(x64):
@@ -188,8 +191,9 @@ def test_errors_are_explained():
         hebbian.sign_update(jnp.ones(3), jnp.ones((2, 2)))
     with pytest.raises(ValueError, match="max_steps: expected at least 0"):
         hopfield.retrieve(jnp.ones((1, 2)), jnp.ones((1, 2)), max_steps=-1)
-    with pytest.raises(ValueError, match="capacity: expected width of at least 2"):
-        hopfield.capacity(1)
+    for estimate in (hopfield.capacity, hopfield.growth):
+        with pytest.raises(ValueError, match="capacity: expected width of at least 2"):
+            estimate(1)
     with pytest.raises(
         ValueError, match=r"state: expected \(..., count, width\), got an array of shape \(2,\)"
     ):

@@ -1,6 +1,7 @@
 """The streams of a command: text for people, JSON lines for programs, errors on standard error."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,6 +55,21 @@ def expected_errors() -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
+@contextmanager
+def enough_memory(what: str, remedy: str) -> Iterator[None]:
+    """Turn the error of JAX about memory that is too small into a message."""
+    try:
+        yield
+    except RuntimeError as error:
+        is_jax = type(error).__name__ == "JaxRuntimeError"  # which is not imported here
+        if not (is_jax and re.search("RESOURCE_EXHAUSTED|out of memory", str(error), re.IGNORECASE)):
+            raise
+        told = str(error).splitlines()[0][:200]
+        raise RunFailedError(
+            f"{what} does not fit into the memory of the devices ({told}); {remedy}"
+        ) from error
+
+
 def new_table(*headers: str, gap: int = 3) -> Table:
     """Return a table without lines; columns after the first that have a header are of numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
@@ -96,13 +112,15 @@ class Console:
         """Show progress: yield a function to call with what is done, bytes done and bytes in all."""
         columns = (BarColumn(bar_width=20), DownloadColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self.human, transient=True, disable=not self.is_live) as shown:
-            bars: list[TaskID] = []
+            bars: dict[str, TaskID] = {}
 
             def report(what: str, done: int, total: int) -> None:
-                if not bars:
+                if what not in bars:
                     self.say(what)
-                    bars.append(shown.add_task("", total=total))
-                shown.update(bars[0], completed=done)
+                    for bar in bars.values():
+                        shown.update(bar, visible=False)
+                    bars[what] = shown.add_task("", total=total)
+                shown.update(bars[what], completed=done)
 
             yield report
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from regard.cli.commands import Generate
-from regard.cli.console import Console, UsageError, expected_errors
+from regard.cli.console import Console, UsageError, enough_memory, expected_errors
 from regard.cli.spelling import Ending
 from regard.cli.text_models import TextModel, open_text_model
 from regard.models import Sampling, beam_search, stream
@@ -22,7 +22,7 @@ SAMPLING_FLAGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"
 def run_generating(command: Generate, console: Console) -> int:
     """Write after each prompt; the text goes to standard output, remarks about it to standard error."""
     drawing: dict[str, Any] = {"temperature": TEMPERATURE} | _check(command)
-    with expected_errors():
+    with expected_errors(), enough_memory("this", "give fewer --max-tokens, or --beams"):
         text_model = open_text_model(command.source)
         prompts = [text_model.encode(text) for text in command.prompt]
         if command.beams is not None:

@@ -1,12 +1,11 @@
 """`regard train`: open the run, say what runs where, train, say what to do next."""
 
 import dataclasses
-import re
 
 import jax
 
 from regard.cli.commands import Train
-from regard.cli.console import Console, RunFailedError, UsageError, expected_errors
+from regard.cli.console import Console, RunFailedError, UsageError, enough_memory, expected_errors
 from regard.cli.continuation import describe_next, describe_trouble
 from regard.cli.displays import open_display
 from regard.cli.interruption import catch_interrupts
@@ -17,6 +16,10 @@ from regard.training.sharding import Deployment
 from regard.training.tasks import Task, shrink
 
 BLOCKS = "▁▂▃▄▅▆▇█"
+SMALLER = (
+    "give a smaller --batch-size or model, less held-out data, more --accumulate-steps, --remat full, or a "
+    "larger --mesh"
+)
 
 
 def run_training(command: Train, console: Console) -> int:
@@ -24,7 +27,7 @@ def run_training(command: Train, console: Console) -> int:
     if command.profile < 0:
         raise UsageError(f"--profile must be at least 0, got {command.profile}")
     directory = command.directory
-    with expected_errors():
+    with expected_errors(), enough_memory(command.task.name, SMALLER):
         task = shrink(command.task) if command.smoke else command.task
         deployment = choose_deployment(command, task)
         options = {name: getattr(command, name) for name in ("seed", "resume", "force")}
@@ -90,6 +93,7 @@ def advance_run(
     agreed = processes.watch_for_stop(done) if together else None
     try:
         with (
+            enough_memory(run.task.name, SMALLER),
             catch_interrupts(processes.ask_to_stop if together else None) as is_interrupted,
             open_display(console, run.task.name, steps, done) as progress,
         ):
@@ -100,14 +104,6 @@ def advance_run(
             console.emit("diverged", task=run.task.name, metric=error.metric, step=error.step)
             console.fail(f"{run.task.name}: {error}")
         return None
-    except jax.errors.JaxRuntimeError as error:
-        if not re.search("RESOURCE_EXHAUSTED|out of memory", str(error), re.IGNORECASE):
-            raise
-        told = str(error).splitlines()[0][:200]
-        raise RunFailedError(
-            f"{run.task.name} does not fit into the memory of the devices ({told}); "
-            "give a smaller --batch-size or model, more --accumulate-steps, --remat full, or a larger --mesh"
-        ) from error
     except (checkpoints.CheckpointError, runs.RunError, locks.LockError) as error:
         raise UsageError(str(error)) from error
     except OSError as error:

@@ -27,8 +27,8 @@ def read_settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[st
             f"{path}: expected the config.json of a model, found nothing; give the folder that holds it"
         )
     try:
-        settings = json.loads(path.read_text())
-    except ValueError as error:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected JSON, got {error}") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path}: expected a JSON object, got {type(settings).__name__}")

@@ -21,9 +21,9 @@ def read_modules(directory: Path) -> dict[str, Path]:
     try:
         found = {
             module["type"].rpartition(".")[2]: directory / module["path"]
-            for module in json.loads(path.read_text())
+            for module in json.loads(path.read_text(encoding="utf-8"))
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path}: expected a list of modules, each with type and path; got {error!r}"
         ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def _word_pieces(directory: Path) -> Any:
     from tokenizers import BertWordPieceTokenizer
 
     options_file = directory / "tokenizer_config.json"
-    options = json.loads(options_file.read_text()) if options_file.is_file() else {}
+    options = read_settings(options_file) if options_file.is_file() else {}
     return BertWordPieceTokenizer.from_file(
         str(directory / "vocab.txt"),
         lowercase=options.get("do_lower_case", True),

@@ -137,10 +137,10 @@ def _open_file(path: Path) -> WeightFiles:
 def _open_shards(index: Path) -> WeightFiles:
     """Open the files that an index names, each tensor from the file the index gives."""
     try:
-        places = json.loads(index.read_text())["weight_map"]
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         # A name with folders in it could point anywhere.
         files = {index.parent / Path(place).name for place in places.values()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightFileError(
             f"{index}: expected JSON with a weight_map of tensor and file names ({error!r})"
         ) from error

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from regard.arguments import whole_number
+from regard.arguments import LARGEST, whole_number
 from regard.axes import Array, Bool, Float, Int
 from regard.engine.call.problem import accumulation_dtype
 from regard.models.decoder import Decoder
@@ -43,7 +43,7 @@ class Beams:
 
     def rows(self) -> list[list[list[int]]]:
         """Return the texts found for each prompt as lists, best first."""
-        tokens, lengths = jax.device_get((self.tokens, self.lengths))
+        tokens, lengths = jax.device_get(jax.block_until_ready((self.tokens, self.lengths)))
         return [
             [text[:length].tolist() for text, length in zip(*row, strict=True) if length]
             for row in zip(tokens, lengths, strict=True)
@@ -103,7 +103,8 @@ def beam_search(
         added in float32, in float64 for a float64 model.
 
     Raises:
-        TypeError, ValueError: as in `generate`; fewer than one beam; a length penalty that is not finite.
+        TypeError, ValueError: as in `generate`; fewer than one beam, or too many for int32; a
+            length penalty that is not finite.
 
     Example:
         >>> from flax import nnx
@@ -123,7 +124,13 @@ def beam_search(
         raise ValueError(f"length_penalty: expected a finite number, got {length_penalty}")
     ask = (lengths, max_tokens, start_token, capacity, chunk, cache, padding)
     request = canonicalize(model, prompts, *ask)
-    stops = canonicalize_stop_tokens(stop_tokens, vocabulary_size(model))
+    vocab_size = vocabulary_size(model)
+    if num_beams * vocab_size > LARGEST:
+        raise ValueError(
+            f"num_beams: expected at most {LARGEST // vocab_size}, as int32 counts the trials of every beam"
+            f" with each of {vocab_size} tokens; got {num_beams}"
+        )
+    stops = canonicalize_stop_tokens(stop_tokens, vocab_size)
     return _search(*split_model(model), request, stops, float(length_penalty), num_beams)
 
 

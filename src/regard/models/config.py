@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from regard.engine.call.canonicalization import check_rate
-from regard.layers.choices import NormKind, NormPlace, check_choice
+from regard.engine.call.canonicalization import check_flag, check_rate
+from regard.layers.choices import NormKind, NormPlace, check_choice, check_kind
 from regard.layers.experts import check_experts
 from regard.layers.feed_forward import check_activation
 from regard.layers.heads import check_heads
@@ -34,6 +34,7 @@ class TransformerConfig:
     may have a `class_token` and learned `positions`.
 
     Raises:
+        TypeError: flags that are neither True nor False, a rotary scaling of another kind.
         ValueError: sizes that do not fit together, rates outside [0, 1), unknown choices.
 
     Example:
@@ -191,7 +192,7 @@ class TransformerConfig:
         return {"d_ff": width, "feed_forward": {**options, "use_bias": self.feed_forward_bias}}
 
     def _check_numbers(self) -> None:
-        """Check sizes, rates and factors, each by what its field is declared as."""
+        """Check sizes, rates, factors and flags, each by what its field is declared as."""
         for field in fields(self):
             name = field.name
             number: Any = getattr(self, name)
@@ -205,11 +206,17 @@ class TransformerConfig:
                 isinstance(number, bool) or not isinstance(number, int) or number < least
             ):
                 raise ValueError(f"{name}: expected an integer of at least {least}, got {number!r}")
-            elif kind == "float" and not (isinstance(number, int | float) and 0 < number < math.inf):
+            elif kind == "bool":
+                check_flag(name, number)
+            elif kind == "float" and (
+                isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf
+            ):
                 raise ValueError(f"{name}: expected a number above 0, got {number!r}")
 
     def _check_heads(self) -> None:
         check_heads(self.d_model, self.num_heads, self.num_key_heads or 1, self.head_dim)
+        hint = "build one with regard.positions, such as Linear(4.0)"
+        check_kind("rotary_scaling", self.rotary_scaling, Scaling, type(None), hint=hint)
         turned, width = self.rotary_width or self.head_width, self.head_width
         if self.positions == "rotary" and turned > width:
             raise ValueError(f"rotary_width: expected at most the head width, {width}; got {turned}")
@@ -224,7 +231,7 @@ class TransformerConfig:
         if not isinstance(windows, tuple) or not windows:
             raise ValueError(f"windows: expected a tuple such as (None,) or (4095, None), got {windows!r}")
         for window in windows:
-            if window is not None and (not isinstance(window, int) or window < 0):
+            if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
                 raise ValueError(f"windows: expected None or numbers of keys of at least 0, got {windows!r}")
 
     def _check_experts(self) -> None:

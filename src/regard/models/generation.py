@@ -215,7 +215,9 @@ def stream(
             if max_tokens > 1:
                 # Begun before the last tokens are handed over. It does nothing where all rows have ended.
                 state = write(*state, np.int32(burst))
-            tokens, lengths, alive = jax.device_get((done.written.tokens, done.written.lengths, done.alive))
+            # Waited for: where memory was too small, this raises, while reading the results may never end.
+            shown = jax.block_until_ready((done.written.tokens, done.written.lengths, done.alive))
+            tokens, lengths, alive = jax.device_get(shown)
             yield [row[a:b].tolist() for row, a, b in zip(tokens, sent, lengths, strict=True)]
             if not (alive & (lengths < max_tokens)).any():
                 return _keep(*state, draft) if return_cache else None

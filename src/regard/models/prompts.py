@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import integers, whole_number
+from regard.arguments import LARGEST, integers, whole_number
 from regard.axes import Array, Int
 from regard.layers.choices import check_choice
 from regard.masks.grid import is_concrete
@@ -135,6 +135,11 @@ def canonicalize(
         raise ValueError(
             f"capacity: expected at least {least}, a place for each token of the longest prompt and for each"
             f" of max_tokens but the last; got {capacity}. None chooses it"
+        )
+    if capacity > LARGEST:
+        raise ValueError(
+            f"capacity: expected at most {LARGEST} places, which int32 counts, for the longest prompt and"
+            f" max_tokens; got {capacity}"
         )
     burst, rewind = min(burst, max_tokens), min(rewind, max_tokens - 1)
     return Request(start, counts, source, source_lengths, cache, max_tokens, capacity, chunk, burst, rewind)

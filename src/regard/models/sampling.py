@@ -49,7 +49,8 @@ class Sampling:
     min_p: float | None = None
     """Only tokens at least this many times as probable as the most probable one, in (0, 1]."""
     repetition_penalty: float | None = None
-    """Positive logits of tokens seen are divided by it, negative ones multiplied; above 0, and 1 is none."""
+    """Positive logits of tokens seen are divided by it, negative ones multiplied; from 1e-20 to 1e20, and
+    1 is none."""
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
@@ -74,9 +75,9 @@ class Sampling:
             if share is not None and not 0 < share <= 1:
                 raise ValueError(f"{name}: expected a number in (0, 1], got {share}; None keeps all tokens")
         penalty = self.repetition_penalty
-        if penalty is not None and not 0 < penalty < math.inf:
+        if penalty is not None and not 1e-20 <= penalty <= 1e20:
             raise ValueError(
-                f"repetition_penalty: expected a number above 0, got {penalty}; 1 or None is none"
+                f"repetition_penalty: expected a number from 1e-20 to 1e20, got {penalty}; 1 or None is none"
             )
         idle = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) is not None]
         if self.greedy and idle:
@@ -211,8 +212,10 @@ def top_p(logits: Float[Array, "*B V"], share: Any) -> Float[Array, "*B V"]:
     Reference: Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020, section 3.1.
     """
     probability = jax.nn.softmax(logits.astype(accumulation_dtype(logits)), axis=-1)
+    # A share that rounds to 0 would be reached without a token.
+    least = jnp.maximum(jnp.asarray(share, probability.dtype), jnp.finfo(probability.dtype).tiny)
     zero = jnp.zeros_like(probability)
-    return _leave(logits, lambda kept: jnp.sum(jnp.where(kept, probability, zero), axis=-1) >= share)
+    return _leave(logits, lambda kept: jnp.sum(jnp.where(kept, probability, zero), axis=-1) >= least)
 
 
 def min_p(logits: Float[Array, "*B V"], share: Any) -> Float[Array, "*B V"]:

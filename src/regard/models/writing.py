@@ -46,7 +46,7 @@ class Generated:
 
     def rows(self) -> list[list[int]]:
         """Return the tokens of each row as a list, its end included, the padding left out."""
-        tokens, lengths = jax.device_get((self.tokens, self.lengths))
+        tokens, lengths = jax.device_get(jax.block_until_ready((self.tokens, self.lengths)))
         return [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
 
     def reasons(self) -> list[str]:

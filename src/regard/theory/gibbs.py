@@ -60,20 +60,21 @@ def equilibrium(scores: Any, temperature: Any = 1.0, keep: Any = None) -> Equili
     scores, temperature = jnp.where(keep, scores, 0), operands.rows("temperature", temperature, scores)
     peak = jnp.where(keep, scores, -jnp.inf).max(-1, keepdims=True, initial=-jnp.inf)
     peak = jax.lax.stop_gradient(jnp.where(alive, peak, 0))
-    shifted = jnp.where(keep, (scores - peak) / temperature, 0)
-    share = jnp.where(keep, jnp.exp(shifted), 0)
+    gaps = jnp.where(keep, scores - peak, 0)
+    # The factor of a key far below the peak is 0, while its exponent and that one's slopes may be infinite.
+    near = keep & (jnp.exp(jnp.divide(*jax.lax.stop_gradient((gaps, temperature)))) > 0)
+    shifted = _divide(jnp.where(near, gaps, 0), temperature)
+    share = jnp.where(near, jnp.exp(shifted), 0)
     total = jnp.where(alive, share.sum(-1, keepdims=True), 1)
     weights = share / total
-    # A weight of 0 may belong to an exponent of -inf.
-    shifted = jnp.where(weights > 0, shifted, 0)
     mean = jnp.sum(weights * shifted, -1, keepdims=True)
-    capacity = jnp.sum(weights * jnp.where(weights > 0, shifted - mean, 0) ** 2, -1)
+    capacity = jnp.sum(weights * (shifted - mean) ** 2, -1)
     entropy = (jnp.log(total) - mean)[..., 0]
     alive, mean, peak, total = alive[..., 0], mean[..., 0], peak[..., 0], total[..., 0]
     temperature = temperature[..., 0]
     return Equilibrium(
         weights,
-        jnp.where(alive, peak / temperature + jnp.log(total), -jnp.inf),
+        jnp.where(alive, _divide(peak, temperature) + jnp.log(total), -jnp.inf),
         jnp.where(alive, -(peak + temperature * jnp.log(total)), jnp.inf),
         jnp.where(alive, -(peak + temperature * mean), 0),
         capacity * temperature**2,
@@ -218,4 +219,16 @@ def softmax_product(weights: Any, vector: Any, temperature: Any = 1.0) -> Array:
     weights, vector = operands.floating(weights=weights, vector=vector)
     vector = operands.broadcast("vector", vector, weights.shape)
     mean = jnp.sum(weights * vector, -1, keepdims=True)
-    return weights * (vector - mean) / operands.rows("temperature", temperature, weights)
+    return _divide(weights * (vector - mean), operands.rows("temperature", temperature, weights))
+
+
+@jax.custom_jvp
+def _divide(energy: Array, temperature: Array) -> Array:
+    """Divide by the temperature, whose square, in JAX's own rule, may be 0."""
+    return energy / temperature
+
+
+@_divide.defjvp
+def _divide_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    quotient, temperature = _divide(*primals), primals[1]
+    return quotient, tangents[0] / temperature - quotient / temperature * tangents[1]

@@ -204,12 +204,7 @@ def capacity(width: int, *, beta: float = 1.0, radius: float = 1.0, failure: flo
 
     Reference: Ramsauer et al., 2021, theorem 3.
     """
-    if width < 2 or not (beta > 0 and radius > 0 and 0 < failure <= 1):
-        raise ValueError(
-            "capacity: expected width of at least 2, beta and radius above 0, failure in (0, 1];"
-            f" got width={width}, beta={beta}, radius={radius}, failure={failure}"
-        )
-    log_count = math.log(failure) / 2 + (width - 1) / 4 * math.log(growth(width, beta, radius, failure))
+    log_count = (width - 1) / 4 * _log_growth(width, beta, radius, failure) + math.log(failure) / 2
     return math.exp(log_count) if log_count < 700 else math.inf
 
 
@@ -224,6 +219,9 @@ def growth(width: int, beta: float = 1.0, radius: float = 1.0, failure: float = 
     Returns:
         c. The theorem holds where c is at least (2 / sqrt(failure))^(4 / (D - 1)).
 
+    Raises:
+        ValueError: as `capacity`.
+
     Example:
         >>> from regard.theory import hopfield
         >>> f"{hopfield.growth(20, radius=3.0):.3f} {hopfield.growth(75):.3f}"
@@ -231,15 +229,27 @@ def growth(width: int, beta: float = 1.0, radius: float = 1.0, failure: float = 
 
     Reference: Ramsauer et al., 2021, theorem 3, whose two examples these are.
     """
-    a = 2 / (width - 1) * (1 + math.log(2 * beta * radius**2 * failure * (width - 1)))
-    b = 2 * radius**2 * beta / 5
-    return b / _lambert(a + math.log(b))
+    log_growth = _log_growth(width, beta, radius, failure)
+    return math.exp(log_growth) if log_growth < 700 else math.inf
 
 
-def _lambert(exponent: float) -> float:
-    """Find W(e^exponent), the w with w + log w = exponent, by Newton's method on log w."""
+def _log_growth(width: int, beta: float, radius: float, failure: float) -> float:
+    """Find the logarithm of c, from those of its factors, which may be tiny."""
+    if width < 2 or not (0 < beta < math.inf and 0 < radius < math.inf and 0 < failure <= 1):
+        raise ValueError(
+            "capacity: expected width of at least 2, finite beta and radius above 0, failure in (0, 1];"
+            f" got width={width}, beta={beta}, radius={radius}, failure={failure}"
+        )
+    log_scale = math.log(beta) + 2 * math.log(radius)
+    a = 2 / (width - 1) * (1 + math.log(2 * (width - 1)) + log_scale + math.log(failure))
+    log_b = math.log(2 / 5) + log_scale
+    return log_b - _log_lambert(a + log_b)
+
+
+def _log_lambert(exponent: float) -> float:
+    """Find log W(e^exponent), w with w + log w = exponent, by Newton's method on log w."""
     log_w = min(exponent, math.log(max(exponent, 1.0)))
     for _ in range(50):
         w = math.exp(log_w)
         log_w -= (w + log_w - exponent) / (w + 1)
-    return math.exp(log_w)
+    return log_w

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import operator
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -16,6 +16,7 @@ from typing import Self
 import numpy as np
 from jaxtyping import Int
 
+Report = Callable[[str, int, int], None]  # is told what is done, how much of it is, and of how much
 PART_BYTES = 2**18
 # Before the white space after a line, or after a word: no line is cut in two, and no word of BPE.
 LINE_END, WORD_END = re.compile(r"(?s).*\S(?=\r?\n)"), re.compile(r"(?s).*\S(?=[ \t\n])")
@@ -106,6 +107,8 @@ def read_manual() -> dict[str, str]:
 
 def list_files(files: Sequence[str | Path]) -> list[tuple[Path, bool]]:
     """List files, and the visible ones below directories that hold anything, sorted; True for those found."""
+    if not all(map(str, files)):
+        raise ValueError("files: expected files and directories, got an empty name; . is this directory")
     paths = sorted((path, path != Path(given)) for given in files for path in _list_below(Path(given)))
     seen: set[Path] = set()
     for path, _ in paths:
@@ -115,7 +118,12 @@ def list_files(files: Sequence[str | Path]) -> list[tuple[Path, bool]]:
     return paths
 
 
-def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> Documents:
+def read_documents(
+    files: Sequence[str | Path],
+    *,
+    piece_bytes: int = 4096,
+    report: Report = lambda what, done, total: None,
+) -> Documents:
     """Find the documents in files, and below directories: one per file, by path.
 
     Files below directories that are not UTF-8 text are skipped. A single file is cut into documents of at
@@ -129,12 +137,15 @@ def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> D
         >>> list(read_documents([folder]).texts())
         ['one two', 'three']
     """
+    paths = list_files(files)
+    total = sum(path.stat().st_size for path, _ in paths)
+    add = count_up(report, f"looking for documents in {describe_size(total)} of files", total)
     sources: list[Path] = []
     digests = bytearray()
     skipped: list[str] = []
-    for path, is_found in list_files(files):
+    for path, is_found in paths:
         try:
-            digest = _digest_text(path)
+            digest = _digest_text(path, add)
         except _NotTextError:
             if not is_found:
                 raise
@@ -154,6 +165,29 @@ def read_documents(files: Sequence[str | Path], *, piece_bytes: int = 4096) -> D
             "--document-bytes to cut one file"
         )
     return Documents(tuple(sources), places[np.sort(first)], tuple(skipped))
+
+
+def count_up(report: Report, what: str, total: int) -> Callable[[int], None]:
+    """Return a function that is told how much more is done, and reports how much that is in all."""
+    done = 0
+
+    def add(more: int) -> None:
+        nonlocal done
+        done += more
+        report(what, done, total)
+
+    add(0)
+    return add
+
+
+def describe_size(size: int) -> str:
+    """Describe a number of bytes.
+
+    Example:
+        >>> describe_size(1_234_567), describe_size(2_000_000_000)
+        ('1.2 MB', '2.0 GB')
+    """
+    return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB"
 
 
 def describe_skipped(paths: Sequence[str]) -> str:
@@ -269,8 +303,8 @@ class _NotTextError(ValueError):
     """A file that is binary, or text in another encoding than UTF-8."""
 
 
-def _digest_text(path: Path) -> bytes:
-    """Return the digest of a file; raise with what is wrong with it."""
+def _digest_text(path: Path, report: Callable[[int], None]) -> bytes:
+    """Return the digest of a file, and report how far it was read; raise with what is wrong with it."""
     digest, decoder = hashlib.blake2b(digest_size=16), codecs.getincrementaldecoder("utf-8")()
     start, data = 0, b"."
     try:
@@ -292,6 +326,7 @@ def _digest_text(path: Path) -> bytes:
                         f"({error.reason}); convert it to UTF-8, or leave it out"
                     ) from error
                 start += len(data)
+                report(len(data))
     except OSError as error:
         raise ValueError(f"files: {path} cannot be read: {error.strerror}") from error
     if not start:

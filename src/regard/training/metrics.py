@@ -76,7 +76,7 @@ def first_not_finite(values: Mapping[str, float]) -> str | None:
 def replace_text(path: Path, text: str) -> None:
     """Write a file so that a reader, or a kill, sees either the old text or the new one."""
     draft = path.with_name(f".{path.name}.draft")
-    with draft.open("w", encoding="utf-8") as file:
+    with draft.open("w", encoding="utf-8", newline="") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

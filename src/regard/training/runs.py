@@ -106,26 +106,25 @@ class Run:
         The run that this one replaces is deleted first, as everything else has been checked by then.
 
         Raises:
-            RunError: when the directory keeps something else than the task, or a line of metrics.jsonl is
-                damaged; nothing is written.
+            RunError: when the task keeps something else than the run that it goes on with, or a line of
+                metrics.jsonl is damaged; nothing is written.
         """
         read = [self.source, None if self.replaces else self.directory]
         for directory in filter(None, read):
             _demand_sound(directory / "metrics.jsonl")
-        present = {} if self.replaces else _read_kept(self.directory, self.task)
-        for name, text in kept.items():
-            if present.get(name, text) != text:
-                raise RunError(f"{self.directory / name} is not what this run began with; give another --out")
+        for name, text in (self.task.kept or {}).items():
+            if kept.get(name, text) != text:
+                raise RunError(f"{self.directory / name} is not what the run began with; give another --out")
         self.clear()
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / "config.json"
         goes_on = self.start is not None and self.source is None
         written = json.loads(path.read_text(encoding="utf-8")) if goes_on else None
         if written is None or written.get("mesh") != self.mesh:
-            config = self._describe() if written is None else written | {"mesh": self.mesh}
+            config = self._describe(kept) if written is None else written | {"mesh": self.mesh}
             metrics.replace_text(path, json.dumps(config, indent=2) + "\n")
-        for name in kept.keys() - present.keys():
-            metrics.replace_text(self.directory / name, kept[name])
+        for name, text in kept.items():
+            metrics.replace_text(self.directory / name, text)
         for path in self.damaged:
             aside = path.with_suffix(".damaged")
             shutil.rmtree(aside, ignore_errors=True)
@@ -139,11 +138,10 @@ class Run:
 
     def describe(self, kept: Mapping[str, str]) -> str:
         """Return a line that would differ if another process trained something else."""
-        config = self._describe()
-        parts = {"settings": config["settings"], "data": dict(kept), "versions": config["versions"]}
+        config = self._describe(kept)
         listed = ", ".join(
-            f"{name} {hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:8]}"
-            for name, part in parts.items()
+            f"{name} {hashlib.sha256(json.dumps(config[name], sort_keys=True).encode()).hexdigest()[:8]}"
+            for name in ("settings", "kept", "versions")
         )
         step = self.start.step if self.start else 0
         return f"{self.task.name} on {self.mesh} from step {step} with seed {self.seed}, {listed}"
@@ -156,13 +154,14 @@ class Run:
                 "system that all processes share"
             )
 
-    def _describe(self) -> dict[str, Any]:
+    def _describe(self, kept: Mapping[str, str]) -> dict[str, Any]:
         """Return the contents of config.json."""
         return {
             "format": FORMAT,
             "task": self.task.name,
             "seed": self.seed,
             "settings": tasks.to_settings(self.task),
+            "kept": _digest(kept),
             "mesh": self.mesh,
             "continued_from": None if self.source is None else str(self.source),
             "versions": read_versions(),
@@ -175,6 +174,7 @@ class _Config(NamedTuple):
     task: tasks.Task
     seed: int
     versions: dict[str, str]
+    kept: dict[str, str]  # digests of the files that the task keeps, by name
     continued_from: str | None
 
 
@@ -224,7 +224,6 @@ def open_run(
             f"{directory} holds a run already; give another --out, or --force to delete it and start again"
         )
     note, own, damaged = None, None, {}
-    kept = {} if replaces else _read_kept(directory, task)
     if existing is not None:
         remedy = "give another --out, or --force to delete that run and start again"
         _demand_same(directory, existing, task, seed, remedy)
@@ -238,10 +237,10 @@ def open_run(
                 f"{directory} was to start from {existing.continued_from} and has no checkpoint of its own "
                 f"yet; give --resume {existing.continued_from}, or --force to start from nothing"
             )
+        kept = None if existing is None or own is None else _read_kept(directory, existing)
         return Run(directory, task.restore(kept), seed, own, note=note, damaged=tuple(damaged), **options)
     branch = _open_branch(directory, task, seed, Path(resume), verify=verify)
-    restored = task.restore(kept or _read_kept(branch.source or directory, task))
-    return dataclasses.replace(branch, task=restored, **options)
+    return dataclasses.replace(branch, **options)
 
 
 def load_run(directory: str | Path) -> tuple[tasks.Task, Any]:
@@ -255,7 +254,7 @@ def load_run(directory: str | Path) -> tuple[tasks.Task, Any]:
     config = _read_config(directory)
     if config is None:
         raise RunError(f"{directory} is not a Regard run: it has no config.json")
-    task = config.task.restore(_read_kept(directory, config.task))
+    task = config.task.restore(_read_kept(directory, config))
     return task, load_model(task, directory)
 
 
@@ -291,16 +290,24 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
     return nnx.merge(structure, params, rest)
 
 
-def _read_kept(directory: Path, task: tasks.Task) -> dict[str, str]:
-    """Return the files that a task keeps in a run directory, text by name; none for a missing one."""
+def _read_kept(directory: Path, config: _Config) -> dict[str, str]:
+    """Return the files that the task of a run keeps, text by name; none for a missing one."""
     kept = {}
-    for path in (directory / name for name in task.keeps):
+    for path in (directory / name for name in config.task.keeps):
         if path.is_file():
             try:
-                kept[path.name] = path.read_text(encoding="utf-8")
+                kept[path.name] = path.read_bytes().decode()
             except (OSError, UnicodeError) as error:
                 raise RunError(f"{path} cannot be read ({error}); bring it back as it was") from error
+    for name, digest in _digest(kept).items():
+        if config.kept.get(name, digest) != digest:
+            raise RunError(f"{directory / name} is not what this run began with; bring it back as it was")
     return kept
+
+
+def _digest(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the SHA-256 of texts, by name."""
+    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
 def _date_checkpoints(directory: Path) -> dict[Path, int]:
@@ -339,7 +346,9 @@ def _read_config(directory: Path) -> _Config | None:
             f"{path} is damaged or not Regard's ({type(error).__name__}: {error}); "
             "give another --out, or remove the directory yourself"
         ) from error
-    return _Config(task, config["seed"], config["versions"], config.get("continued_from"))
+    return _Config(
+        task, config["seed"], config["versions"], config.get("kept", {}), config.get("continued_from")
+    )
 
 
 def _demand_same(
@@ -379,7 +388,8 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, *, ve
     steps = task.optimization.steps
     if start.step >= steps:
         raise RunError(f"--resume {path} is at step {start.step} already; ask for more than --steps {steps}")
-    return Run(directory, task, seed, start, source=source, note=compare_versions(config.versions))
+    restored = task.restore(_read_kept(source, config))
+    return Run(directory, restored, seed, start, source=source, note=compare_versions(config.versions))
 
 
 def _demand_sound(path: Path) -> None:

@@ -20,9 +20,10 @@ def at_least(bound: float) -> Range:
 FRACTION = Range("in (0, 1)", lambda value: 0 < value < 1)
 RATE = Range("in [0, 1)", lambda value: 0 <= value < 1)
 INT32 = Range("from -2**31 to 2**31 - 1", lambda value: -(2**31) <= value < 2**31)
+MOST = Range("at most 2**31 - 1", lambda value: value < 2**31)  # int32 counts it
 VOCABULARY = Range("at most 2**30", lambda value: value <= 2**30)  # int32 holds its tokens, and marks beside
 POSITIVE = Range("above 0", lambda value: value > 0)
-Count = Annotated[int, at_least(1)]
+Count = Annotated[int, at_least(1), MOST]
 DataSeed = Annotated[int, Range("from 0 to 2**63 - 1", lambda value: 0 <= value < 2**63)]
 
 
@@ -147,7 +148,7 @@ class Optimization(Settings):
     schedule: Literal["cosine", "linear", "exponential", "stable", "constant"] = "cosine"
     """Learning rate after the warm-up: cosine or linear down to 0, exponential to a hundredth, stable until a
     fifth of the steps is left and then linear to 0, or constant."""
-    warmup_steps: Annotated[int, at_least(0)] = 0
+    warmup_steps: Annotated[int, at_least(0), MOST] = 0
     """Updates over which the learning rate rises linearly from 0."""
     clip_norm: Annotated[float, at_least(0)] = 1.0
     """Gradients with a larger global norm are scaled down to it; 0 leaves them alone."""
@@ -174,7 +175,7 @@ class Cadence(Settings):
     """Steps between two evaluations on held-out data."""
     checkpoint_every: Count = 200
     """Steps between two checkpoints."""
-    heads_every: Annotated[int, at_least(0)] = 20
+    heads_every: Annotated[int, at_least(0), MOST] = 20
     """Steps between two looks at the entropy and the largest logit of every head; 0 never looks."""
     keep_checkpoints: Count = 2
     """Newest checkpoints that are kept."""

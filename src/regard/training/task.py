@@ -63,7 +63,7 @@ class Task(Settings, abc.ABC):
         reads_rows: True for a task whose training rows `choose` and `fetch` read on the host, between two
             compiled steps, and not `make_batch` within one.
         keeps: names of the files that `keep` may return.
-        kept: the contents of these files as the run began, by name; empty for a new run. No setting.
+        kept: the contents of these files as the run began, by name; None for a new run. No setting.
     """
 
     name: ClassVar[str]
@@ -77,12 +77,12 @@ class Task(Settings, abc.ABC):
     cadence: Cadence = Cadence()
     data_seed: DataSeed = 0
     """Seed of the held-out data; training draws from another stream, whatever the seeds."""
-    kept: Mapping[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    kept: Mapping[str, str] | None = field(default=None, init=False, repr=False, compare=False)
 
-    def restore(self, kept: Mapping[str, str]) -> Self:
-        """Return this task with the files that it kept when a run began."""
+    def restore(self, kept: Mapping[str, str] | None) -> Self:
+        """Return this task with the files that it kept when a run began, those that are there."""
         restored = dataclasses.replace(self)  # without what was derived from other files
-        object.__setattr__(restored, "kept", dict(kept))
+        object.__setattr__(restored, "kept", kept)
         return restored
 
     @property
@@ -100,7 +100,7 @@ class Task(Settings, abc.ABC):
     @functools.cached_property
     def held_out(self) -> Batch:
         """The held-out batch; depends on the settings alone, not on a run's seed."""
-        with jax.ensure_compile_time_eval():  # whoever asks first may be tracing
+        with compilation.compute_now():
             return self.make_held_out()
 
     @property

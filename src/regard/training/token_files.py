@@ -19,14 +19,21 @@ from filelock import FileLock
 from jaxtyping import Int
 
 from regard.engine.flash.tuning import cache_file
-from regard.training.corpora import Documents, list_files, measure_overlap, read_manual
+from regard.training.corpora import (
+    Documents,
+    Report,
+    count_up,
+    describe_size,
+    list_files,
+    measure_overlap,
+    read_manual,
+)
 from regard.training.metrics import replace_text
 from regard.training.vocabularies import ByteVocabulary
 
 FORMAT = 1
 RECORD, SIDES = "record.json", ("training", "held_out")
 ENCODED_AT_ONCE = 2**21  # characters, which BPE encodes on all cores
-Report = Callable[[str, int, int], None]  # is told what is done, how much of it is, and of how much
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class TokenFile:
 
     @functools.cached_property
     def _file(self) -> BinaryIO:
-        file = self.path.open("rb", buffering=0)
+        file = self.path.open("rb")  # buffered: a system reads 2 GiB at once at most, and a buffer goes on
         weakref.finalize(self, file.close)
         return file
 
@@ -88,17 +95,11 @@ def open_tokens(
 
     def make(folder: Path) -> dict[str, Any]:
         sides = find()
-        total, done = sum(documents.num_bytes for documents in sides), 0
+        total = sum(documents.num_bytes for documents in sides)
         size = describe_size((total + sum(map(len, sides)) + 2) * dtype.itemsize)
         most = "" if text is None else "at most "
         what = f"{describe_size(total)} of text to {most}{size} of tokens in {folder.with_suffix('')}"
-
-        def add(more: int) -> None:
-            nonlocal done
-            done += more
-            report(what, done, total)
-
-        add(0)
+        add = count_up(report, what, total)
         written = [
             write_tokens(folder / name, vocabulary, documents, add)
             for name, documents in zip(SIDES, sides, strict=True)
@@ -121,16 +122,6 @@ def open_tokens(
         for name, count in zip(SIDES, record["facts"]["tokens"], strict=True)
     )
     return Tokens(training, held_out, **record)
-
-
-def describe_size(size: int) -> str:
-    """Describe a number of bytes.
-
-    Example:
-        >>> describe_size(1_234_567), describe_size(2_000_000_000)
-        ('1.2 MB', '2.0 GB')
-    """
-    return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB"
 
 
 def keep(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import itertools
@@ -104,7 +105,10 @@ def _import_file(path: Path) -> Any:
     loaded = sys.modules.get(path.stem)
     if getattr(loaded, "__file__", None) == str(path.absolute()):
         return loaded
-    if loaded is not None or path.stem in sys.stdlib_module_names:
+    # Nor may an installed package be shadowed, which somebody imports later.
+    origin = getattr(importlib.machinery.PathFinder.find_spec(path.stem), "origin", None)
+    is_other = origin is not None and not (path.is_file() and path.samefile(origin))
+    if loaded is not None or is_other or path.stem in sys.stdlib_module_names:
         raise ValueError(f"REGARD_TASKS: the name of {path} is that of another module; rename the file")
     spec = importlib.util.spec_from_file_location(path.stem, path.absolute())
     if spec is None or spec.loader is None or not path.is_file():
@@ -113,7 +117,11 @@ def _import_file(path: Path) -> Any:
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(path.stem, None)
+        raise
     return module
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from regard.training.accuracy import measure_tokens
 from regard.training.lazy_modules import inspection, jax, jnp, models, np
-from regard.training.settings import VOCABULARY, Cadence, Count, Goal, Optimization, Sizes
+from regard.training.settings import VOCABULARY, Cadence, Count, Goal, Optimization, Sizes, at_least
 from regard.training.task import Batch, Example, Metrics, Picture, SyntheticTask, draw_heads
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Copy(SyntheticTask):
     name: ClassVar[str] = "copy"
     goal: ClassVar[Goal] = Goal("accuracy", 1.0)
 
-    vocab_size: Annotated[Count, VOCABULARY] = 16
+    vocab_size: Annotated[int, at_least(1), VOCABULARY] = 16
     """Different tokens, besides the start and end marks."""
     length: Count = 8
     """Tokens per sequence, besides the mark."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from regard.training.accuracy import count_right, measure_tokens
 from regard.training.lazy_modules import inspection, jax, jnp, masks, models, np
-from regard.training.settings import VOCABULARY, Cadence, Count, Goal, Optimization, Sizes
+from regard.training.settings import VOCABULARY, Cadence, Count, Goal, Optimization, Sizes, at_least
 from regard.training.task import Batch, Example, Metrics, Picture, SyntheticTask, draw_heads
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ class Reverse(SyntheticTask):
     name: ClassVar[str] = "reverse"
     goal: ClassVar[Goal] = Goal("accuracy", 1.0)
 
-    vocab_size: Annotated[Count, VOCABULARY] = 16
+    vocab_size: Annotated[int, at_least(1), VOCABULARY] = 16
     """Different tokens, besides the start, end and padding marks."""
     min_length: Count = 5
     """Shortest sequence."""
-    max_length: int = 10
+    max_length: Count = 10
     """Longest sequence."""
     model: Sizes = Sizes(d_model=64, num_heads=4, d_ff=128)
     optimization: Optimization = Optimization(steps=500, batch_size=64, learning_rate=5e-3)

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -30,6 +30,8 @@ from regard.training.lazy_modules import (
 )
 from regard.training.settings import (
     FRACTION,
+    MOST,
+    VOCABULARY,
     Cadence,
     Count,
     DataSeed,
@@ -69,16 +71,17 @@ class Text(Task):
     writes_text: ClassVar[bool] = True
     reads_rows: ClassVar[bool] = True
     keeps: ClassVar[tuple[str, ...]] = (TOKENIZER, FACTS)
+    _report = staticmethod(lambda what, done, total: None)  # another one while `prepare` is at work
 
     files: tuple[str, ...] = ()
     """UTF-8 files, each one document, and directories, in which what is not text is skipped; a single file is
     cut into documents. None means the topics of Python's own manual, which come with Python."""
     document_bytes: Count = 4096
     """A single file is cut at ends of lines into documents of at most this many bytes."""
-    vocab_size: Annotated[int, at_least(NUM_BYTES)] = NUM_BYTES
+    vocab_size: Annotated[int, at_least(NUM_BYTES), VOCABULARY] = NUM_BYTES
     """Tokens besides the mark between documents: 256 are the bytes, more are frequent strings (BPE) learned
     from the training documents, of which the first 128 MiB are read."""
-    length: Annotated[int, at_least(2)] = 256
+    length: Annotated[int, at_least(2), MOST] = 256
     """Tokens per row, which is as far as the model ever looks back in training."""
     held_out_fraction: Annotated[float, FRACTION] = 0.1
     """Part of the bytes, in whole documents, that is held out, in (0, 1)."""
@@ -94,7 +97,7 @@ class Text(Task):
     def documents(self) -> tuple[corpora.Documents, corpora.Documents]:
         """Training and held-out documents, found when first asked for: a loaded model does not need them."""
         if self.files:
-            found = corpora.read_documents(self.files, piece_bytes=self.document_bytes)
+            found = corpora.read_documents(self.files, piece_bytes=self.document_bytes, report=self._report)
         else:
             found = corpora.Documents.of_texts(corpora.read_manual().values())
         return corpora.split_documents(found, self.held_out_fraction, self.data_seed, self.held_out_bytes)
@@ -104,31 +107,46 @@ class Text(Task):
         """Tokens; those of BPE as the run keeps them, trained on the training documents for a new run."""
         if self.vocab_size == NUM_BYTES:
             return vocabularies.ByteVocabulary()
-        if TOKENIZER in self.kept:
-            return vocabularies.PairVocabulary(self.kept[TOKENIZER])
-        return vocabularies.train_pairs(
-            _take_bytes(self.documents[0].texts(), LEARNED_BYTES), self.vocab_size
-        )
+        known = self._recall(TOKENIZER)
+        if known is not None:
+            return vocabularies.PairVocabulary(known)
+        documents = self.documents[0]
+        size = min(documents.num_bytes, LEARNED_BYTES)
+        what = f"learning {self.vocab_size:,} strings of bytes from {corpora.describe_size(size)} of text"
+        texts = _take_bytes(documents.texts(), size, corpora.count_up(self._report, what, size))
+        return vocabularies.train_pairs(texts, self.vocab_size)
 
     @functools.cached_property
     def tokens(self) -> token_files.Tokens:
         """Training and held-out tokens, on disk; those that the run began with."""
-        return self._open_tokens(lambda what, done, total: None)
-
-    def prepare(self, report: Report) -> None:
-        vars(self)["tokens"] = self._open_tokens(report)
-
-    def _open_tokens(self, report: Report) -> token_files.Tokens:
         split = (self.document_bytes, self.held_out_fraction, self.held_out_bytes, self.data_seed)
-        tokens = token_files.open_tokens(self.files, split, self.vocabulary, lambda: self.documents, report)
+        tokens = token_files.open_tokens(
+            self.files, split, self.vocabulary, lambda: self.documents, self._report
+        )
         if len(tokens.training) <= self.length:
             raise ValueError(
                 f"length must be below the {len(tokens.training)} training tokens, got {self.length}; "
                 "ask for a shorter --length, or give more text"
             )
-        if FACTS in self.kept:
-            _demand_same_facts(self.kept[FACTS], tokens.facts)
+        known = self._recall(FACTS)
+        if known is not None:
+            _demand_same_facts(json.loads(known), tokens.facts)
         return tokens
+
+    def prepare(self, report: Report) -> None:
+        vars(self)["_report"] = report
+        try:
+            _ = self.tokens
+        finally:
+            del vars(self)["_report"]
+
+    def _recall(self, name: str) -> str | None:
+        """Return a file that the run kept; None for a new run."""
+        if self.kept is not None and name not in self.kept:
+            raise ValueError(
+                f"{name} of this run is gone; bring it back as it was, or train again with another --out"
+            )
+        return None if self.kept is None else self.kept[name]
 
     @property
     def config(self) -> models.TransformerConfig:
@@ -346,14 +364,8 @@ def _average(sums: Metrics) -> tuple[jax.Array, Metrics]:
     return loss, {"bits_per_byte": bits_per_byte, "token_accuracy": right / tokens}
 
 
-def _demand_same_facts(kept: str, found: dict[str, Any]) -> None:
+def _demand_same_facts(known: dict[str, Any], found: dict[str, Any]) -> None:
     """Raise with the differences from the text that the run began with."""
-    try:
-        known = dict(json.loads(kept))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"{FACTS} of this run is damaged ({error}); bring it back as it was, or give another --out"
-        ) from error
     differences = "".join(
         f"  {name}: it had {known.get(name)}, now {value}\n"
         for name, value in found.items()
@@ -362,14 +374,16 @@ def _demand_same_facts(kept: str, found: dict[str, Any]) -> None:
     if differences:
         raise ValueError(
             f"the text is not that with which this run began (training, held out):\n{differences}"
-            "bring back the files and tokenizer.json as they were, or give another --out"
+            "bring back the files as they were, or give another --out"
         )
 
 
-def _take_bytes(texts: Iterator[str], most: int) -> Iterator[str]:
-    """Yield texts until there are so many bytes."""
+def _take_bytes(texts: Iterator[str], most: int, report: Callable[[int], None]) -> Iterator[str]:
+    """Yield texts until there are so many bytes; report how many each has."""
     for text in texts:
         yield text
-        most -= len(text.encode())
+        size = len(text.encode())
+        report(size)
+        most -= size
         if most <= 0:
             return
