@@ -68,7 +68,7 @@ class Mask:
     kinds: ClassVar[Any] = None
     """Kinds of its tiles, where it was prepared."""
     kept_tiles: ClassVar[KeptTiles | None] = None
-    """How many of them it keeps, where it was prepared outside a trace."""
+    """Numbers of those that it keeps, where it was prepared outside a trace."""
     leading_axes: ClassVar[int] = 0
     """Number of leading axes that the mask's own data needs at least."""
     bounds: ClassVar[Bounds] = Bounds(exact=False)

@@ -24,7 +24,7 @@ class TileKind(enum.IntEnum):
 
 
 class KeptTiles(NamedTuple):
-    """How many tiles of this side their rows and columns keep, by quarters, and a row if 4 x 4 are one."""
+    """Numbers of kept tiles of this side in rows and columns, by quarters, and in a row if 4 x 4 are one."""
 
     side: int
     by_row: tuple[int, ...]
