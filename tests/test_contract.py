@@ -603,3 +603,13 @@ def test_bfloat16_is_multiplied_as_such_unless_more_is_asked_for(backend):
     truth = np.asarray(run(*wide))
     np.testing.assert_array_equal(run(*arrays, precision="highest"), jnp.asarray(truth, jnp.bfloat16))
     np.testing.assert_allclose(run(*arrays), truth, rtol=0, atol=2.0**-7 * np.abs(truth).max())
+
+
+@pytest.mark.parametrize("backend", ["dense", "tiled"])
+def test_scores_of_a_single_key_have_no_gradient_in_bfloat16(backend):
+    rng = np.random.default_rng(23)
+    query, key, value = (jnp.asarray(rng.normal(size=(n, 17)), jnp.bfloat16) for n in (5, 1, 1))
+    cotangent = jnp.asarray(rng.normal(size=(5, 17)), jnp.bfloat16)
+    _, pull = jax.vjp(lambda query, key: attend(query, key, value, backend=backend), query, key)
+    for grad in pull(cotangent):
+        np.testing.assert_allclose(grad.astype(jnp.float32), 0, atol=1e-5)  # of terms that are about 10

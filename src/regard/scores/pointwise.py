@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import eval_jaxpr
+from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from regard.axes import Array, ArrayLike
 from regard.formulas import Formula, Fraction, Function, Number, Symbol, Terms, product
@@ -199,7 +200,9 @@ class Modifier(Modified):
     def closure_convert(self, dtype: Any) -> Score:
         index = jax.ShapeDtypeStruct((), jnp.int32)
         call = functools.partial(call_closure, "modifier", self.fn)
-        program = jax.make_jaxpr(call)(jax.ShapeDtypeStruct((), dtype), *[index] * 4)
+        # A program keeps the mesh that it is made in, and computes with no array of another.
+        with use_abstract_mesh(AbstractMesh((), ())):
+            program = jax.make_jaxpr(call)(jax.ShapeDtypeStruct((), dtype), *[index] * 4)
         answers = program.out_avals
         if len(answers) != 1 or answers[0].shape or not jnp.issubdtype(answers[0].dtype, jnp.floating):
             found = ", ".join(map(str, answers)) or "nothing"

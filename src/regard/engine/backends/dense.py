@@ -88,6 +88,10 @@ def _attend(
     kept, grown = weights, total
     if problem.dropout_rate:
         kept, grown = jnp.where(_survivors(problem), weights, 0), total * (1 - problem.dropout_rate)
+    if problem.low_precision:
+        # The product rounds the gradient of its weights: what cancels in it, where one weight is nearly all,
+        # cancels with nothing else.
+        kept, grown = kept / grown, 1
     # Divided after the product: T x E numbers instead of T x S.
     kept = problem.fold(kept).astype(problem.matmul_dtype)
     output = problem.unfold(value.mix(kept, problem.precision)) / grown
