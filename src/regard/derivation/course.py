@@ -314,9 +314,12 @@ class Course:
             words += (
                 "" if bool(read.all()) else " A value that nobody may read counts as 0, whatever it holds."
             )
-        # Divided after the product, as `attend` does: low precision would round the weights.
+        # As the definition of `attend` does: divided after the product, but in low precision before.
+        sums = problem.with_heads(sums[..., None])
+        if problem.low_precision:
+            exponentials, sums = exponentials / sums, jnp.ones_like(sums)
         exponentials, spread = (one.astype(problem.matmul_dtype) for one in (exponentials, spread))
-        output = multiply(exponentials, spread, problem.precision) / problem.with_heads(sums[..., None])
+        output = multiply(exponentials, spread, problem.precision) / sums
         output = output if kept is None else output * problem.with_heads(kept[..., None])
         output = jnp.where(readable.any(-1, keepdims=True), output, 0)
         output = output if problem.leading else output[0]
