@@ -227,6 +227,7 @@ MISTAKES = {
     "a seed for a layer": (TypeError, r"rngs: .* got int; pass nnx\.Rngs\(0\)", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=0)),
     "a shape to compute with": (TypeError, "bias: expected an array, got a shape; explain takes shapes", lambda: attend(Q, K, V, bias=jax.ShapeDtypeStruct((5, 11), "float32"))),
     "a dtype of another name": (TypeError, "param_dtype: expected a floating-point dtype, got real", lambda: layers.FeedForward(6, 11, param_dtype="real", rngs=nnx.Rngs(0))),
+    "more slots than int32 counts": (ValueError, "capacity: expected positions below 2147483647, which int32 holds", lambda: KVCache.create(1, 1, 2**31, 1)),
     "a dtype of a cache": (TypeError, "dtype: expected a floating-point dtype or int8, got real", lambda: KVCache.create(2, 3, 5, 7, dtype="real")),
     "precision of a layer": (ValueError, "precision: expected None, .* got 'best'", lambda: layers.FeedForward(6, 11, precision="best", rngs=nnx.Rngs(0))),
     "a word for a flag": (TypeError, "use_bias: expected True or False, .* got 'no'", lambda: layers.MultiHeadAttention(6, 3, use_bias="no", rngs=nnx.Rngs(0))),

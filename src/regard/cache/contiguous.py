@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import read_array, whole_number
+from regard.arguments import check_reach, read_array, whole_number
 from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.cache.rows import Chunk, Rows, check_room
 from regard.engine.call.canonicalization import float_dtype
@@ -133,6 +133,7 @@ class KVCache(Rows):
         sizes = {"batch": batch, "key_heads": key_heads, "capacity": capacity, "key_width": key_width}
         sizes["value_width"] = key_width if value_width is None else value_width
         rows, heads, slots, width, value_width = (whole_number(name, n, 1) for name, n in sizes.items())
+        check_reach("capacity", slots)
         if window is not None and slots <= window + first + spare:
             beside = f" and {first} first ones" * bool(first) + f" and {spare} spare ones" * bool(spare)
             raise ValueError(
