@@ -18,7 +18,7 @@ from test_sampling import adjust_plainly, softmax
 TINY, LONG, AHEAD = 5, 3, 2
 SETTINGS = {
     "plain": Sampling(temperature=1.2),
-    "all": Sampling(temperature=2.0, top_k=4, top_p=0.95, repetition_penalty=0.4),
+    "all": Sampling(temperature=1.0, top_k=4, top_p=0.95, repetition_penalty=8.0),
 }
 
 
