@@ -114,5 +114,9 @@ def integers(
 
 def evaluate(function: Callable[..., Any], *arrays: Any) -> Any:
     """Call a function of arrays; of shapes, return the shape of what it would return."""
-    is_shape = any(isinstance(array, jax.ShapeDtypeStruct) for array in arrays)
-    return jax.eval_shape(function, *arrays) if is_shape else function(*arrays)
+    if not any(isinstance(array, jax.ShapeDtypeStruct) for array in arrays):
+        return function(*arrays)
+    # With the widths that arrays would have, of which jax 0.12 warns.
+    dtypes = (jax.dtypes.canonicalize_dtype(array.dtype) for array in arrays)
+    shapes = (jax.ShapeDtypeStruct(array.shape, dtype) for array, dtype in zip(arrays, dtypes, strict=True))
+    return jax.eval_shape(function, *shapes)

@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from regard.axes import Array, ArrayLike
 from regard.formulas import Formula, Fraction, Function, Number, Symbol, Terms, product
-from regard.masks.grid import is_concrete
+from regard.masks.grid import explicit_mesh, is_concrete
 from regard.masks.predicates import call_closure
 from regard.records import record, static
 from regard.scores.cells import Cells
@@ -198,11 +198,13 @@ class Modifier(Modified):
         return self.closure_convert(scores.dtype).apply(scores, cells)
 
     def closure_convert(self, dtype: Any) -> Score:
-        index = jax.ShapeDtypeStruct((), jnp.int32)
-        call = functools.partial(call_closure, "modifier", self.fn)
+        shapes = [jax.ShapeDtypeStruct((), dtype), *[jax.ShapeDtypeStruct((), jnp.int32)] * 4]
+        make = jax.make_jaxpr(functools.partial(call_closure, "modifier", self.fn))
         # A program keeps the mesh that it is made in, and computes with no array of another.
         with use_abstract_mesh(AbstractMesh((), ())):
-            program = jax.make_jaxpr(call)(jax.ShapeDtypeStruct((), dtype), *[index] * 4)
+            program = make(*shapes)
+        if explicit_mesh(program.consts) is not None:
+            program = make(*shapes)  # which says what it cannot compute with
         answers = program.out_avals
         if len(answers) != 1 or answers[0].shape or not jnp.issubdtype(answers[0].dtype, jnp.floating):
             found = ", ".join(map(str, answers)) or "nothing"
