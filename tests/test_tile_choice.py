@@ -94,6 +94,23 @@ def test_calls_in_pieces_are_those_of_the_definition(name, monkeypatch):
         plain.assert_as_exact(grad, truth[part], same[part], part, magnitude)
 
 
+@pytest.mark.parametrize("name", mostly_slow(["segments of rows", "stored", "band"], "segments of rows"))
+def test_calls_in_blocks_of_two_lines_are_those_of_the_definition(name, monkeypatch):
+    """Heads with keys of their own may go in blocks of twice the side."""
+    arrays, (cotangent,) = draw((2, 2, T, 5), (2, 2, S, 5), (2, 2, S, 3)), draw((2, 2, T, 3))
+    tile_choice._choose_once.cache_clear()
+    monkeypatch.setattr(tile_choice, "_WIDE_COSTS", ({4: 1e-9}, {4: 1e-9}))
+    monkeypatch.setattr(tile_choice, "_FEWEST_PAIRS", 0)
+    choice = choice_of(*arrays[:2], MASKS[name], query_offset=S - T)
+    assert (choice.forward.queries, choice.forward.keys) == (2 * SIDE, SIDE)
+    assert (choice.backward.queries, choice.backward.keys) == (SIDE, 2 * SIDE)
+    found, expected = (
+        outcome(backend, arrays, cotangent, mask=MASKS[name]) for backend in ("tiled", "dense")
+    )
+    assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    tile_choice._choose_once.cache_clear()
+
+
 OPTIONS = {
     "dropout": {"dropout_rate": 0.3, "rng": jax.random.key(3)},
     "alibi": {"score": scores.alibi(slopes=jnp.array([0.1, 0.2, 0.3, 0.4]))},

@@ -26,6 +26,9 @@ from regard.masks.tile_kinds import KeptTiles
 _FORWARD_COSTS = {128: 3.0, 256: 2.1, 384: 1.9, 512: 1.6, 640: 1.4, 768: 1.3, 1024: 1.25}
 _BACKWARD_COSTS = {128: 3.5, 256: 2.2, 384: 1.8, 512: 1.4, 640: 1.3, 768: 1.25, 1024: 1.15}
 _PIECES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12)
+# The same of four blocks of twice 128 at once, by numbers of pieces: both cores work on each product.
+_WIDE_COSTS = {4: 1.1, 6: 1.2}, {4: 0.95, 6: 1.0}
+_WIDE_BLOCKS = 4  # 2, 3 and 5 take a tenth to a fifth longer
 _MOST_BLOCKS = 16
 _FEWEST_PAIRS = 1 << 21  # below, to choose takes a tenth of the call
 _DATA_COST = 1.5  # of a pair in a PARTIAL tile whose mask reads arrays
@@ -106,14 +109,17 @@ def _choose(
     kept = found != TileKind.EMPTY
     data_cost = (_DATA_COST - 1) * bool(jax.tree.leaves(mask))
     look = data_cost * np.mean(found[kept] == TileKind.PARTIAL) if kept.any() else 0.0
-    forward, backward = (
-        _cheapest(group, tuning, kept.sum(axis), _whole(found, sizes, side, block, data_cost), costs, look)
-        for axis, block, costs in zip((-1, -2), whole, (_FORWARD_COSTS, _BACKWARD_COSTS), strict=True)
-    )
+    rest = [_whole(found, sizes, side, block, data_cost) for block in whole]
+    chosen = []
+    for candidate, costs, wide, axis in zip(
+        rest, (_FORWARD_COSTS, _BACKWARD_COSTS), _WIDE_COSTS, (-1, -2), strict=True
+    ):
+        best = _cheapest(group, tuning, kept.sum(axis), candidate, costs, look)
+        # Heads that share keys make as tall products of blocks of one line.
+        chosen.append(_wider(best, tuning, kept, wide, look, axis) if group == 1 else best)
     pairs = kept[..., 0, 0].size * sizes.T * sizes.S
-    shares = (side, side, kept.sum() * side * side), (whole[0].queries, whole[0].keys, forward[1].pairs)
+    shares = (side, side, kept.sum() * side * side), (whole[0].queries, whole[0].keys, rest[0].pairs)
     small, large = (f"{min(n / pairs, 1.0):.0%} of pairs in tiles of {q} x {k}" for q, k, n in shares)
-    chosen = [best for best, _ in (forward, backward)]
     return TileChoice(
         chosen[0].blocking,
         chosen[1].blocking,
@@ -138,7 +144,7 @@ def _choose_prepared(
         (whole[1], _BACKWARD_COSTS, kept.by_column, columns, rows),
     ):
         counts = np.minimum(np.resize(quarters, lines), longest)
-        best, _ = _cheapest(problem.group, tuning, counts, _Candidate(block, pairs, pairs, 0.0), costs, 0.0)
+        best = _cheapest(problem.group, tuning, counts, _Candidate(block, pairs, pairs, 0.0), costs, 0.0)
         chosen.append(best.blocking)
     half, most = (f"{min(tiles / columns, 1.0):.0%}" for tiles in (kept.by_row[1], kept.joined))
     reason = (
@@ -178,8 +184,8 @@ def _steps(sizes: Sizes, counted: tuple[int, ...], tiles: float, block: Blocking
 
 def _cheapest(
     group: int, tuning: Tuning, counts: np.ndarray, whole: _Candidate, costs: Mapping[int, float], look: float
-) -> tuple[_Candidate, _Candidate]:
-    """Return what is fastest, and whole tiles.
+) -> _Candidate:
+    """Return what is fastest, whole tiles or pieces.
 
     `counts` of pieces are kept in each block, and a pair of theirs costs `look` more for their PARTIAL ones.
     """
@@ -187,15 +193,37 @@ def _cheapest(
     ordered = -np.sort(-counts, -1)
     for number in _PIECES:
         blocking = _pieces(group, tuning, number, ordered.shape[-1])
-        short = -ordered.shape[-1] % blocking.blocks
-        padded = np.pad(ordered, [(0, 0)] * (ordered.ndim - 1) + [(0, short)])
-        most = padded.reshape((*padded.shape[:-1], -1, blocking.blocks)).max(-1)
-        steps = float((-(-most // number)).sum())
+        steps = _steps_of_pieces(ordered, blocking.blocks, number)
         pairs = steps * number * blocking.blocks * tuning.piece_side**2
         cost = pairs * (_cost(group * 128, number * tuning.piece_side, costs) + look)
         if cost < best.cost:
             best = _Candidate(blocking, pairs, cost, steps)
-    return best, whole
+    return best
+
+
+def _wider(
+    best: _Candidate, tuning: Tuning, kept: np.ndarray, costs: Mapping[int, float], look: float, axis: int
+) -> _Candidate:
+    """Return what is faster, the best so far or blocks of two lines of pieces, which lie along an axis."""
+    side, lines = tuning.piece_side, kept if axis == -1 else np.swapaxes(kept, -1, -2)
+    lines = np.logical_or.reduceat(lines, range(0, lines.shape[-2], 2), -2)
+    ordered = -np.sort(-lines.sum(-1), -1)
+    for number, cost in costs.items():
+        blocks = min(_WIDE_BLOCKS, ordered.shape[-1])
+        shape = (2 * side, side) if axis == -1 else (side, 2 * side)
+        steps = _steps_of_pieces(ordered, blocks, number)
+        pairs = steps * number * blocks * 2 * side**2
+        if pairs * (cost + look) < best.cost:
+            best = _Candidate(Blocking(*shape, 1, blocks, number), pairs, pairs * (cost + look), steps)
+    return best
+
+
+def _steps_of_pieces(ordered: np.ndarray, blocks: int, number: int) -> float:
+    """Count the steps of blocks that go together in this order, each against so many pieces at once."""
+    short = -ordered.shape[-1] % blocks
+    padded = np.pad(ordered, [(0, 0)] * (ordered.ndim - 1) + [(0, short)])
+    most = padded.reshape((*padded.shape[:-1], -1, blocks)).max(-1)
+    return float((-(-most // number)).sum())
 
 
 def _cost(rows: int, width: int, costs: Mapping[int, float]) -> float:
