@@ -101,6 +101,9 @@ def test_calls_in_blocks_of_two_lines_are_those_of_the_definition(name, monkeypa
     tile_choice._choose_once.cache_clear()
     monkeypatch.setattr(tile_choice, "_WIDE_COSTS", ({4: 1e-9}, {4: 1e-9}))
     monkeypatch.setattr(tile_choice, "_FEWEST_PAIRS", 0)
+    halves = np.arange(20)[:, None] % 2 == np.arange(20) // 3  # lines of 3 tiles each, 6 in two together
+    computed = choice_of(*shapes(2560, 2560, 4), masks.blocks(halves, SIDE)).computed
+    assert computed == pytest.approx(3 * 2 * 4 * 8 / 400)  # three groups of four, two steps each
     choice = choice_of(*arrays[:2], MASKS[name], query_offset=S - T)
     assert (choice.forward.queries, choice.forward.keys) == (2 * SIDE, SIDE)
     assert (choice.backward.queries, choice.backward.keys) == (SIDE, 2 * SIDE)

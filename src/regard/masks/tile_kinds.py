@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from regard.axes import Array
-from regard.masks.grid import Blocks, Grid
+from regard.masks.grid import Blocks, Grid, is_concrete
 
 
 class TileKind(enum.IntEnum):
@@ -34,9 +33,11 @@ class KeptTiles(NamedTuple):
     @classmethod
     def count(cls, kinds: Any, side: int) -> KeptTiles | None:
         """Count kinds that are known, rounded up to two numbers a doubling, so that few programs are made."""
-        if isinstance(kinds, Tracer) or not np.size(kinds):
+        here = is_concrete(kinds) and getattr(kinds, "is_fully_addressable", True)
+        if not here or not np.size(kinds):
             return None
-        kept = joined = np.asarray(kinds) != TileKind.EMPTY
+        with jax.transfer_guard("allow"):  # to look is to read
+            kept = joined = np.asarray(kinds) != TileKind.EMPTY
         for axis in (-1, -2):
             length = kept.shape[axis]
             joined = np.logical_or.reduceat(joined, range(0, length, 4), axis)
