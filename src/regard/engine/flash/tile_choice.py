@@ -23,8 +23,8 @@ from regard.masks.tile_kinds import KeptTiles
 
 # Time per pair over that of whole tiles, by the keys (backward, queries) that a block of 128 meets at once:
 # products of few numbers run on one core. Measured on two (benchmarks/NOTES.md).
-_FORWARD_COSTS = {128: 3.0, 256: 2.1, 384: 1.9, 512: 1.6, 640: 1.4, 768: 1.3, 1024: 1.25}
-_BACKWARD_COSTS = {128: 3.5, 256: 2.2, 384: 1.8, 512: 1.4, 640: 1.3, 768: 1.25, 1024: 1.15}
+_FORWARD_COSTS = {128: 3.0, 256: 2.1, 384: 1.9, 512: 1.6, 640: 1.4, 768: 1.33, 896: 1.2, 1024: 1.25}
+_BACKWARD_COSTS = {128: 3.5, 256: 2.2, 384: 2.0, 512: 1.6, 640: 1.3, 768: 1.2, 896: 1.16, 1024: 1.14}
 _PIECES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12)
 # The same of four blocks of twice 128 at once, by numbers of pieces: both cores work on each product.
 _WIDE_COSTS = {4: 1.1, 6: 1.2}, {4: 0.95, 6: 1.0}
@@ -233,9 +233,10 @@ def _cost(rows: int, width: int, costs: Mapping[int, float]) -> float:
 
 
 def _pieces(group: int, tuning: Tuning, number: int, count: int) -> Blocking:
-    """Return so many pieces for as many of `count` blocks as a step may compute."""
+    """Return so many pieces for as many of `count` blocks as a step may compute, which two cores share."""
     cells = group * tuning.piece_side**2 * number
     blocks = min(max(tuning.piece_cells // cells, 1), _MOST_BLOCKS, count)
+    blocks -= blocks % 2 if blocks > 1 else 0
     return Blocking(tuning.piece_side, tuning.piece_side, 1, blocks, number)
 
 
