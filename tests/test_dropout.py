@@ -1,5 +1,7 @@
 """The dropout pattern: what it depends on, its rate, and its gradient."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,6 +100,18 @@ def test_the_backward_pass_sees_the_same_pattern():
         strict=True,
     ):
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["dense", "tiled"])
+def test_a_single_key_has_no_gradient_whatever_the_dtype(backend):
+    """Its weight is 1: the product with its value and the output must be rounded alike."""
+    arrays = [jax.random.normal(jax.random.key(seed), (2, 131, 7), jnp.bfloat16) for seed in range(4)]
+    own = masks.from_array(jnp.eye(131, dtype=bool))
+    run = functools.partial(attend, mask=own, dropout_rate=0.3, rng=jax.random.key(5), backend=backend)
+    d_query, d_key, d_value = jax.vjp(run, *arrays[:3])[1](arrays[3])
+    assert jnp.abs(d_value).max() > 1
+    for grad in (d_query, d_key):
+        assert jnp.abs(grad).max() < 1e-5  # 0.02, where one of them was rounded
 
 
 @pytest.mark.parametrize("rng", [jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")])

@@ -265,8 +265,7 @@ def backward(
             alive = peak != -jnp.inf
             row = _read_alive(view, peak, inputs.query)
             query = scale_early(row, view.cells(inputs.scale), low_precision)
-            cotangent = _read_alive(view, peak, cotangents.output, config.dtype)
-            cotangent = (cotangent * grow).astype(config.matmul_dtype)
+            cotangent = _read_alive(view, peak, cotangents.output)
             base = jnp.where(view.own_rows(), _unreached(peak), jnp.inf)
             # Scores lie keys by queries here: three of the five products run faster that way round.
             finished = score_tile(query, key, inputs, context, view, partial, across=True)
@@ -279,8 +278,9 @@ def backward(
                 value_grad = value_grad + product(drop(weights, survivors), cotangent, config.precision)
             found = {}
             if want_scores:
+                # Grown after the product: its factors are rounded, the row's own part is not.
                 change = (
-                    drop(product(value, cotangent, config.precision, (-1, -1)), survivors)
+                    drop(product(value, cotangent, config.precision, (-1, -1)) * grow, survivors)
                     - view.row_vector(row_cotangents)[..., None, :]
                 )
                 if cotangents.entropy is not None:
@@ -321,7 +321,7 @@ def backward(
                 key_grad = scale_late(key_grad, here.cells(inputs.scale), low_precision)
                 grads = grads | {"key": here.add_columns(grads["key"], key_grad)}
             if value_grad is not None:
-                grads = grads | {"value": here.add_columns(grads["value"], value_grad)}
+                grads = grads | {"value": here.add_columns(grads["value"], value_grad * grow)}
             return grads
 
         sums = (
@@ -380,12 +380,12 @@ def _sum_products(a: Array, b: Array, *, whole: bool) -> Array:
     return jax.lax.map(sum_by_halves, flat).reshape(a.shape[:-1])
 
 
-def _read_alive(view: TileView, peak: Array, array: Array, dtype: Any = None) -> Array:
+def _read_alive(view: TileView, peak: Array, array: Array) -> Array:
     """Read a tile of rows, to be multiplied, without what empty ones hold.
 
     It may be NaN, which a gradient of 0 would pass on to keys and scale.
     """
-    rows = view.rows(array).astype(dtype or view.config.matmul_dtype)
+    rows = view.rows(array).astype(view.config.matmul_dtype)
     return jnp.where((peak != -jnp.inf)[..., None], rows, 0)
 
 
