@@ -229,11 +229,13 @@ def backward(
     grow = 1 / (1 - config.dropout_rate)
     want_scores = any(name != "value" for name in shapes)
     want_rows = "query" in shapes or "scale" in shapes
-    # All that is the same along a row of scores; of empty rows, which may hold NaN, nothing.
-    row_cotangents = _sum_products(
-        cotangents.output.astype(config.dtype), results.output, whole=bool(config.backward.at_once)
-    )
-    row_cotangents = jnp.where(results.peak == -jnp.inf, 0, row_cotangents - cotangents.log_total)
+    once = None
+    if config.backward.pieces:  # which would read the output anew for every block
+        # A sum of products over whole arrays takes XLA's CPU up to fifty times as long.
+        once = jnp.vecdot(
+            cotangents.output.astype(config.dtype), results.output, precision=jax.lax.Precision.HIGHEST
+        )
+        once = _alive_rows(results.peak, once - cotangents.log_total)
 
     def column_block(loop: TileLoop, leading: Any, number: Any, grads: dict[str, Array]) -> dict[str, Array]:
         first = number * config.backward.keys
@@ -266,6 +268,13 @@ def backward(
             row = _read_alive(view, peak, inputs.query)
             query = scale_early(row, view.cells(inputs.scale), low_precision)
             cotangent = _read_alive(view, peak, cotangents.output)
+            # All that is the same along a row of scores.
+            if once is None:
+                products = view.rows(cotangents.output).astype(config.dtype) * view.rows(results.output)
+                along_row = products.sum(-1) - view.row_vector(cotangents.log_total)
+                along_row = _alive_rows(peak, along_row)
+            else:
+                along_row = view.row_vector(once)
             base = jnp.where(view.own_rows(), _unreached(peak), jnp.inf)
             # Scores lie keys by queries here: three of the five products run faster that way round.
             finished = score_tile(query, key, inputs, context, view, partial, across=True)
@@ -281,7 +290,7 @@ def backward(
                 # Grown after the product: its factors are rounded, the row's own part is not.
                 change = (
                     drop(product(value, cotangent, config.precision, (-1, -1)) * grow, survivors)
-                    - view.row_vector(row_cotangents)[..., None, :]
+                    - along_row[..., None, :]
                 )
                 if cotangents.entropy is not None:
                     log_plus_entropy = (
@@ -360,24 +369,9 @@ def sum_to(array: Array, shape: tuple[int, ...]) -> Array:
     return array.sum(alike, keepdims=True)
 
 
-def _sum_products(a: Array, b: Array, *, whole: bool) -> Array:
-    """Sum a * b along the last axis; if not `whole`, by halves for one leading position after the other.
-
-    So no bit depends on how many there are, and XLA's CPU takes down to a fiftieth of the time.
-    """
-    if whole:
-        return jnp.sum(a * b, -1)
-    a, b = jnp.broadcast_arrays(a, b)
-
-    def sum_by_halves(tiles: tuple[Array, Array]) -> Array:
-        total = tiles[0] * tiles[1]
-        while (width := total.shape[-1]) > 1:
-            left, right = total[..., : (width + 1) // 2], total[..., (width + 1) // 2 :]
-            total = left.at[..., : width // 2].add(right) if width % 2 else left + right
-        return total[..., 0]
-
-    flat = tuple(array.reshape((-1, *array.shape[-2:])) for array in (a, b))
-    return jax.lax.map(sum_by_halves, flat).reshape(a.shape[:-1])
+def _alive_rows(peak: Array, numbers: Array) -> Array:
+    """Keep one number a row, and 0 of rows that attend to nothing, which may hold NaN."""
+    return jnp.where(peak == -jnp.inf, 0, numbers)
 
 
 def _read_alive(view: TileView, peak: Array, array: Array) -> Array:
