@@ -229,13 +229,13 @@ def backward(
     grow = 1 / (1 - config.dropout_rate)
     want_scores = any(name != "value" for name in shapes)
     want_rows = "query" in shapes or "scale" in shapes
-    once = None
+    along_rows = None
     if config.backward.pieces:  # which would read the output anew for every block
         # A sum of products over whole arrays takes XLA's CPU up to fifty times as long.
-        once = jnp.vecdot(
+        along_rows = jnp.vecdot(
             cotangents.output.astype(config.dtype), results.output, precision=jax.lax.Precision.HIGHEST
         )
-        once = _alive_rows(results.peak, once - cotangents.log_total)
+        along_rows = _alive_rows(results.peak, along_rows - cotangents.log_total)
 
     def column_block(loop: TileLoop, leading: Any, number: Any, grads: dict[str, Array]) -> dict[str, Array]:
         first = number * config.backward.keys
@@ -269,12 +269,12 @@ def backward(
             query = scale_early(row, view.cells(inputs.scale), low_precision)
             cotangent = _read_alive(view, peak, cotangents.output)
             # All that is the same along a row of scores.
-            if once is None:
+            if along_rows is None:
                 products = view.rows(cotangents.output).astype(config.dtype) * view.rows(results.output)
                 along_row = products.sum(-1) - view.row_vector(cotangents.log_total)
                 along_row = _alive_rows(peak, along_row)
             else:
-                along_row = view.row_vector(once)
+                along_row = view.row_vector(along_rows)
             base = jnp.where(view.own_rows(), _unreached(peak), jnp.inf)
             # Scores lie keys by queries here: three of the five products run faster that way round.
             finished = score_tile(query, key, inputs, context, view, partial, across=True)
