@@ -68,7 +68,7 @@ settings.load_profile("regard")
 
 
 # What is promised to the last digit is tested as users run it.
-OPTIMIZED = ("test_contract", "test_exponential", "test_online_softmax")
+OPTIMIZED = ("test_batch_invariance", "test_contract", "test_exponential", "test_online_softmax")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -78,6 +78,7 @@ class TileLoop:
                 leading.append(jax.lax.rem(rest, np.int32(size)))
                 rest = jax.lax.div(rest, np.int32(size))
             leading[0] = leading[0] * self.blocking.heads
+            leading, block = self.config.opaque((leading, block), number)
             return body(leading[::-1], block + np.int32(start) if start else block, carry)
 
         return self._scan(math.prod(sizes) * count, step, carry)
@@ -137,7 +138,7 @@ class TileLoop:
             full, kept = (slice_at(number, place, ones).reshape(()) for number in (lists.full, lists.kept))
             return starts, full, kept
 
-        starts, full, kept = self.map_blocks(listed, block)
+        starts, full, kept = self.config.opaque(self.map_blocks(listed, block), leading)
         pieces, count = self.blocking.pieces, starts.shape[-1]
 
         def step(slot: Any, carry: Carry, partial: Any = None) -> Carry:
@@ -168,14 +169,18 @@ class TileLoop:
     def _steps(self, count: int, kept: Any, step: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
         if not self.reversible:
             return jax.lax.fori_loop(0, kept, step, vary(carry, self.varying))
-        return self._scan(
+        return self._scan_all(
             count, lambda slot, carry: jax.lax.cond(slot < kept, step, lambda _, c: c, slot, carry), carry
         )
 
     def _scan(self, count: int, body: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
         if not count:  # without jit, a scan of no steps is refused
             return vary(carry, self.varying)
+        if self.config.batch_invariant:
+            return self._steps(max(count, 2), self.config.opaque(np.int32(count)), body, carry)
+        return self._scan_all(count, body, carry)
 
+    def _scan_all(self, count: int, body: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
         def step(carry: Carry, i: Any) -> tuple[Carry, None]:
             return body(i, carry), None
 

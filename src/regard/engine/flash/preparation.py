@@ -67,6 +67,7 @@ def _configure(problem: Problem, forward: Blocking | None, backward: Blocking | 
         backward=backward,
         masked=problem.mask is not None or bool(problem.S % forward.keys or problem.S % backward.keys),
         stats=statistics(problem),
+        batch_invariant=problem.batch_invariant,
     )
 
 

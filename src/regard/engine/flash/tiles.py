@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from regard.masks.offsets import positions_of
 from regard.masks.runs import Pieces, Run, Span
 from regard.scores.cells import Block
 
+Arrays = TypeVar("Arrays")
 Offsets = tuple[Offset, Offset]  # where the rows of query and of key sit
 
 
@@ -89,6 +90,7 @@ class TileConfig:
     backward: Blocking
     stats: frozenset[str] = frozenset()  # statistics asked for
     head_axes: tuple[int | None, ...] = ()  # of the score's parameters
+    batch_invariant: bool = False  # no bit may depend on the number of batch rows
 
     @property
     def low_precision(self) -> bool:
@@ -109,6 +111,15 @@ class TileConfig:
     def columns(self) -> tuple[int, ...]:
         """Axes of what there is one of per key."""
         return (*self.leading, self.num_keys)
+
+    def opaque(self, arrays: Arrays, beside: Any = ()) -> Arrays:
+        """Hide from XLA what it knows of arrays, where no bit may depend on the batch.
+
+        Of a batch of one nothing is sliced, and a loop of one step is none: XLA would compute more ahead of
+        the loop, or together with the program around it, and round otherwise. What is hidden is computed in
+        the loop in which `beside` changes.
+        """
+        return jax.lax.optimization_barrier((arrays, beside))[0] if self.batch_invariant else arrays
 
 
 @dataclass(frozen=True)
@@ -253,7 +264,7 @@ class TileView:
                 data = jax.lax.dynamic_slice_in_dim(
                     data, starts[axis] * unit, size, axis, allow_negative_indices=False
                 )
-        return data
+        return self.config.opaque(data, starts)
 
     def _slice(self, array: Array, group: int, rows: Run, columns: Run | None) -> Array:
         """Slice this tile out of an array, as (heads * group | 1, ...); an axis of size 1 stays."""
@@ -272,7 +283,8 @@ class TileView:
         def at(row: Any, column: Any) -> Array:
             return slice_at(array, (*first, row, column), sizes).reshape(sizes[-3:])
 
-        return rows.read(lambda row: columns.read(lambda column: at(row, column), -1), -2)
+        tile = rows.read(lambda row: columns.read(lambda column: at(row, column), -1), -2)
+        return self.config.opaque(tile, self.leading)
 
     def _matrix(self, tile: Array) -> Array:
         """Put the group of (heads * group | 1, length, x) in the rows, and drop the axis of a single head."""
