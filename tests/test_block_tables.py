@@ -14,7 +14,7 @@ from mesh_cases import on_eight_devices
 from regard import attend, explain, inspection, masks
 from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import canonicalize
-from regard.engine.flash.tiles import Blocking
+from regard.engine.flash.blocking import Blocking
 from regard.inspection.traces.codec import Reader, Writer
 from regard.masks import TileKind
 from regard.masks.grid import Grid

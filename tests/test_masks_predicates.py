@@ -12,7 +12,7 @@ from economy import mostly_slow
 from regard import attend, explain, masks
 from regard.engine.backends import tiled
 from regard.engine.call.canonicalization import canonicalize
-from regard.engine.flash.tiles import Blocking
+from regard.engine.flash.blocking import Blocking
 from regard.masks import TileKind
 
 B, G, H, K, T, S, D = 2, 5, 6, 3, 7, 11, 4

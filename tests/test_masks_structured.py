@@ -12,7 +12,7 @@ from economy import mostly_slow
 from regard import attend, masks
 from regard.engine.backends import tiled
 from regard.engine.call.canonicalization import canonicalize
-from regard.engine.flash.tiles import Blocking
+from regard.engine.flash.blocking import Blocking
 from regard.inspection import capture, load
 from test_masks import assert_tiles_are_safe
 

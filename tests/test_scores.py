@@ -14,7 +14,7 @@ from regard import attend, explain, masks, scores
 from regard.engine.backends import tiled
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.dispatch.registry import COMPLETE
-from regard.engine.flash.tiles import Blocking
+from regard.engine.flash.blocking import Blocking
 from regard.scores.cells import _toeplitz
 from regard.scores.distances import _borders
 

@@ -16,8 +16,8 @@ from regard import attend, explain, masks, scores
 from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import AUX, canonicalize
 from regard.engine.flash import tile_choice
+from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.tile_choice import choose_tiles
-from regard.engine.flash.tiles import Blocking
 from test_tiled import assert_close, assert_same_bits, draw
 
 T, S, SIDE = 653, 659, 128

@@ -17,8 +17,8 @@ from mask_expressions import expressions
 from regard import attend, masks, scores
 from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import AUX, canonicalize
+from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.sparsity import classify_tiles, list_tiles
-from regard.engine.flash.tiles import Blocking
 from regard.masks import Mask, TileKind
 from regard.records import record
 from test_contract import CASES, holes

@@ -22,7 +22,7 @@ from regard.engine.backends import tiled
 from regard.engine.backends.kernel_masks import read_kernel_mask
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.dispatch.registry import COMPLETE
-from regard.engine.flash.tiles import Blocking
+from regard.engine.flash.blocking import Blocking
 from regard.inspection import capture
 from regard.layers import EncoderBlock, MultiHeadAttention, derive
 from regard.masks import TileKind

@@ -13,8 +13,8 @@ import jax
 import regard.masks as masks
 from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import canonicalize
+from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.tile_choice import choose_tiles_at_once
-from regard.engine.flash.tiles import Blocking
 from regard.engine.flash.tuning import Tuning, default_tuning
 from regard.masks import Mask
 

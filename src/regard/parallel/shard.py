@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem
+from regard.engine.flash.blocking import TileConfig
 from regard.engine.flash.operands import Context, Operands
 from regard.engine.flash.preparation import prepare, statistics
-from regard.engine.flash.tiles import TileConfig
 from regard.engine.softmax import dropout
 from regard.engine.softmax.scoring import Scoring
 from regard.masks import Mask, from_array, lengths, valid_keys

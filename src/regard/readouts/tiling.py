@@ -15,11 +15,12 @@ import numpy as np
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem
+from regard.engine.flash.blocking import Blocking, TileConfig
 from regard.engine.flash.loops import TileLoop
 from regard.engine.flash.operands import Context, Operands
 from regard.engine.flash.preparation import prepare
 from regard.engine.flash.tile_scores import score_tile
-from regard.engine.flash.tiles import Blocking, TileConfig, TileView
+from regard.engine.flash.tiles import TileView
 from regard.readouts.accumulators import SweepConfig
 from regard.readouts.top_k import CHUNK
 

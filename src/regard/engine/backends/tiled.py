@@ -14,10 +14,10 @@ from regard.engine.backends import dense
 from regard.engine.backends.dense import score_matrix
 from regard.engine.call.problem import Problem
 from regard.engine.flash import primitives
+from regard.engine.flash.blocking import Blocking, TileConfig
 from regard.engine.flash.operands import Context, Operands
 from regard.engine.flash.tile_calls import TileSpec
 from regard.engine.flash.tile_choice import choose_tiles
-from regard.engine.flash.tiles import Blocking, TileConfig
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.score_rows import score_chosen_rows, take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores

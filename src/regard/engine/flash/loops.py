@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
+from regard.engine.flash.blocking import Blocking, TileConfig, Trips
 from regard.engine.flash.device_types import vary
 from regard.engine.flash.sparsity import TileLists
-from regard.engine.flash.tiles import Blocking, TileConfig, Trips, slice_at
+from regard.engine.flash.tiles import slice_at
 
 Carry = TypeVar("Carry")
 

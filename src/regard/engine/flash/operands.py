@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
+from regard.engine.flash.blocking import TileConfig
 from regard.engine.flash.sparsity import TileLists
-from regard.engine.flash.tiles import Offsets, TileConfig, TileView
+from regard.engine.flash.tiles import Offsets, TileView
 from regard.engine.softmax.scoring import Scoring, scale_early
 from regard.masks import Mask
 

@@ -21,9 +21,9 @@ from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, 
 from jax.sharding import NamedSharding, PartitionSpec, get_abstract_mesh, use_abstract_mesh
 
 from regard.axes import Array
+from regard.engine.flash.blocking import TileConfig
 from regard.engine.flash.device_types import NO_MESH
 from regard.engine.flash.operands import PARAMETER, Context
-from regard.engine.flash.tiles import TileConfig
 from regard.masks import Mask
 from regard.masks.offsets import positions_of
 

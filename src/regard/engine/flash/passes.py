@@ -21,11 +21,12 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
+from regard.engine.flash.blocking import TileConfig
 from regard.engine.flash.device_types import varying_axes
 from regard.engine.flash.loops import TileLoop
 from regard.engine.flash.operands import Context, Operands, Results
 from regard.engine.flash.tile_scores import drop, score_tile, surviving, zero_before_scoring, zero_unattended
-from regard.engine.flash.tiles import TileConfig, TileView
+from regard.engine.flash.tiles import TileView
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.online_softmax import Running, product
 from regard.engine.softmax.scoring import scale_early, scale_late

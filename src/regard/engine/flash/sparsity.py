@@ -9,7 +9,7 @@ import numpy as np
 
 from regard.axes import Array, Int
 from regard.engine.call.problem import Sizes
-from regard.engine.flash.tiles import Blocking
+from regard.engine.flash.blocking import Blocking
 from regard.masks import Mask, TileKind
 from regard.masks.grid import Blocks
 

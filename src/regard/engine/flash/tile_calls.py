@@ -13,11 +13,11 @@ import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.engine.flash import partitioning, passes, preparation
+from regard.engine.flash.blocking import TileConfig
 from regard.engine.flash.device_types import lower_for_one_device
 from regard.engine.flash.operands import Context, Operands
 from regard.engine.flash.partitioning import HEADS, KEY_HEADS, Axes, Axis, Leading
 from regard.engine.flash.primitives import Leaves, Spec, batch_size, evaluate, lead, result_shapes
-from regard.engine.flash.tiles import TileConfig
 
 _PASSES = {"forward": passes.forward, "tangent": passes.tangent, "backward": passes.backward}
 

@@ -13,9 +13,9 @@ from jax.core import Tracer, eval_context
 from jax.sharding import use_abstract_mesh
 
 from regard.engine.call.problem import Problem, Sizes
+from regard.engine.flash.blocking import Blocking, Trips
 from regard.engine.flash.device_types import NO_MESH
 from regard.engine.flash.sparsity import TileLists, classify_tiles, list_both_ways
-from regard.engine.flash.tiles import Blocking, Trips
 from regard.engine.flash.tuning import Tuning, load_tuning
 from regard.masks import Mask, TileKind
 from regard.masks.grid import is_concrete

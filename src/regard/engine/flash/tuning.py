@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from regard.engine.call.problem import Problem
-from regard.engine.flash.tiles import Blocking
+from regard.engine.flash.blocking import Blocking
 
 _LANES = 32  # sizes of tiles that vector units like
 _LEAST_SIDE = 128  # of tiles of several leading positions

@@ -16,11 +16,12 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.call.problem import Problem
 from regard.engine.flash import passes, preparation
+from regard.engine.flash.blocking import Blocking, TileConfig
 from regard.engine.flash.operands import PARAMETER, Context, Operands, Results
 from regard.engine.flash.primitives import Leaves, Spec
 from regard.engine.flash.sparsity import TileLists
 from regard.engine.flash.tile_calls import TileSpec
-from regard.engine.flash.tiles import Blocking, TileConfig, TileView
+from regard.engine.flash.tiles import TileView
 from regard.engine.hopper.pair_programs import Lists, PairFunction, PairProgram, Pairs, Side
 from regard.scores.cells import Block, Bucket
 
