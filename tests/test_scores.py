@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -155,9 +156,9 @@ def truth(name, arrays, bias, cotangent):
     return found, (np.einsum("bhts,bhsd->bhtd", inner, wide), d_key, found.d_value, d_given)
 
 
-def call(name, backend):
+def call(name, backend, *, biased=True):
     make = CASES[name][0]
-    bias = jnp.asarray(np.random.default_rng(2).normal(size=(H, 1, S)))
+    bias = jnp.asarray(np.random.default_rng(2).normal(size=(H, 1, S))) if biased else None
 
     def run(query, key, value, given, aux=()):
         options = {"mask": MASK, "bias": bias, "query_offset": OFFSET, "score": make(given), "aux": aux}
@@ -166,7 +167,7 @@ def call(name, backend):
         found = tiled.run(canonicalize(query, key, value, **options), Blocking(5, 4), Blocking(4, 3))
         return found if aux else found[0]
 
-    return run, np.asarray(bias)
+    return run, np.asarray(bias if biased else 0.0)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +190,39 @@ def test_values_and_gradients_are_those_of_the_definition(name, backend, x64):
     for one, other in zip(actual, grads, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
     assert not np.asarray(output)[1, :, 0].any()
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("backend", ["dense", "small tiles"])
+def test_a_cap_without_a_bias_has_the_derivatives_of_the_definition(backend, learned, x64):
+    """Unless the cap itself is learned, they are told from the capped scores alone."""
+    arrays, given = draw(), jnp.asarray(CASES["softcap by head"][1])
+    inputs = (*arrays, given) if learned else tuple(arrays)
+    rng = np.random.default_rng(9)
+    cotangent = rng.normal(size=(B, H, T, E))
+    tangents = tuple(jnp.asarray(rng.normal(size=x.shape)) for x in inputs)
+
+    def loss_of(backend):
+        run = call("softcap by head", backend, biased=False)[0]
+
+        def loss(*inputs):
+            output = run(*inputs, *() if learned else (given,))
+            return jnp.sum(output * cotangent), output
+
+        return loss
+
+    found, expected = truth("softcap by head", arrays, 0.0, cotangent)
+    grad = jax.grad(loss_of(backend), range(len(inputs)), has_aux=True)
+    grads, output = jax.jit(grad)(*inputs)
+    np.testing.assert_allclose(output, found.output, rtol=1e-9, atol=1e-12)
+    for one, other in zip(grads, expected, strict=learned):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
+    slope = jax.jvp(loss_of(backend), inputs, tangents)[1][0]
+    np.testing.assert_allclose(slope, sum(map(np.vdot, grads, tangents)), rtol=1e-9)
+    of_dense = jax.grad(loss_of("dense"), range(len(inputs)), has_aux=True)
+    curvature, curvature_of_dense = (jax.jvp(one, inputs, tangents)[1][0] for one in (grad, of_dense))
+    for one, other in zip(curvature, curvature_of_dense, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.slow
@@ -269,6 +303,37 @@ def test_every_transform_agrees_with_the_definition(name, transform, x64):
         np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-10)
 
 
+def test_a_cap_keeps_the_digits_of_float32_and_is_never_passed():
+    ends = np.float32([0, 1e-30, 3e38, np.inf])
+    given = np.concatenate([np.geomspace(1e-6, 1e4, 20_011).astype(np.float32), ends])
+    given = np.concatenate([given, -given])
+    cells = SimpleNamespace(per_head=lambda array: array)
+    for cap in (0.7, 5.0, 50.0):
+        capped = scores.softcap(cap).apply(jnp.asarray(given), cells)
+        expected = cap * np.tanh(given.astype(np.float64) / cap)
+        np.testing.assert_allclose(capped, expected, rtol=6e-7, atol=0)
+        assert jnp.abs(capped).max() == np.float32(cap)
+    assert jnp.isnan(scores.softcap(1.0).apply(jnp.float32(np.nan), cells))
+
+
+@pytest.mark.parametrize("backend", COMPLETE)
+@pytest.mark.parametrize("mask", [None, masks.lengths(7)])
+def test_products_beyond_all_numbers_are_capped(backend, mask):
+    query, key, value = draw(np.float32)
+    query, key = query[..., :1], key[..., :1]  # of more, products might be inf - inf
+    large = jnp.float32(1e25)
+
+    def run(query):
+        output = attend(query, key * large, value, mask=mask, score=scores.softcap(2.0), backend=backend)
+        return jnp.sum(output**2), output
+
+    grad, output = jax.grad(run, has_aux=True)(query * large)
+    signs = jnp.sign(jnp.einsum("bhtd,bhsd->bhts", query, jnp.repeat(key, H // K, 1)))
+    expected = attend(jnp.zeros_like(query), key, value, mask=mask, bias=2 * signs, backend=backend)
+    np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(grad, 0)
+
+
 @pytest.mark.parametrize("backend", COMPLETE)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("name", mostly_slow(CASES, "softcap", "relative bias"))
@@ -346,6 +411,21 @@ def test_scores_go_left_to_right_before_the_bias():
     found = attend(query, key, value, score=(cool, cap), aux=("scores",))[1]["scores"]
     np.testing.assert_allclose(found, np.tanh(raw / 2), rtol=1e-5)
     assert (attend(query, key, value, score=[]) == attend(query, key, value)).all()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_cap_before_or_after_another_score_has_the_gradients_of_both(order, x64):
+    chain = [scores.softcap(1.3), scores.alibi(H)][::order]
+
+    def grads(backend):
+        def loss(*arrays):
+            output = attend(*arrays, mask=MASK, query_offset=OFFSET, score=chain, backend=backend)
+            return jnp.sum(output**2)
+
+        return jax.grad(loss, (0, 1, 2))(*draw())
+
+    for one, other in zip(grads("tiled"), grads("dense"), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from regard.scores.cells import Bucket, Cells
 from regard.scores.score import Score
 
 
-@delegate("score", "reads_positions", "adds", "title", "formula", "words", "expression")
+@delegate("score", "reads_positions", "adds", "bounded", "title", "formula", "words", "expression")
 @record
 class Placed(Score):
     """A score as it acts on some of the heads, and on rows from some index on, that it was made for."""
@@ -28,6 +28,9 @@ class Placed(Score):
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         return self.score.apply(scores, _PlacedCells(cells, self.heads, self.first_batch))
+
+    def derivative(self, scores: Array, cells: Cells) -> Array:
+        return self.score.derivative(scores, _PlacedCells(cells, self.heads, self.first_batch))
 
     def closure_convert(self, dtype: Any) -> Score:
         return Placed(self.score.closure_convert(dtype), self.heads, self.first_batch)

@@ -64,18 +64,62 @@ class Softcap(Score):
     meaning = " bends scores smoothly: none leaves -cap..cap."
     reads_batch = False
     reads_positions = False
+    bounded = True
 
     @property
     def caps(self) -> Any:
         return self.cap
 
     def apply(self, scores: Array, cells: Cells) -> Array:
-        cap = cells.per_head(jnp.asarray(self.cap).astype(scores.dtype))
-        return cap * jnp.tanh(scores * (1 / cap))
+        return _bend(scores, self._cap_of(scores, cells))
+
+    def derivative(self, scores: Array, cells: Cells) -> Array:
+        cap = self._cap_of(scores, cells)
+        return _slope(jnp.maximum(scores, -cap), cap)
+
+    def _cap_of(self, scores: Array, cells: Cells) -> Array:
+        return cells.per_head(jnp.asarray(self.cap).astype(scores.dtype))
 
     def formula(self, terms: Terms) -> Formula:
         cap = per_head_symbol("cap", self.cap)
         return product(cap, Function("tanh", (Fraction(terms.before, cap),)))
+
+
+# tanh x / x as a fraction of polynomials in x^2, constants first: relative error 2e-8 up to x = 9.
+_NUMERATOR = (0.999999979, 0.133810258, 0.00349558827, 2.06090844e-05, 1.33546636e-08)
+_DENOMINATOR = (1.0, 0.467143413, 0.0258769827, 0.000328563504, 7.77655933e-07)
+
+
+@jax.custom_jvp
+def _bend(scores: Array, cap: Array) -> Array:
+    """Compute cap tanh(scores / cap).
+
+    In float32 it takes 0.8 of the time of XLA's `tanh` on the CPU, with a relative error of 4e-7
+    (`benchmarks/NOTES.md`).
+    """
+    if scores.dtype != jnp.float32:
+        return cap * jnp.tanh(scores * (1 / cap))
+    square = jnp.minimum(jnp.square(scores * (1 / cap)), np.float32(81))
+
+    def polynomial(coefficients: tuple[float, ...]) -> Array:
+        total = jnp.full_like(square, coefficients[-1])
+        for coefficient in coefficients[-2::-1]:
+            total = total * square + np.float32(coefficient)
+        return total
+
+    return jnp.clip(scores * polynomial(_NUMERATOR) / polynomial(_DENOMINATOR), -cap, cap)
+
+
+_bend.defjvps(
+    lambda tangent, bent, scores, cap: tangent * _slope(bent, cap),
+    # tanh x - x (1 - tanh^2 x), of x = scores / cap
+    lambda tangent, bent, scores, cap: tangent * (bent - scores * _slope(bent, cap)) * (1 / cap),
+)
+
+
+def _slope(bent: Array, cap: Array) -> Array:
+    """Compute 1 - tanh^2 from cap tanh."""
+    return 1 - jnp.square(bent * (1 / cap))
 
 
 def temperature(value: float | ArrayLike) -> Score:

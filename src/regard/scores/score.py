@@ -39,6 +39,8 @@ class Score:
     """True if the answer depends on where queries and keys sit."""
     adds: ClassVar[bool] = False
     """True if it only adds finite numbers: -inf stays, with derivatives that are 0 times 1."""
+    bounded: ClassVar[bool] = False
+    """True if it makes a finite number of every score but NaN, and has a `derivative`."""
     head_axes: ClassVar[Mapping[str, int]] = {}
     """Fields that may hold an entry per query head, and on which axis; `Cells` takes them out."""
     meaning: ClassVar[str] = " of every score."
@@ -56,6 +58,10 @@ class Score:
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         """Return the new scores, of the same shape and dtype."""
+        raise NotImplementedError
+
+    def derivative(self, scores: Array, cells: Cells) -> Array:
+        """Return the derivative by the scores before it, told from those that it made; any number at -inf."""
         raise NotImplementedError
 
     def transform(self, query: Array) -> Array:
@@ -117,10 +123,17 @@ class Chain(Score):
     def adds(self) -> bool:
         return all(part.adds for part in self.parts)
 
+    @property
+    def bounded(self) -> bool:
+        return len(self.parts) == 1 and self.parts[0].bounded
+
     def apply(self, scores: Array, cells: Cells) -> Array:
         for part in self.parts:
             scores = part.apply(scores, cells)
         return scores
+
+    def derivative(self, scores: Array, cells: Cells) -> Array:
+        return self.parts[0].derivative(scores, cells)
 
     def closure_convert(self, dtype: Any) -> Score:
         return Chain(tuple(part.closure_convert(dtype) for part in self.parts))

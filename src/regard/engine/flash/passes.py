@@ -303,8 +303,8 @@ def backward(
                 if "bias" in shapes:
                     change = jnp.where(weights == 0, 0, change)  # also beside a value of NaN
                     found["bias"] = jnp.swapaxes(change, -1, -2)
-                change, parameter_grads = finished.vjp(change)
-                found |= {name: grad for name, grad in parameter_grads.items() if name in shapes}
+                change, parameter_grads = finished.vjp(change, shapes)
+                found |= parameter_grads
                 if key_grad is not None:
                     key_grad = key_grad + product(change, query, config.precision)
                 if want_rows:

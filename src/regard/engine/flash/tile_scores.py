@@ -1,6 +1,6 @@
 """A tile of scores, finished and differentiable; dropout of its weights, and NaN kept out of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,22 +24,28 @@ class TileScores(NamedTuple):
     raw: Any = None
     parameters: Any = None
     view: Any = None
+    derivative: Any = None  # by raw scores, where the finished ones tell it
 
     def jvp(self, change: Array, tangents: Mapping[str, Array]) -> Array:
         """Compute the tangent of the scores from those of the raw scores and of the parameters."""
         if self.apply is None:
             return change
+        if self.derivative is not None and not self.parameters.keys() & tangents.keys():
+            return change * self.derivative
         zeros = {name: jnp.zeros_like(array) for name, array in self.parameters.items()}
         tangents = zeros | {
             name: self.view.parameter(tangents[name]) for name in zeros.keys() & tangents.keys()
         }
         return jax.jvp(self.apply, (self.raw, self.parameters), (change, tangents))[1]
 
-    def vjp(self, change: Array) -> tuple[Array, dict[str, Array]]:
-        """Compute the cotangents of raw scores and parameters from that of the scores."""
+    def vjp(self, change: Array, names: Container[str]) -> tuple[Array, dict[str, Array]]:
+        """Compute the cotangents of raw scores and of parameters among `names` from that of the scores."""
         if self.apply is None:
             return change, {}
-        return jax.vjp(self.apply, self.raw, self.parameters)[1](change)
+        if self.derivative is not None and not any(name in names for name in self.parameters):
+            return change * self.derivative, {}
+        change, grads = jax.vjp(self.apply, self.raw, self.parameters)[1](change)
+        return change, {name: grad for name, grad in grads.items() if name in names}
 
 
 def score_tile(
@@ -96,8 +102,10 @@ def score_tile(
     def apply(raw: Array, parameters: dict[str, Array]) -> Array:
         return join(parameters).apply(raw, cells)
 
-    found = finish_scores(scores, remove_some, score=join(parameters), cells=cells, bias=bias)
-    return TileScores(found.scores, found.masked, apply, found.raw, parameters, view)
+    score = join(parameters)
+    found = finish_scores(scores, remove_some, score=score, cells=cells, bias=bias)
+    derivative = score.derivative(found.scores, cells) if bias is None and score.bounded else None
+    return TileScores(found.scores, found.masked, apply, found.raw, parameters, view, derivative)
 
 
 def _keep(inputs: Operands, context: Context, view: TileView, *, across: bool) -> Array:

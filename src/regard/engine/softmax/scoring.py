@@ -41,10 +41,15 @@ def finish_scores(
     if score is None or cells is None:
         scores = _remove(scores if bias is None else scores + bias.astype(scores.dtype), keep)
         return Finished(scores, scores, scores)
-    masked = _remove(scores, keep)
     if bias is None and score.adds:
+        masked = _remove(scores, keep)
         scores = score.apply(masked, cells)
         return Finished(scores, scores, masked)
+    if bias is None and score.bounded and callable(keep):
+        # Removed last, so that the compiler writes a function as costly as tanh once, and reads it alone.
+        finished = keep(score.apply(scores, cells))
+        return Finished(finished, finished, jnp.where(finished == -jnp.inf, 0, scores))
+    masked = _remove(scores, keep)
     # The function and its derivative see no score of a pair that is masked, which may be NaN.
     # Read from `masked`, as scores that are read no more are masked in place.
     kept = masked != -jnp.inf if callable(keep) else keep
