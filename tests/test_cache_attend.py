@@ -16,11 +16,12 @@ import plain
 from economy import mostly_slow
 from regard import KVCache, PagedKVCache, attend, masks, scores
 from regard.engine.call.hooks import watch
-from regard.engine.call.quantized import Quantized
+from regard.engine.call.quantized import Quantized, quantize
 from regard.layers import MultiHeadAttention
 from test_cache import CACHES, NAN, RULES, B, D, E, H, K, T, draw, paged, table
 
 WINDOW = 4
+SIZES_OF_SLICES = [(16, 64), (31, 67), (257, 61), (509, 130), (1009, 16)]  # which slices divide, or do not
 
 
 def int8(capacity=17, window=None):
@@ -179,7 +180,7 @@ def test_blocks_of_a_long_row_add_up(kind, heads):
     """1009 keys of 67 numbers: more than a block of int8, the last of them moved back; 21 pages."""
     batch, length, width = 2, 1009, 67
     rng = np.random.default_rng(heads)
-    query = rng.normal(size=(batch, 2 * heads, 1, width)).astype(np.float32)
+    query = rng.normal(size=(batch, 5 * heads, 1, width)).astype(np.float32)  # too many to be read in slices
     key, value = rng.normal(size=(2, batch, heads, length, width)).astype(np.float32)
     if kind == "paged":
         cache = PagedKVCache.create(batch, heads, width, num_pages=43, page_size=49, pages_per_row=21)
@@ -195,6 +196,23 @@ def test_blocks_of_a_long_row_add_up(kind, heads):
 
 
 # Int8.
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5])
+@pytest.mark.parametrize(
+    ("slots", "width"),
+    [(1, 1), (7, 3), (17, 4), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in SIZES_OF_SLICES)],
+)
+def test_products_with_int8_are_those_with_what_it_stands_for(rows, slots, width, x64):
+    rng = np.random.default_rng(5)
+    tokens = quantize(jnp.asarray(rng.normal(size=(2, 3, slots, width))))
+    query, weights = (jnp.asarray(rng.normal(size=(2, 3, rows, size))) for size in (width, slots))
+    array = np.asarray(tokens.values, np.float64) * np.asarray(tokens.scale, np.float64)
+    score, mix = jax.jit(lambda query, weights: (tokens.score(query, None), tokens.mix(weights, None)))(
+        query, weights
+    )
+    np.testing.assert_allclose(score, query @ array.swapaxes(-1, -2), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(mix, weights @ array, rtol=1e-12, atol=1e-12)
 
 
 def test_no_number_is_off_by_more_than_half_a_scale():

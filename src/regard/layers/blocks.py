@@ -10,7 +10,7 @@ from flax import nnx
 
 from regard.axes import ArrayLike
 from regard.cache import KVCache, PagedKVCache
-from regard.layers.choices import check_kind
+from regard.layers.choices import check_arguments
 from regard.layers.experts import Experts
 from regard.layers.feed_forward import FeedForward
 from regard.layers.multi_head import Memory, MultiHeadAttention, check_features, unpack
@@ -78,8 +78,7 @@ class EncoderBlock(nnx.Module):
         rngs: nnx.Rngs,
     ):
         shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        for name, given in (("attention", attention), ("feed_forward", feed_forward)):
-            check_kind(name, given, Mapping, type(None))
+        _check_branches(attention, feed_forward)
         self.attention = MultiHeadAttention(
             d_model, num_heads, **{"norm_epsilon": norm_epsilon, **(attention or {})}, **shared
         )
@@ -186,8 +185,7 @@ class DecoderBlock(nnx.Module):
         rngs: nnx.Rngs,
     ):
         shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        for name, given in (("attention", attention), ("feed_forward", feed_forward)):
-            check_kind(name, given, Mapping, type(None))
+        _check_branches(attention, feed_forward, "memory_width")
         options = {"norm_epsilon": norm_epsilon, **(attention or {})}
         self.self_attention = MultiHeadAttention(d_model, num_heads, **options, **shared)
         self.cross_attention = MultiHeadAttention(
@@ -249,4 +247,16 @@ class DecoderBlock(nnx.Module):
 
 def build_feed_forward(d_model: int, d_ff: int, **options: Any) -> FeedForward | Experts:
     """Build the feed-forward branch, of experts where the options number them."""
-    return (Experts if "num_experts" in options else FeedForward)(d_model, d_ff, **options)
+    return _branch_of(options)(d_model, d_ff, **options)
+
+
+def _branch_of(options: Mapping[str, Any]) -> type[FeedForward] | type[Experts]:
+    return Experts if "num_experts" in options else FeedForward
+
+
+def _check_branches(attention: Any, feed_forward: Any, *own: str) -> None:
+    """Raise for further arguments of branches that they do not take, or that the block passes itself."""
+    own = ("d_model", "num_heads", "d_ff", "dtype", "param_dtype", "rngs", *own)
+    check_arguments("attention", attention, MultiHeadAttention, own)
+    branch = _branch_of(feed_forward if isinstance(feed_forward, Mapping) else {})
+    check_arguments("feed_forward", feed_forward, branch, own)

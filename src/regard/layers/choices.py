@@ -1,7 +1,8 @@
 """Options of layers, checked: random streams, sizes, dtypes, flags, and names out of several."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from flax import nnx
@@ -20,6 +21,8 @@ _ELSEWHERE = {
     "absolute": "learned",
     "t5": "relative",
     "swish": "silu",
+    "act": "activation",
+    "num_kv_heads": "num_key_heads",
 }
 
 
@@ -49,6 +52,24 @@ def check_kind(name: str, value: Any, *kinds: type, hint: str = "") -> None:
     if not isinstance(value, kinds):
         known = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
         raise TypeError(f"{name}: expected {known}, got {type(value).__name__}{hint and '; ' + hint}")
+
+
+def check_initializers(**initializers: Any) -> None:
+    """Raise unless all are functions that draw arrays."""
+    for name, initializer in initializers.items():
+        if not callable(initializer):
+            raise TypeError(
+                f"{name}: expected a function of a key, a shape and a dtype, such as"
+                f" nnx.initializers.glorot_uniform(); got {initializer!r}"
+            )
+
+
+def check_arguments(name: str, given: Any, layer: type, own: Collection[str]) -> None:
+    """Raise unless `given` is None or a mapping of arguments of a layer, less those that the caller has."""
+    check_kind(name, given, Mapping, type(None))
+    known = [one for one in inspect.signature(layer.__init__).parameters if one not in ("self", *own)]
+    for argument in given or ():
+        check_choice(name, argument, known, TypeError)
 
 
 def check_rotary(rotary: Any, features: int) -> None:

@@ -15,7 +15,7 @@ from flax.nnx.nn.dtypes import promote_dtype
 from regard.axes import Array, ArrayLike, Hidden
 from regard.engine.call.problem import accumulation_dtype
 from regard.engine.dispatch.placement import active
-from regard.layers.choices import check_options
+from regard.layers.choices import check_initializers, check_options
 from regard.layers.dropout import build_dropout
 from regard.layers.feed_forward import activate, check_activation
 from regard.layers.multi_head import check_features
@@ -83,6 +83,7 @@ class Experts(nnx.Module):
         shared = {"use_bias": use_bias, "dtype": dtype, "param_dtype": param_dtype, "precision": precision}
         shared |= {"rngs": rngs}
         check_options(sizes, gated=gated, normalize_chosen=normalize_chosen, **shared)
+        check_initializers(kernel_init=kernel_init, bias_init=bias_init)
         check_experts(num_experts, experts_per_token)
         check_activation(activation, gated, gate_limit)
         self.d_model, self.d_ff, self.activation, self.gate_limit = d_model, d_ff, activation, gate_limit

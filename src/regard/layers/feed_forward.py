@@ -11,7 +11,7 @@ from flax import nnx
 
 from regard.arguments import read_number
 from regard.axes import Array, ArrayLike, Hidden
-from regard.layers.choices import check_choice, check_options
+from regard.layers.choices import check_choice, check_initializers, check_options
 from regard.layers.dropout import build_dropout
 from regard.layers.multi_head import check_features
 
@@ -77,6 +77,7 @@ class FeedForward(nnx.Module):
         shared = {"use_bias": use_bias, "dtype": dtype, "param_dtype": param_dtype, "precision": precision}
         shared |= {"rngs": rngs}
         check_options({"d_model": d_model, "d_ff": d_ff}, gated=gated, **shared)
+        check_initializers(kernel_init=kernel_init, bias_init=bias_init)
         check_activation(activation, gated, gate_limit)
         self.d_model, self.d_ff, self.activation, self.gate_limit = d_model, d_ff, activation, gate_limit
         linear = functools.partial(nnx.Linear, kernel_init=kernel_init, bias_init=bias_init, **shared)

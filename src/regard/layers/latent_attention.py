@@ -15,7 +15,7 @@ from regard.attention import attend
 from regard.axes import Array, ArrayLike, Float
 from regard.cache import KVCache
 from regard.engine.call.hooks import called_by
-from regard.layers.choices import check_counts, check_kind, check_options, check_rotary
+from regard.layers.choices import check_counts, check_initializers, check_kind, check_options, check_rotary
 from regard.layers.heads import merge_heads, place_mask, split_heads
 from regard.layers.multi_head import check_features, unpack
 from regard.layers.residual import EPSILON, build_norm
@@ -93,6 +93,7 @@ class LatentAttention(nnx.Module):
         sizes |= {} if query_latent_dim is None else {"query_latent_dim": query_latent_dim}
         shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         check_options(sizes, precision=precision, use_bias=use_bias, **shared)
+        check_initializers(kernel_init=kernel_init)
         if rotary_dim % 2:
             raise ValueError(f"rotary_dim: expected an even number, as pairs are turned; got {rotary_dim}")
         check_rotary(rotary, rotary_dim)

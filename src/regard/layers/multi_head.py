@@ -16,7 +16,7 @@ from regard.axes import Array, ArrayLike, Float
 from regard.cache import KVCache, PagedKVCache
 from regard.engine.call.canonicalization import float_array
 from regard.engine.call.hooks import called_by
-from regard.layers.choices import check_counts, check_kind, check_options, check_rotary
+from regard.layers.choices import check_counts, check_initializers, check_kind, check_options, check_rotary
 from regard.layers.dropout import build_dropout, draw_dropout
 from regard.layers.heads import (
     broadcast_leading,
@@ -134,6 +134,7 @@ class MultiHeadAttention(nnx.Module):
         flags = {"use_bias": use_bias, "output_bias": output_bias, "project_output": project_output}
         flags |= {"query_key_norm": query_key_norm, "sinks": sinks}
         check_options(sizes, precision=precision, **shared, **flags)
+        check_initializers(kernel_init=kernel_init, bias_init=bias_init)
         check_heads(d_model, num_heads, num_key_heads, head_dim)
         head_dim = d_model // num_heads if head_dim is None else head_dim
         check_rotary(rotary, head_dim)

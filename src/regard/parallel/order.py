@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import whole_number
+from regard.arguments import LARGEST, as_array, whole_number
 from regard.axes import Array, ArrayLike
 
 
@@ -26,8 +26,8 @@ def to_zigzag(array: ArrayLike, devices: int, *, axis: int = -2) -> Array:
         The same tokens, in zig-zag order.
 
     Raises:
-        TypeError: devices that are no integer.
-        ValueError: fewer than one device.
+        TypeError: devices or an axis that are no integer.
+        ValueError: fewer than one device, an axis that the array does not have.
 
     Example:
         >>> import jax.numpy as jnp
@@ -63,13 +63,16 @@ def from_zigzag(array: ArrayLike, devices: int, *, axis: int = -2) -> Array:
 
 
 def _take(array: Any, devices: int, axis: int, *, back: bool) -> Array:
-    devices, array = whole_number("devices", devices, 1), jnp.asarray(array)
+    devices, array = whole_number("devices", devices, 1), as_array("array", "numbers", jnp.asarray, array)
+    rank = array.ndim
+    if not -rank <= whole_number("axis", axis, -LARGEST) < rank:
+        raise ValueError(f"axis: expected a sequence axis, of an array of shape {array.shape}; got {axis!r}")
     length = array.shape[axis]
     size = max(-(-length // (2 * devices)), 1)
     chunks = chunk_order(devices)
     if length == 2 * devices * size:
         order = np.argsort(chunks) if back else chunks
-        axis %= array.ndim
+        axis %= rank
         cut = array.reshape((*array.shape[:axis], 2 * devices, size, *array.shape[axis + 1 :]))
         parts = [cut[(*(slice(None),) * axis, slice(chunk, chunk + 1))] for chunk in order.tolist()]
         return jnp.concatenate(parts, axis).reshape(array.shape)

@@ -175,6 +175,7 @@ def plan_step(
         The best mesh of at most so many devices, its bytes and its seconds, part by part.
 
     Raises:
+        TypeError: as in `plan`; a config that is none.
         ValueError: as in `plan`; a config without `vocab_size`.
         MemoryTooSmallError: no mesh holds the step.
 
@@ -190,6 +191,8 @@ def plan_step(
     Reference: Rajbhandari et al., "ZeRO", 2020, stage 3; Chen et al., "Training Deep Nets with Sublinear
     Memory Cost", 2016.
     """
+    if not hasattr(config, "vocab_size"):
+        raise TypeError(f"config: expected a TransformerConfig, got {type(config).__name__}")
     if config.vocab_size is None:
         raise ValueError("config: expected vocab_size, as a Decoder predicts tokens; got input_width")
     sizes = read_sizes({"length": length, "batch": batch, "devices": devices})

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import LARGEST, integers, whole_number
+from regard.arguments import LARGEST, integers, read_number, whole_number
 from regard.axes import Array, Float, Int
 from regard.positions.scaling import frequencies, turns
 
@@ -103,6 +103,7 @@ def learned(
         The table, to be used as a parameter.
 
     Raises:
+        TypeError: a stddev that is not a number.
         ValueError: a length below 0 or d_model below 1.
 
     Example:
@@ -115,7 +116,8 @@ def learned(
     """
     length, d_model = whole_number("length", length, 0), whole_number("d_model", d_model, 1)
     # A strongly typed factor, so that the table keeps its dtype under strict promotion.
-    return jax.random.normal(rng, (length, d_model), dtype) * jnp.asarray(stddev, dtype)
+    factor = jnp.asarray(read_number("stddev", stddev), dtype)
+    return jax.random.normal(rng, (length, d_model), dtype) * factor
 
 
 def _interleave(sine: Any, cosine: Any) -> Any:

@@ -15,6 +15,10 @@ from regard.records import record
 
 # Numbers that are converted to float at a time, 256 KiB: products find them in the cache of a CPU core.
 _CONVERTED = 1 << 16
+# With more queries per key head than this, numbers are converted for products; with fewer, anew for each.
+_FEW_ROWS = 4
+# XLA computes what more than 15 slices read once, and anew for every number what fewer read.
+_SLICES = 16
 
 
 @record
@@ -41,6 +45,15 @@ class Quantized(Store):
         return self.values.astype(self.dtype) * self.scale
 
     def score(self, query: Array, precision: Any) -> Array:
+        scales = self.scale.swapaxes(-1, -2).astype(query.dtype)
+        if query.shape[-2] > _FEW_ROWS:
+            return self._score_blocks(query, precision) * scales
+        lanes = 1 << max((self.shape[-1] // _SLICES).bit_length() - 1, 2)  # a power of two, at least 4
+        sums = _sum_slices(query[..., :, None, :], self.values[..., None, :, :], -1, lanes)
+        ones = jnp.ones(sums.shape[-1], sums.dtype)
+        return jnp.einsum("...l,l->...", sums, ones, precision="highest") * scales
+
+    def _score_blocks(self, query: Array, precision: Any) -> Array:
         queries, blocks = _pair_heads(query), _Blocks.divide(self.values)
 
         def score_block(step: Array, scores: Array) -> Array:
@@ -50,11 +63,19 @@ class Quantized(Store):
             return jax.lax.dynamic_update_slice(scores, found[None], at(row, 0, 0, first))
 
         scores = zeros((*queries.shape[:3], blocks.length), query, self)
-        scores = jax.lax.fori_loop(0, blocks.steps, score_block, scores).reshape((*query.shape[:-1], -1))
-        return scores * self.scale.swapaxes(-1, -2).astype(query.dtype)
+        return jax.lax.fori_loop(0, blocks.steps, score_block, scores).reshape((*query.shape[:-1], -1))
 
     def mix(self, weights: Array, precision: Any) -> Array:
-        scaled = _pair_heads(weights * self.scale.swapaxes(-1, -2).astype(weights.dtype))
+        weights = weights * self.scale.swapaxes(-1, -2).astype(weights.dtype)
+        if weights.shape[-2] > _FEW_ROWS:
+            return self._mix_blocks(weights, precision)
+        size = -(-self.shape[-2] // _SLICES)
+        sums = _sum_slices(weights[..., None], self.values[..., None, :, :], -2, size)
+        ones = jnp.ones((*sums.shape[:-2], 1, size), sums.dtype)
+        return jnp.einsum("...rs,...se->...re", ones, sums, precision="highest")[..., 0, :]
+
+    def _mix_blocks(self, weights: Array, precision: Any) -> Array:
+        scaled = _pair_heads(weights)
         blocks = _Blocks.divide(self.values)
 
         def mix_block(step: Array) -> Array:
@@ -90,6 +111,24 @@ def _quantize_jvp(primals: Any, tangents: Any) -> Any:
         "append: expected no derivative through an int8 cache, as rounding has none; got one asked for."
         " Train without a cache, or create the cache with dtype='float32'"
     )
+
+
+def _sum_slices(floats: Array, integers: Array, axis: int, size: int) -> Array:
+    """Multiply, and sum slices of `size` along an axis; the last is moved back where it would stick out.
+
+    XLA's CPU converts int8 as fast as it reads it in such a sum, which all its threads share; number by
+    number in a reduction, or in what it fuses with one.
+    """
+    length, axis = integers.shape[axis], axis % integers.ndim
+    size = min(size, length)
+    total: Any = 0
+    for first in range(0, length, size):
+        start = min(first, length - size)
+        few, many = (jax.lax.slice_in_dim(one, start, start + size, axis=axis) for one in (floats, integers))
+        if start != first:
+            few = jnp.where(jax.lax.broadcasted_iota(jnp.int32, few.shape, axis) >= first - start, few, 0)
+        total = total + few * many.astype(few.dtype)
+    return total
 
 
 def _pair_heads(array: Array) -> Array:
