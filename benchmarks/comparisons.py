@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -183,20 +184,26 @@ CACHES = {  # (batch, query heads, key heads, tokens, width)
 
 
 def compare_cache(shapes: dict[str, tuple[int, ...]] = CACHES) -> Iterator[Comparison]:
-    """Compare a step of decoding through a cache with a plain copy of the same bytes."""
+    """Compare a step of decoding through a cache with a plain copy of the same bytes, and with int8.
+
+    The rate of int8, too, counts the bytes of float32.
+    """
     for name, (batch, heads, key_heads, tokens, width) in shapes.items():
         rngs = jax.random.split(jax.random.key(0), 3)
         stored = jax.random.normal(rngs[0], (batch, key_heads, tokens - 1, width))
         token = jax.random.normal(rngs[1], (batch, key_heads, 1, width))
         query = jax.random.normal(rngs[2], (batch, heads, 1, width))
-        caches = [KVCache.create(batch, key_heads, tokens, width).append(stored, stored)]
         step = jax.jit(_decode, donate_argnums=0)
 
-        def decode(caches: Any = caches, step: Any = step, token: Any = token, query: Any = query) -> Any:
+        def decode(caches: Any, step: Any = step, token: Any = token, query: Any = query) -> Any:
             cache, output = step(caches.pop(), token, query)
             caches.append(cache)
             return output
 
+        calls: Calls = {}
+        for call, dtype in {"decode": "float32", "int8": "int8"}.items():
+            cache = KVCache.create(batch, key_heads, tokens, width, dtype=dtype).append(stored, stored)
+            calls[call] = partial(decode, [cache])
         source = np.asarray(stored)
         pairs = [(source, np.empty_like(source)), (source.copy(), np.empty_like(source))]
 
@@ -206,7 +213,7 @@ def compare_cache(shapes: dict[str, tuple[int, ...]] = CACHES) -> Iterator[Compa
 
         gibibytes = 2 * stored.nbytes / 2**30
         title = f"decoding through a cache, {name}"
-        yield Comparison(title, {"copy": copy, "decode": decode}, work=gibibytes, unit="GiB")
+        yield Comparison(title, {"copy": copy, **calls}, work=gibibytes, unit="GiB")
 
 
 def _decode(cache: KVCache, token: jax.Array, query: jax.Array) -> tuple[KVCache, jax.Array]:
