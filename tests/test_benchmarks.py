@@ -229,7 +229,7 @@ def test_a_comparison_waits_for_every_result_after_a_warm_up():
             marks=pytest.mark.slow,
         ),
         (lambda: comparisons.compare_linear((32, 64)), ["linear", "softmax"]),
-        (lambda: comparisons.compare_cache({"small": (2, 4, 2, 32, 8)}), ["copy", "decode"]),
+        (lambda: comparisons.compare_cache({"small": (2, 4, 2, 32, 8)}), ["copy", "decode", "int8"]),
         (lambda: comparisons.compare_dropout((2, 3, 5, 7)), ["pattern", "bernoulli"]),
         pytest.param(
             lambda: models.compare_training(length=13, batch=3, num_layers=2, d_model=20, num_heads=2),
