@@ -50,11 +50,11 @@ FOLDERS = {
     " call.hooks call.checkpoint_names call"
     " softmax.scoring softmax.sinks softmax.dropout softmax.exponential softmax.online_softmax"
     " softmax.score_rows softmax.merging softmax flash.device_types flash.blocking flash.tiles flash.sparsity"
-    " flash.loops flash.tuning flash.tile_choice flash.operands flash.partitioning flash.preparation"
-    " flash.tile_scores flash.passes flash.primitives flash.tile_calls flash hopper.pair_programs"
-    " hopper.blocks hopper.kernels hopper.launches hopper.kernel_calls hopper backends.dense backends.tiled"
-    " backends.kernel_primitives backends.kernel_masks backends.cudnn backends.splash_tpu"
-    " backends.mosaic_gpu backends"
+    " flash.loops flash.tuning flash.piece_costs flash.tile_choice flash.operands flash.partitioning"
+    " flash.preparation flash.tile_scores flash.passes flash.primitives flash.tile_calls flash"
+    " hopper.pair_programs hopper.blocks hopper.kernels hopper.launches hopper.kernel_calls hopper"
+    " backends.dense backends.tiled backends.kernel_primitives backends.kernel_masks backends.cudnn"
+    " backends.splash_tpu backends.mosaic_gpu backends"
     " dispatch.registry dispatch.placement dispatch.explanation dispatch.explicit_axes dispatch",
     "derivation": "notation steps course tables terminal typesetting markup record calls",
     "readouts": "record accumulators top_k profiles tiling counting reading windows labels",

@@ -17,7 +17,9 @@ from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import AUX, canonicalize
 from regard.engine.flash import tile_choice
 from regard.engine.flash.blocking import Blocking
+from regard.engine.flash.piece_costs import HALF_LINES, ONE_LINE, Lines
 from regard.engine.flash.tile_choice import choose_tiles
+from regard.engine.flash.tuning import Tuning
 from test_tiled import assert_close, assert_same_bits, draw
 
 T, S, SIDE = 653, 659, 128
@@ -99,8 +101,67 @@ def test_two_cores_compute_equally_many_blocks():
     kept = np.random.default_rng(0).random((32, 32)) < 0.25
     choice = choice_of(*shapes(32 * SIDE, 32 * SIDE, 4), masks.blocks(kept, SIDE))
     for blocking in (choice.forward, choice.backward):
-        assert blocking.pieces in (7, 8)
-        assert blocking.blocks == 4
+        assert blocking.pieces >= 4
+        assert blocking.blocks % 2 == 0
+    # As many steps as of the most blocks that a step holds, none of them with few.
+    assert [ONE_LINE.blocking(Tuning(), 1, 3, count).blocks for count in (1, 5, 26, 32)] == [1, 4, 10, 12]
+    assert [ONE_LINE.blocking(Tuning(), 1, number, 32).blocks for number in (5, 7, 8)] == [8, 4, 4]
+    assert [HALF_LINES.blocking(Tuning(), 1, 3, count).blocks for count in (33, 64, 65)] == [18, 32, 22]
+
+
+@pytest.mark.parametrize("name", mostly_slow(["band", "segments of rows", "stored"], "band"))
+def test_calls_in_blocks_of_half_a_line_are_those_of_the_definition(name, monkeypatch):
+    """Where masks keep few tiles, these are looked at in halves."""
+    arrays, (cotangent,) = grouped(), draw((2, 4, T, 3))
+    tile_choice._choose_once.cache_clear()
+    monkeypatch.setattr(tile_choice, "HALF_LINES", Lines(1, 6, (3,), (1e-9,), (1e-9,)))
+    choice = choice_of(*arrays[:2], MASKS[name], query_offset=S - T)
+    for blocking in (choice.forward, choice.backward):
+        assert blocking == Blocking(SIDE // 2, SIDE // 2, blocks=6, pieces=3)
+    assert "of pairs in tiles of 64 x 64" in choice.reason
+    found, expected = (
+        outcome(backend, arrays, cotangent, mask=MASKS[name]) for backend in ("tiled", "dense")
+    )
+    assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    tile_choice._choose_once.cache_clear()
+
+
+@pytest.mark.parametrize("length", [1280, 1270])
+def test_blocks_that_lie_in_order_are_written_at_once(length):
+    """In whole steps, whose last block is none that was moved back."""
+    arrays = draw((2, 4, length, 5), (2, 2, length, 5), (2, 2, length, 3))
+    mask = masks.sliding_window(60) & masks.causal()
+    block = choice_of(*arrays[:2], mask).forward
+    assert block.in_order == (length == 1280)
+    assert block.queries * block.blocks == 1280
+
+    def derivatives(backend):
+        call = lambda *arrays: attend(*arrays, mask=mask, backend=backend, aux=("lse", "entropy"))
+        return jax.jit(lambda *arrays: jax.jvp(call, arrays, tuple(jnp.cos(array) for array in arrays)))(
+            *arrays
+        )
+
+    assert_close(derivatives("tiled"), derivatives("dense"), rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_of_unequal_lists_go_together_by_their_lengths(monkeypatch):
+    monkeypatch.setattr(tile_choice, "ONE_LINE", Lines(2, 8, (4,), (1e-9,), (1e-9,)))
+    band = np.abs(np.subtract.outer(np.arange(32), np.arange(32))) < 2
+    uneven = band.copy()
+    uneven[::8] = True  # together with others, in whose steps they would have no part
+    alike, sorted_ones = (
+        choice_of(*shapes(32 * SIDE, 32 * SIDE, 4), masks.blocks(table, SIDE)).forward
+        for table in (band, uneven)
+    )
+    assert alike.pieces == sorted_ones.pieces == 4
+    assert alike.in_order
+    assert not sorted_ones.in_order
+
+
+def test_tiles_are_looked_at_in_halves_only_where_few_are_kept():
+    window = masks.sliding_window(127) & masks.causal()
+    for mask, length, side in ((window, 4096, 64), (masks.causal(), 4096, 512), (window, 65_536, 128)):
+        assert choice_of(*shapes(length, length), mask).forward.keys == side
 
 
 @pytest.mark.parametrize("name", mostly_slow(["segments of rows", "stored", "band"], "segments of rows"))
@@ -108,7 +169,7 @@ def test_calls_in_blocks_of_two_lines_are_those_of_the_definition(name, monkeypa
     """Heads with keys of their own may go in blocks of twice the side."""
     arrays, (cotangent,) = draw((2, 2, T, 5), (2, 2, S, 5), (2, 2, S, 3)), draw((2, 2, T, 3))
     tile_choice._choose_once.cache_clear()
-    monkeypatch.setattr(tile_choice, "_WIDE_COSTS", ({4: 1e-9}, {4: 1e-9}))
+    monkeypatch.setattr(tile_choice, "TWO_LINES", Lines(4, 4, (4,), (1e-9,), (1e-9,)))
     monkeypatch.setattr(tile_choice, "_FEWEST_PAIRS", 0)
     halves = np.arange(20)[:, None] % 2 == np.arange(20) // 3  # lines of 3 tiles each, 6 in two together
     computed = choice_of(*shapes(2560, 2560, 4), masks.blocks(halves, SIDE)).computed
@@ -259,16 +320,19 @@ def shapes(queries, keys, key_heads=2):
 
 def test_the_share_that_is_computed_is_that_of_the_tiles_of_the_loop():
     query, key = shapes(1280, 1280)
-    for table in (np.eye(10, dtype=int), np.random.default_rng(0).random((10, 10)) < 0.2):
+    for table, side in ((np.eye(10, dtype=bool), 64), (np.random.default_rng(0).random((10, 10)) < 0.5, 128)):
         choice = choice_of(query, key, masks.blocks(table, SIDE))
-        block = choice.forward
+        block, halves = choice.forward, SIDE // side
         assert block.pieces
-        assert block.blocks <= 10
-        counts = np.sort(np.asarray(table).sum(1))[::-1]
-        most = [counts[i : i + block.blocks].max() for i in range(0, 10, block.blocks)]
-        steps = sum(-(-count // block.pieces) for count in most)
-        assert choice.computed == pytest.approx(min(steps * block.pieces * block.blocks / 100, 1))
-        assert f"{block.blocks} blocks at once, each against {block.pieces} tiles of 128 x 128" in str(choice)
+        assert block.queries == block.keys == side
+        count = 10 * halves
+        assert block.blocks <= count
+        counts = np.sort(np.repeat(table.sum(1) * halves, halves))[::-1]
+        most = [counts[i : i + block.blocks].max() for i in range(0, count, block.blocks)]
+        steps = sum(-(-kept // block.pieces) for kept in most)
+        assert choice.computed == pytest.approx(min(steps * block.pieces * block.blocks / count**2, 1))
+        said = f"{block.blocks} blocks at once, each against {block.pieces} tiles of {side} x {side}"
+        assert said in str(choice)
     causal = choice_of(query, key, masks.causal())
     assert causal.forward.pieces == causal.backward.pieces == 0
     assert choice_of(query, key, None).computed == 1

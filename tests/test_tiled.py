@@ -542,10 +542,7 @@ def test_lists_of_a_table_of_small_blocks_stay_small():
     def lists(table):
         sizes = posed(*[jax.ShapeDtypeStruct((1, length, 2), jnp.float32)] * 3).sizes
         codes = classify_tiles(masks.blocks(table, 128), sizes, (0, None), 128, 128)
-        return [
-            list_tiles(one, 128, length, pieces.blocks, pieces.pieces)
-            for one in (codes, jnp.swapaxes(codes, -1, -2))
-        ]
+        return [list_tiles(one, 128, length, pieces) for one in (codes, jnp.swapaxes(codes, -1, -2))]
 
     assert temporary_bytes(lists, (1024, 1024), dtype=jnp.bool_) < 48 * 2**20
 

@@ -37,6 +37,7 @@ class Blocking:
     heads: int = 1
     blocks: int = 1
     pieces: int = 0  # 0: one tile after the other
+    in_order: bool = False  # with pieces: blocks go together as they lie, whatever their lists hold
     at_once: int = 0  # leading positions that a step may hold; 0: they are looped over
     trips: tuple[Trips, ...] = ()  # with `at_once`, where they are known beforehand: of all blocks, in order
 
@@ -44,6 +45,10 @@ class Blocking:
     def overruns(self) -> bool:
         """Tell whether tiles may be visited that a list does not hold; they start beyond the end."""
         return bool(self.pieces or self.at_once)
+
+    def turn(self) -> Blocking:
+        """Return the same with queries for keys."""
+        return dataclasses.replace(self, queries=self.keys, keys=self.queries)
 
     def fit(self, num_queries: int, num_keys: int, key_heads: int) -> Blocking:
         """Return a blocking no larger than the arrays, whose heads divide theirs."""

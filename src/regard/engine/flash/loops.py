@@ -117,6 +117,12 @@ class TileLoop:
 
         return jax.lax.fori_loop(0, self.blocking.blocks, step, carry)
 
+    def put_blocks(self, put: Callable[..., Carry], carry: Carry, first: Array, *tiles: Any) -> Carry:
+        """Write what was found of all blocks, at once where they lie in order; see `each_block`."""
+        if self.blocking.in_order:
+            return put(carry, first, *tiles)
+        return self.each_block(put, carry, first, *tiles)
+
     def tiles(
         self,
         lists: TileLists,

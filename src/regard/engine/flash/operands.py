@@ -54,14 +54,14 @@ class Operands(NamedTuple):
         )
         return key, value
 
-    def has_nonfinite(self, config: TileConfig, *tangents: Array) -> Array | None:
-        """Tell whether a key, a value or a tangent is NaN or inf; None where no pair can be removed."""
+    def has_nonfinite(self, config: TileConfig, *arrays: Array | None) -> Array | None:
+        """Tell whether any of these arrays holds NaN or inf; None where no pair can be removed."""
         if not config.masked and self.bias is None:
             return None
         # 0 times it is NaN, and a sum of that needs no array of the inputs' size. XLA's CPU loses NaN in the
         # extremes of large arrays.
-        arrays = [jax.lax.stop_gradient(array) for array in (self.key, self.value, *tangents)]
-        finite = [jnp.isfinite(jnp.sum(array * jnp.zeros((), array.dtype))) for array in arrays]
+        there = [jax.lax.stop_gradient(array) for array in arrays if array is not None]
+        finite = [jnp.isfinite(jnp.sum(array * jnp.zeros((), array.dtype))) for array in there]
         return ~functools.reduce(jnp.logical_and, finite)
 
 

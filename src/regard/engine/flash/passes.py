@@ -35,7 +35,7 @@ from regard.engine.softmax.scoring import scale_early, scale_late
 def forward(inputs: Operands, context: Context, config: TileConfig, *, reversible: bool = False) -> Results:
     """Attend, one query tile at a time."""
     loop = TileLoop(config, config.forward, reversible, varying_axes(inputs))
-    has_nonfinite = inputs.has_nonfinite(config)
+    has_nonfinite = inputs.has_nonfinite(config, inputs.value)  # a key's scores are removed
 
     def row_block(loop: TileLoop, leading: Any, number: Any, results: Results) -> Results:
         first = number * config.forward.queries
@@ -80,7 +80,7 @@ def forward(inputs: Operands, context: Context, config: TileConfig, *, reversibl
             rows = {name: here.put_row_vector(getattr(results, name), tile) for name, tile in found.items()}
             return results._replace(output=here.put_rows(results.output, output), **rows)
 
-        return loop.each_block(put, results, first, output, found)
+        return loop.put_blocks(put, results, first, output, found)
 
     zeros = jnp.zeros(config.rows, config.dtype)
     empty = Results(
@@ -107,7 +107,8 @@ def tangent(
     loop = TileLoop(config, config.forward, reversible, varying_axes(inputs))
     low_precision = config.low_precision
     key_side = [tangents.get(name) for name in ("key", "value")]
-    has_nonfinite = inputs.has_nonfinite(config, *(array for array in key_side if array is not None))
+    zeroed = (inputs.key, inputs.value, *key_side) if reversible else (inputs.value, key_side[1])
+    has_nonfinite = inputs.has_nonfinite(config, *zeroed)
 
     def read(here: TileView) -> _Rows:
         peak = here.row_vector(results.peak)
@@ -192,7 +193,7 @@ def tangent(
                 found = found._replace(entropy=here.put_row_vector(found.entropy, entropy))
             return found
 
-        return loop.each_block(put, found, first, grown, lse_tangent, entropy_tangent)
+        return loop.put_blocks(put, found, first, grown, lse_tangent, entropy_tangent)
 
     zeros = jnp.zeros(config.rows, config.dtype)
     outputs = jnp.zeros((*config.rows, config.value_width), config.dtype)
@@ -225,7 +226,7 @@ def backward(
 ) -> dict[str, Array]:
     """Compute the VJP: cotangents of the inputs named in `shapes` from those of output, lse and entropy."""
     loop = TileLoop(config, config.backward, reversible, varying_axes(inputs))
-    has_nonfinite = inputs.has_nonfinite(config)
+    has_nonfinite = inputs.has_nonfinite(config, inputs.key, inputs.value)
     low_precision = config.low_precision
     grow = 1 / (1 - config.dropout_rate)
     want_scores = any(name != "value" for name in shapes)

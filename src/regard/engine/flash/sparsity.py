@@ -40,8 +40,8 @@ def list_both_ways(
     if sizes.S % backward.keys:  # the last block overlaps the one before it
         by_key = by_key.at[..., -1, :].min(jnp.int8(TileKind.PARTIAL))
     return (
-        list_tiles(by_query, forward.keys, sizes.S, forward.blocks, forward.pieces),
-        list_tiles(by_key, backward.queries, sizes.T, backward.blocks, backward.pieces),
+        list_tiles(by_query, forward.keys, sizes.S, forward),
+        list_tiles(by_key, backward.queries, sizes.T, backward),
     )
 
 
@@ -67,11 +67,11 @@ def classify_tiles(
 
 
 def list_tiles(
-    codes: Int[Array, "*b blocks tiles"], tile: int, length: int, blocks: int = 1, pieces: int = 0
+    codes: Int[Array, "*b blocks tiles"], tile: int, length: int, blocking: Blocking | None = None
 ) -> TileLists:
     """List tiles along the last axis, in O(tiles); one that sticks out is at most PARTIAL.
 
-    With `pieces`, lists and blocks are filled up, and blocks with much work are visited together.
+    With pieces, lists and blocks are filled up, and blocks with much work are visited together.
     """
     count = codes.shape[-1]
     if length % tile:
@@ -95,13 +95,14 @@ def list_tiles(
     for _ in leading:
         put = jax.vmap(put)
     starts = put(place.reshape((*leading, *codes.shape[-2:]))).reshape(codes.shape)
-    if not pieces:
+    if blocking is None or not blocking.pieces:
         return TileLists(starts, full, kept)
-    more = (0, -starts.shape[-2] % blocks)
+    more = (0, -starts.shape[-2] % blocking.blocks)
     rest = [(0, 0)] * (starts.ndim - 2)
-    starts = jnp.pad(starts, [*rest, more, (0, -count % pieces)], constant_values=length)
+    starts = jnp.pad(starts, [*rest, more, (0, -count % blocking.pieces)], constant_values=length)
     full, kept = (jnp.pad(number, [*rest, more]) for number in (full, kept))
-    return TileLists(starts, full, kept, jnp.argsort(-kept, -1).astype(jnp.int32))
+    order = None if blocking.in_order else jnp.argsort(-kept, -1).astype(jnp.int32)
+    return TileLists(starts, full, kept, order)
 
 
 def _rank(chosen: Array) -> tuple[Array, Array]:

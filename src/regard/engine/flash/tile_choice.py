@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,22 +14,16 @@ from jax.sharding import use_abstract_mesh
 from regard.engine.call.problem import Problem, Sizes
 from regard.engine.flash.blocking import Blocking, Trips
 from regard.engine.flash.device_types import NO_MESH
+from regard.engine.flash.piece_costs import HALF_LINES, ONE_LINE, TWO_LINES, Lines
 from regard.engine.flash.sparsity import TileLists, classify_tiles, list_both_ways
 from regard.engine.flash.tuning import Tuning, load_tuning
 from regard.masks import Mask, TileKind
 from regard.masks.grid import is_concrete
 from regard.masks.tile_kinds import KeptTiles
 
-# Time per pair over that of whole tiles, by the keys (backward, queries) that a block of 128 meets at once:
-# products of few numbers run on one core. Measured on two (benchmarks/NOTES.md).
-_FORWARD_COSTS = {128: 3.0, 256: 2.1, 384: 1.9, 512: 1.6, 640: 1.4, 768: 1.33, 896: 1.2, 1024: 1.25}
-_BACKWARD_COSTS = {128: 3.5, 256: 2.2, 384: 2.0, 512: 1.6, 640: 1.3, 768: 1.2, 896: 1.16, 1024: 1.14}
-_PIECES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12)
-# The same of four blocks of twice 128 at once, by numbers of pieces: both cores work on each product.
-_WIDE_COSTS = {4: 1.1, 6: 1.2}, {4: 0.95, 6: 1.0}
-_WIDE_BLOCKS = 4  # 2, 3 and 5 take a tenth to a fifth longer
-_MOST_BLOCKS = 16
 _FEWEST_PAIRS = 1 << 21  # below, to choose takes a tenth of the call
+_FEW_TILES = 4  # kept per line, up to which half lines may be faster
+_MOST_HALF_TILES = 1 << 18  # to list more would take too much of a call
 _DATA_COST = 1.5  # of a pair in a PARTIAL tile whose mask reads arrays
 _MOST_TILES = 1 << 22  # whose lists are a few dozen megabytes
 _GAIN = 0.95  # pieces must promise that much, as costs are estimates
@@ -86,7 +79,7 @@ def choose_tiles(problem: Problem) -> TileChoice:
         if mask.block_side is None or mask.block_side > side:
             return TileChoice(*whole, "the mask's arrays are not known here")
         longest = -(-max(problem.T, problem.S) // side)
-        pieces = _pieces(problem.group, tuning, max(_PIECES[0], 1024 // side), longest)
+        pieces = ONE_LINE.blocking(tuning, problem.group, max(2, 1024 // side), longest)
         return TileChoice(pieces, pieces, f"the mask keeps blocks of {mask.block_side}")
     always = not jax.tree.leaves(mask) and all(isinstance(offset, int | None) for offset in offsets)
     choose = _choose_once if always else _choose
@@ -102,31 +95,46 @@ def _choose(
     tuning: Tuning,
 ) -> TileChoice:
     """Choose by the kinds of tiles of a mask that is known."""
-    side = tuning.piece_side
-    # To look is to read.
-    with eval_context(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
-        found = np.asarray(_classify(mask, sizes, offsets, side, side))
+    side, positions = tuning.piece_side, sizes.T * sizes.S
+    found = _look(mask, sizes, offsets, side)
     kept = found != TileKind.EMPTY
     data_cost = (_DATA_COST - 1) * bool(jax.tree.leaves(mask))
-    look = data_cost * np.mean(found[kept] == TileKind.PARTIAL) if kept.any() else 0.0
     rest = [_whole(found, sizes, side, block, data_cost) for block in whole]
+    looks = {ONE_LINE: found}
+    if group == 1:  # heads that share keys make as tall products of blocks of one line
+        looks[TWO_LINES] = found
+    if kept.sum(-1).mean() <= _FEW_TILES and 4 * positions <= _MOST_HALF_TILES * side**2:
+        looks[HALF_LINES] = _look(mask, sizes, offsets, side // 2)
     chosen = []
-    for candidate, costs, wide, axis in zip(
-        rest, (_FORWARD_COSTS, _BACKWARD_COSTS), _WIDE_COSTS, (-1, -2), strict=True
-    ):
-        best = _cheapest(group, tuning, kept.sum(axis), candidate, costs, look)
-        # Heads that share keys make as tall products of blocks of one line.
-        chosen.append(_wider(best, tuning, kept, wide, look, axis) if group == 1 else best)
-    pairs = kept[..., 0, 0].size * sizes.T * sizes.S
-    shares = (side, side, kept.sum() * side * side), (whole[0].queries, whole[0].keys, rest[0].pairs)
+    for axis, candidate in zip((-1, -2), rest, strict=True):
+        best = dataclasses.replace(candidate, cost=candidate.cost * _GAIN)
+        for lines, kinds in looks.items():
+            best = _cheaper(best, lines, kinds, group, tuning, data_cost, axis)
+        chosen.append(best)
+    pairs = math.prod(found.shape[:-2]) * positions
+    block = chosen[0].blocking
+    if sizes.T % block.queries:  # the last block is moved back
+        block = dataclasses.replace(block, in_order=False)
+    kinds, side = (looks[HALF_LINES], side // 2) if block.pieces and block.keys < side else (found, side)
+    shares = (
+        (side, side, (kinds != TileKind.EMPTY).sum() * side**2),
+        (whole[0].queries, whole[0].keys, rest[0].pairs),
+    )
     small, large = (f"{min(n / pairs, 1.0):.0%} of pairs in tiles of {q} x {k}" for q, k, n in shares)
     return TileChoice(
-        chosen[0].blocking,
+        block,
         chosen[1].blocking,
         f"the mask keeps {small}, {large}",
         min(chosen[0].pairs / pairs, 1.0),
-        _steps(sizes, found.shape[:-2], chosen[0].tiles, chosen[0].blocking),
+        _steps(sizes, found.shape[:-2], chosen[0].tiles, block),
     )
+
+
+def _look(mask: Mask, sizes: Sizes, offsets: tuple[Any, Any], side: int) -> np.ndarray:
+    """Return the kinds of tiles of a mask that is known."""
+    # To look is to read.
+    with eval_context(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
+        return np.asarray(_classify(mask, sizes, offsets, side, side))
 
 
 _choose_once = functools.lru_cache(maxsize=64)(_choose)
@@ -139,12 +147,12 @@ def _choose_prepared(
     rows, columns = (-(-length // kept.side) for length in (problem.T, problem.S))
     pairs = min(kept.joined, columns) * rows * kept.side**2
     chosen = []
-    for block, costs, quarters, lines, longest in (
-        (whole[0], _FORWARD_COSTS, kept.by_row, rows, columns),
-        (whole[1], _BACKWARD_COSTS, kept.by_column, columns, rows),
+    for number, (block, quarters, lines, longest) in enumerate(
+        ((whole[0], kept.by_row, rows, columns), (whole[1], kept.by_column, columns, rows))
     ):
         counts = np.minimum(np.resize(quarters, lines), longest)
-        best = _cheapest(problem.group, tuning, counts, _Candidate(block, pairs, pairs, 0.0), costs, 0.0)
+        best = _Candidate(block, pairs, pairs * _GAIN, 0.0)
+        best = _cheapest(best, ONE_LINE, number, counts, problem.group, tuning, 0.0)
         chosen.append(best.blocking)
     half, most = (f"{min(tiles / columns, 1.0):.0%}" for tiles in (kept.by_row[1], kept.joined))
     reason = (
@@ -182,39 +190,51 @@ def _steps(sizes: Sizes, counted: tuple[int, ...], tiles: float, block: Blocking
     return round(tiles * positions / math.prod(counted) / heads)
 
 
-def _cheapest(
-    group: int, tuning: Tuning, counts: np.ndarray, whole: _Candidate, costs: Mapping[int, float], look: float
+def _cheaper(
+    best: _Candidate,
+    lines: Lines,
+    kinds: np.ndarray,
+    group: int,
+    tuning: Tuning,
+    data_cost: float,
+    axis: int,
 ) -> _Candidate:
-    """Return what is fastest, whole tiles or pieces.
+    """Return what is faster, the best so far or blocks of lines of tiles of these kinds, along an axis."""
+    kept = kinds != TileKind.EMPTY
+    look = data_cost * np.mean(kinds[kept] == TileKind.PARTIAL) if kept.any() else 0.0
+    kept = kept if axis == -1 else np.swapaxes(kept, -1, -2)
+    if lines is TWO_LINES:
+        kept = np.logical_or.reduceat(kept, range(0, kept.shape[-2], 2), -2)
+    counts = kept.sum(-1)
+    found = _cheapest(best, lines, -1 - axis, counts, group, tuning, look)
+    block = found.blocking
+    if found is best or axis == -2 or counts.shape[-1] % block.blocks:
+        return found
+    in_order = _steps_of_pieces(counts, block.blocks, block.pieces) == found.tiles
+    return dataclasses.replace(found, blocking=dataclasses.replace(block, in_order=in_order))
+
+
+def _cheapest(
+    best: _Candidate,
+    lines: Lines,
+    direction: int,
+    counts: np.ndarray,
+    group: int,
+    tuning: Tuning,
+    look: float,
+) -> _Candidate:
+    """Return what is faster, the best so far or blocks of such lines.
 
     `counts` of pieces are kept in each block, and a pair of theirs costs `look` more for their PARTIAL ones.
     """
-    best = dataclasses.replace(whole, cost=whole.cost * _GAIN)
     ordered = -np.sort(-counts, -1)
-    for number in _PIECES:
-        blocking = _pieces(group, tuning, number, ordered.shape[-1])
+    for number, cost in zip(lines.pieces, (lines.forward, lines.backward)[direction], strict=True):
+        blocking = lines.blocking(tuning, group, number, ordered.shape[-1])
         steps = _steps_of_pieces(ordered, blocking.blocks, number)
-        pairs = steps * number * blocking.blocks * tuning.piece_side**2
-        cost = pairs * (_cost(group * 128, number * tuning.piece_side, costs) + look)
-        if cost < best.cost:
-            best = _Candidate(blocking, pairs, cost, steps)
-    return best
-
-
-def _wider(
-    best: _Candidate, tuning: Tuning, kept: np.ndarray, costs: Mapping[int, float], look: float, axis: int
-) -> _Candidate:
-    """Return what is faster, the best so far or blocks of two lines of pieces, which lie along an axis."""
-    side, lines = tuning.piece_side, kept if axis == -1 else np.swapaxes(kept, -1, -2)
-    lines = np.logical_or.reduceat(lines, range(0, lines.shape[-2], 2), -2)
-    ordered = -np.sort(-lines.sum(-1), -1)
-    for number, cost in costs.items():
-        blocks = min(_WIDE_BLOCKS, ordered.shape[-1])
-        shape = (2 * side, side) if axis == -1 else (side, 2 * side)
-        steps = _steps_of_pieces(ordered, blocks, number)
-        pairs = steps * number * blocks * 2 * side**2
-        if pairs * (cost + look) < best.cost:
-            best = _Candidate(Blocking(*shape, 1, blocks, number), pairs, pairs * (cost + look), steps)
+        pairs = steps * number * blocking.blocks * blocking.queries * blocking.keys
+        total = pairs * (1 + (cost - 1) / group + look)  # heads that share keys make taller products
+        if total < best.cost:
+            best = _Candidate(blocking.turn() if direction else blocking, pairs, total, steps)
     return best
 
 
@@ -224,20 +244,6 @@ def _steps_of_pieces(ordered: np.ndarray, blocks: int, number: int) -> float:
     padded = np.pad(ordered, [(0, 0)] * (ordered.ndim - 1) + [(0, short)])
     most = padded.reshape((*padded.shape[:-1], -1, blocks)).max(-1)
     return float((-(-most // number)).sum())
-
-
-def _cost(rows: int, width: int, costs: Mapping[int, float]) -> float:
-    """Return the cost of a pair in a block of so many rows that meets so many keys."""
-    known = max((size for size in costs if size <= width), default=min(costs))
-    return 1 + (costs[known] - 1) * min(1.0, 128 / rows)
-
-
-def _pieces(group: int, tuning: Tuning, number: int, count: int) -> Blocking:
-    """Return so many pieces for as many of `count` blocks as a step may compute, which two cores share."""
-    cells = group * tuning.piece_side**2 * number
-    blocks = min(max(tuning.piece_cells // cells, 1), _MOST_BLOCKS, count)
-    blocks -= blocks % 2 if blocks > 1 else 0
-    return Blocking(tuning.piece_side, tuning.piece_side, 1, blocks, number)
 
 
 def _known_offsets(problem: Problem, side: int) -> tuple[Any, Any] | None:

@@ -213,7 +213,14 @@ class TileView:
     # Tiles into arrays.
 
     def put_rows(self, array: Array, tile: Array) -> Array:
-        """Overwrite query-side rows (*batch, H, T, x) that belong to this tile."""
+        """Overwrite query-side rows (*batch, H, T, x) that belong to this tile.
+
+        Or of several blocks, (blocks, G * queries, x), that lie one after the other.
+        """
+        if jnp.ndim(self.first_query):
+            rows = tile.reshape((len(tile), self.config.group, self.blocking.queries, -1))
+            rows = jnp.swapaxes(rows, 0, 1).reshape((self.config.group, -1, tile.shape[-1]))
+            return self._update(array, rows, self.config.group, (self.first_query[0], 0), add=False)
         run = self.row_span
         assert isinstance(run, Span)
         tile = tile.reshape((-1, self.blocking.queries, tile.shape[-1]))
