@@ -802,7 +802,12 @@ def test_no_derivative_sees_what_nobody_may_attend_to(backend, removed_by, trans
     for poison in (np.nan, np.inf, -np.inf):
         # In reverse over reverse, tangents are factors of the loss's own.
         beside = fill(tangents, 0.0 if transform == "reverse over reverse" else np.float32(poison))
-        assert_same_bits(outcome(fill(call, np.float32(poison)), beside), clean)
+        spoiled, alone, still = fill(call, np.float32(poison)), fill(call, 0.0), fill(tangents, 0.0)
+        assert_same_bits(outcome(spoiled, beside), clean)
+        for place in (1, 2):  # a key or a value, where all else is finite
+            one = lambda arrays, others, place=place: (*arrays[:place], others[place], *arrays[place + 1 :])
+            assert_same_bits(outcome(one(alone, spoiled), still), clean)
+            assert_same_bits(outcome(alone, one(still, beside)), clean)
 
 
 def test_gradients_of_chosen_rows_do_not_see_what_nobody_may_attend_to():

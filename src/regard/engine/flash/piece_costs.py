@@ -1,4 +1,4 @@
-"""Costs of a pair in pieces, over that of one in whole tiles, as measured on two cores (benchmarks/NOTES.md)."""
+"""Costs of a pair in pieces, over that in whole tiles, as measured on two cores (benchmarks/NOTES.md)."""
 
 from dataclasses import dataclass
 
