@@ -1,6 +1,7 @@
 """One contract for every backend: values, statistics, gradients, empty rows, masked slots, dtypes, bits."""
 
 import functools
+import itertools
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -469,6 +470,46 @@ def test_looking_changes_no_bit_and_repeats_exactly(name, backend):
         for aux in asked:
             for a, b in zip(jax.tree.leaves(run(aux, arrays)), first, strict=True):
                 np.testing.assert_array_equal(a, b)
+
+
+RETURNED = {
+    "nothing": {},
+    "a mask": {"mask": masks.lengths([90, 0])},
+    "sinks": {"sinks": jnp.array([0.5, -jnp.inf, 2.0, 0.0])},
+}
+
+
+@contract
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    mostly_slow(
+        itertools.product(RETURNED, ["float32", "bfloat16"]),
+        ("nothing", "float32"),
+        ("nothing", "bfloat16"),
+        ("a mask", "float32"),
+    ),
+)
+def test_statistics_that_a_program_returns_change_no_bit_beside_them(options, kind, backend):
+    """XLA makes one kernel of a call that nobody looks into, which rounds otherwise than several."""
+    rng = np.random.default_rng(7)
+    query, key, value, cotangent = (
+        jnp.asarray(rng.standard_normal(shape), kind)
+        for shape in ((2, 4, 131, 8), (2, 2, 127, 8), (2, 2, 127, 16), (2, 4, 131, 16))
+    )
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def step(aux, *arrays):
+        def run(*arrays):
+            found = attend(*arrays, aux=aux, backend=backend, **RETURNED[options])
+            return found if aux else (found, {})
+
+        output, pull, returned = jax.vjp(run, *arrays, has_aux=True)
+        return (output, *pull(cotangent)), returned
+
+    alone, _ = step((), query, key, value)
+    for aux in (("lse",), AUX):
+        for found, expected in zip(step(aux, query, key, value)[0], alone, strict=True):
+            np.testing.assert_array_equal(found, expected)
 
 
 @contract

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from regard.engine.softmax.exponential import subtract_peak
 from regard.engine.softmax.online_softmax import first_largest
 from regard.engine.softmax.score_rows import take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores, scale_early, scale_late
-from regard.engine.softmax.sinks import sink
+from regard.engine.softmax.sinks import Sunk, sink
 from regard.masks.runs import Span
 from regard.scores.cells import Block
 
@@ -63,6 +63,78 @@ def _define(problem: Problem) -> tuple[Array, dict[str, Array]]:
 def _attend(
     problem: Problem, keep: Array | None, query: Array, key: Store, value: Store
 ) -> tuple[Array, dict[str, Array]]:
+    found = _weigh(problem, keep, query, key)
+    kept, grown = found.weights, found.total
+    if problem.dropout_rate:
+        kept, grown = jnp.where(_survivors(problem), kept, 0), grown * (1 - problem.dropout_rate)
+    if problem.low_precision:
+        # The product rounds the gradient of its weights: what cancels in it, where one weight is nearly all,
+        # cancels with nothing else.
+        kept, grown = kept / grown, 1
+    # Divided after the product: T x E numbers instead of T x S.
+    kept = problem.fold(kept).astype(problem.matmul_dtype)
+    output = problem.unfold(value.mix(kept, problem.precision)) / grown
+    if found.alive is not None:
+        output = jnp.where(found.alive, output, 0)  # 0 * NaN would reach an empty row
+    if problem.sinks is not None:
+        output = output * found.sunk(problem).share
+    output = problem.spread(output, problem.T, problem.E).astype(problem.query.dtype)
+    if problem.aux and keep is None:
+        # XLA's CPU makes one kernel of a call without a mask, but not where scores are read elsewhere, which
+        # rounds otherwise: who asks gets scores of their own.
+        found = _weigh(problem, keep, *jax.lax.optimization_barrier((query, key)))
+    aux = {}
+    for name in problem.aux:
+        array = found.statistic(name, problem)
+        if name in ("weights", "scores"):
+            aux[name] = take_chosen_rows(problem, problem.spread(array, problem.T, problem.S))
+        else:
+            aux[name] = problem.spread(array, problem.T, 1)[..., 0]
+    return checkpoint_name(output, OUTPUT), aux
+
+
+class _Weighed(NamedTuple):
+    """Scores and their exponentials, shifted by each row's peak."""
+
+    scores: Array
+    peak: Array
+    shifted: Array
+    weights: Array
+    total: Array
+    alive: Array | None  # None where every row has a key
+
+    def statistic(self, name: str, problem: Problem) -> Array:
+        """Return what `aux` calls so, a column or a matrix."""
+        alive = jnp.full_like(self.peak, True, dtype=bool) if self.alive is None else self.alive
+        if name == "max_score":
+            return _largest_score(self.scores, alive)
+        if name == "argmax":
+            return jnp.where(alive, jnp.where(jnp.isnan(self.peak), 0, _argmax(self.scores)), -1)
+        if name == "scores":
+            return self.scores
+        if name == "weights":
+            weights = self.weights / self.total
+            return weights if problem.sinks is None else weights * self.sunk(problem).share
+        entropy = self.entropy() if name == "entropy" else None
+        if problem.sinks is not None:
+            sunk = self.sunk(problem, entropy)
+            return sunk.lse if entropy is None else sunk.entropy
+        return self.lse() if entropy is None else entropy
+
+    def lse(self) -> Array:
+        lse = self.peak + jnp.log(self.total)
+        return lse if self.alive is None else jnp.where(self.alive, lse, -jnp.inf)
+
+    def entropy(self) -> Array:
+        return jnp.log(self.total) - _expectation(self.weights, self.shifted) / self.total
+
+    def sunk(self, problem: Problem, entropy: Array | None = None) -> Sunk:
+        """Return what sinks make of it."""
+        entropy = jnp.zeros_like(self.peak) if entropy is None else entropy
+        return sink(problem.sink_column(), self.lse(), entropy)
+
+
+def _weigh(problem: Problem, keep: Array | None, query: Array, key: Store) -> _Weighed:
     # A row with nothing to attend to stays zero. Where there cannot be one, asking would cost a pass.
     # A score function may remove keys, too.
     certain = keep is None and problem.score is None and problem.S
@@ -84,43 +156,7 @@ def _attend(
     weights = jnp.exp(shifted)
     total = weights.sum(-1, keepdims=True)
     total = total if alive is None else jnp.where(alive, total, 1)
-
-    kept, grown = weights, total
-    if problem.dropout_rate:
-        kept, grown = jnp.where(_survivors(problem), weights, 0), total * (1 - problem.dropout_rate)
-    if problem.low_precision:
-        # The product rounds the gradient of its weights: what cancels in it, where one weight is nearly all,
-        # cancels with nothing else.
-        kept, grown = kept / grown, 1
-    # Divided after the product: T x E numbers instead of T x S.
-    kept = problem.fold(kept).astype(problem.matmul_dtype)
-    output = problem.unfold(value.mix(kept, problem.precision)) / grown
-    if alive is not None:
-        output = jnp.where(alive, output, 0)  # 0 * NaN would reach an empty row
-    else:
-        alive = jnp.full_like(peak, True, dtype=bool)
-
-    rows = {
-        "lse": lambda: jnp.where(alive, peak + jnp.log(total), -jnp.inf),
-        "max_score": lambda: _largest_score(scores, alive),
-        "argmax": lambda: jnp.where(alive, jnp.where(jnp.isnan(peak), 0, _argmax(scores)), -1),
-        "entropy": lambda: jnp.log(total) - _expectation(weights, shifted) / total,
-    }
-    matrices = {"weights": lambda: weights / total, "scores": lambda: scores}
-    if problem.sinks is not None:
-        entropy = rows["entropy"]() if "entropy" in problem.aux else jnp.zeros_like(peak)
-        sunk = sink(problem.sink_column(), rows["lse"](), entropy)
-        output = output * sunk.share
-        rows |= {"lse": lambda: sunk.lse, "entropy": lambda: sunk.entropy}
-        matrices |= {"weights": lambda: weights / total * sunk.share}
-    aux = {}
-    for name in problem.aux:
-        if name in rows:
-            aux[name] = problem.spread(rows[name](), problem.T, 1)[..., 0]
-        else:
-            aux[name] = take_chosen_rows(problem, problem.spread(matrices[name](), problem.T, problem.S))
-    output = problem.spread(output, problem.T, problem.E).astype(problem.query.dtype)
-    return checkpoint_name(output, OUTPUT), aux
+    return _Weighed(scores, peak, shifted, weights, total, alive)
 
 
 def score_matrix(problem: Problem) -> Array:
