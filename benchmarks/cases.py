@@ -162,6 +162,8 @@ CASES = (
     _square("causal-backward", 1, 8, 2048, 64, mask="causal", passes=BOTH),
     _square("window", 1, 2, 8192, 64, mask="window"),
     _square("window-backward", 1, 2, 8192, 64, mask="window", passes=BOTH),
+    _square("narrow", 1, 8, 8192, 64, mask="narrow window"),
+    _square("narrow-backward", 1, 8, 8192, 64, mask="narrow window", passes=BOTH),
     _square("documents-backward", 1, 2, 8192, 64, mask="documents", passes=BOTH),
     _square("prefix", 1, 2, 8192, 64, mask="prefix"),
     _square("blocks", 1, 2, 4096, 64, mask="blocks"),

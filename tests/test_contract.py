@@ -159,7 +159,7 @@ def test_every_listed_backend_stands_in_every_test_of_the_contract():
     module = sys.modules[__name__]
     tests = [value for name, value in vars(module).items() if name.startswith("test_")]
     held = [test for test in tests if hasattr(test, "__wrapped__")]
-    assert len(held) == 11
+    assert len(held) == 12
     for test in held:
         backends = next(mark.args[1] for mark in test.pytestmark if mark.args[0] == "backend")
         assert list(backends) == list(BACKENDS)
