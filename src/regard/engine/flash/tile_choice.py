@@ -100,22 +100,22 @@ def _choose(
     kept = found != TileKind.EMPTY
     data_cost = (_DATA_COST - 1) * bool(jax.tree.leaves(mask))
     rest = [_whole(found, sizes, side, block, data_cost) for block in whole]
-    looks = {ONE_LINE: found}
+    kinds_of = {ONE_LINE: found}
     if group == 1:  # heads that share keys make as tall products of blocks of one line
-        looks[TWO_LINES] = found
+        kinds_of[TWO_LINES] = found
     if kept.sum(-1).mean() <= _FEW_TILES and 4 * positions <= _MOST_HALF_TILES * side**2:
-        looks[HALF_LINES] = _look(mask, sizes, offsets, side // 2)
+        kinds_of[HALF_LINES] = _look(mask, sizes, offsets, side // 2)
     chosen = []
     for axis, candidate in zip((-1, -2), rest, strict=True):
         best = dataclasses.replace(candidate, cost=candidate.cost * _GAIN)
-        for lines, kinds in looks.items():
+        for lines, kinds in kinds_of.items():
             best = _cheaper(best, lines, kinds, group, tuning, data_cost, axis)
         chosen.append(best)
     pairs = math.prod(found.shape[:-2]) * positions
     block = chosen[0].blocking
     if sizes.T % block.queries:  # the last block is moved back
         block = dataclasses.replace(block, in_order=False)
-    kinds, side = (looks[HALF_LINES], side // 2) if block.pieces and block.keys < side else (found, side)
+    kinds, side = (kinds_of[HALF_LINES], side // 2) if block.pieces and block.keys < side else (found, side)
     shares = (
         (side, side, (kinds != TileKind.EMPTY).sum() * side**2),
         (whole[0].queries, whole[0].keys, rest[0].pairs),
@@ -147,12 +147,12 @@ def _choose_prepared(
     rows, columns = (-(-length // kept.side) for length in (problem.T, problem.S))
     pairs = min(kept.joined, columns) * rows * kept.side**2
     chosen = []
-    for number, (block, quarters, lines, longest) in enumerate(
+    for direction, (block, quarters, lines, longest) in enumerate(
         ((whole[0], kept.by_row, rows, columns), (whole[1], kept.by_column, columns, rows))
     ):
         counts = np.minimum(np.resize(quarters, lines), longest)
         best = _Candidate(block, pairs, pairs * _GAIN, 0.0)
-        best = _cheapest(best, ONE_LINE, number, counts, problem.group, tuning, 0.0)
+        best = _cheapest(best, ONE_LINE, direction, counts, problem.group, tuning, 0.0)
         chosen.append(best.blocking)
     half, most = (f"{min(tiles / columns, 1.0):.0%}" for tiles in (kept.by_row[1], kept.joined))
     reason = (
