@@ -496,3 +496,34 @@ def test_tiles_are_chosen_in_a_shard_map_that_is_not_jitted():
     tile_choice._choose_once.cache_clear()
     found = jax.shard_map(call, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)(*arrays)
     np.testing.assert_array_equal(found, call(*arrays))
+
+
+IN_ORDER = """
+from jax.sharding import AxisType, NamedSharding
+from regard import explain, masks
+P = jax.sharding.PartitionSpec
+arrays = draw((2, 4, 1280, 5), (2, 2, 1280, 5), (2, 2, 1280, 3))
+mask = masks.sliding_window(60) & masks.causal()
+mesh = jax.make_mesh((2, 2), ("b", "h"), axis_types=(AXES,) * 2, devices=jax.devices()[:4])
+
+def call(*arrays):
+    assert explain(*arrays, mask=mask, backend="tiled").computes.forward.in_order
+    def loss(*arrays):
+        output = attend(*arrays, mask=mask, backend="tiled")
+        return jnp.sum(jnp.sin(output)), output
+    return jax.grad(loss, (0, 1, 2), has_aux=True)(*arrays)
+
+spec = P("b", "h")
+divided = jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=True) if MANUAL else call
+placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x in arrays]
+for one, other in zip(jax.tree.leaves(jax.jit(divided)(*placed)), jax.tree.leaves(jax.jit(call)(*arrays)), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+print("same")
+"""  # noqa: E501
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("axes", "manual"), [("Auto", False), ("Explicit", False), ("Auto", True)])
+def test_blocks_in_order_are_divided_over_devices(axes, manual):
+    code = "import jax, jax.numpy as jnp, numpy as np\nfrom jax.sharding import AxisType\n"
+    assert on_eight_devices(f"{code}AXES, MANUAL = AxisType.{axes}, {manual}\n{IN_ORDER}").strip() == "same"
