@@ -11,7 +11,7 @@ from regard.derivation.notation import Notation, spell
 from regard.derivation.steps import Step
 from regard.engine.call.problem import Problem
 from regard.engine.softmax import dropout
-from regard.engine.softmax.online_softmax import product as multiply
+from regard.engine.softmax.products import product as multiply
 from regard.engine.softmax.score_rows import chosen_indices, score_stages
 from regard.engine.softmax.sinks import sink
 from regard.formulas import (

@@ -14,7 +14,7 @@ from regard.engine.call.problem import Problem
 from regard.engine.flash.loops import TileLoop
 from regard.engine.flash.tiles import TileView
 from regard.engine.softmax.exponential import exp
-from regard.engine.softmax.online_softmax import product
+from regard.engine.softmax.products import product
 from regard.masks.offsets import offset_column
 from regard.readouts.accumulators import Found, Norm, PerKey, PerQuery, SweepConfig, Tokens
 from regard.readouts.profiles import bin_of, sum_bins, sum_diagonals

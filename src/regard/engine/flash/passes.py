@@ -28,7 +28,8 @@ from regard.engine.flash.operands import Context, Operands, Results
 from regard.engine.flash.tile_scores import drop, score_tile, surviving, zero_before_scoring, zero_unattended
 from regard.engine.flash.tiles import TileView
 from regard.engine.softmax.exponential import exp
-from regard.engine.softmax.online_softmax import Running, product
+from regard.engine.softmax.online_softmax import Running
+from regard.engine.softmax.products import product
 from regard.engine.softmax.scoring import scale_early, scale_late
 
 
@@ -312,7 +313,7 @@ def backward(
                     (key_across,) = zero_unattended(
                         has_nonfinite, finished, view, -1, key_across, key_axis=-1
                     )
-                    found["query"] = product(key_across, change, config.precision)
+                    found["query"] = product(key_across, change, config.precision, beside=1)
             return key_grad, value_grad, found
 
         def add_tile(

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-import jax
-
 from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.tuning import Tuning
+from regard.engine.softmax.products import BATCH_ON_ONE_CORE
+
+_ROWS_OF_TWO_CORES = 1024  # which a product's batch is divided into; what is left over, one core computes
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,13 +26,14 @@ class Lines:
         blocks = min(self.most_blocks, count)
         if self.halves <= 2:
             blocks = min(max(tuning.piece_cells // (group * line * side * pieces), 1), blocks)
-            blocks -= blocks % 2 if blocks > 1 else 0
+            whole = _ROWS_OF_TWO_CORES // line
+            blocks -= blocks % (whole if blocks > whole else 2) if blocks > 1 else 0
             even = -(-count // -(-count // blocks))  # as many steps, of equally many
             blocks = min(even + even % 2, blocks)
         return Blocking(line, side, 1, blocks, pieces)
 
 
-# XLA's CPU computes a batch of products on one core where each is small, up to jax 0.10.
+# Up to jax 0.10, XLA's CPU needs help to use both cores (`products.py`), which costs something.
 HALF_LINES, ONE_LINE, TWO_LINES = (
     (
         Lines(1, 32, (2, 3, 4, 5, 6, 7),
@@ -44,14 +46,14 @@ HALF_LINES, ONE_LINE, TWO_LINES = (
               (1.37, 1.25, 1.2, 1.2, 1.12),
               (1.25, 1.15, 1.12, 1.08, 1.04)),
     )
-    if jax.__version_info__ >= (0, 11)
+    if not BATCH_ON_ONE_CORE
     else (
         Lines(1, 32, (2, 3, 4, 5, 6, 7),
-              (2.5, 2.3, 2.25, 2.2, 2.15, 2.15),
-              (2.2, 2.0, 1.85, 1.72, 1.7, 1.7)),
+              (2.1, 1.8, 1.7, 1.68, 1.65, 1.62),
+              (2.1, 1.9, 1.8, 1.75, 1.7, 1.68)),
         Lines(2, 16, (2, 3, 4, 5, 6, 7, 8, 9, 10, 12),
-              (2.1, 1.9, 1.6, 1.4, 1.33, 1.2, 1.25, 1.25, 1.25, 1.25),
-              (2.2, 2.0, 1.6, 1.3, 1.2, 1.16, 1.14, 1.14, 1.14, 1.14)),
-        Lines(4, 4, (4, 6), (1.15, 1.2), (1.0, 1.02)),  # 2, 3 and 5 blocks take a tenth to a fifth longer
+              (1.6, 1.5, 1.45, 1.45, 1.33, 1.2, 1.25, 1.25, 1.25, 1.25),
+              (1.75, 1.62, 1.55, 1.35, 1.25, 1.2, 1.16, 1.14, 1.14, 1.14)),
+        Lines(4, 4, (4, 6), (1.17, 1.2), (1.05, 1.06)),  # 2, 3 and 5 blocks take a tenth to a fifth longer
     )
 )  # fmt: skip

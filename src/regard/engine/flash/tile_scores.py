@@ -10,7 +10,7 @@ from regard.axes import Array
 from regard.engine.flash.operands import PARAMETER, Context, Operands
 from regard.engine.flash.tiles import TileView
 from regard.engine.softmax import dropout
-from regard.engine.softmax.online_softmax import product
+from regard.engine.softmax.products import product
 from regard.engine.softmax.scoring import finish_scores, scale_late
 from regard.scores import Score
 

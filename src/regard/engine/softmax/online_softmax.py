@@ -14,6 +14,7 @@ import numpy as np
 
 from regard.axes import Array
 from regard.engine.softmax.exponential import exp
+from regard.engine.softmax.products import product
 
 
 @jax.tree_util.register_dataclass
@@ -135,15 +136,3 @@ def first_largest(scores: Array, peak: Array, keys: Array) -> Array:
     An argmax, which carries pairs, takes five times as long on the CPU.
     """
     return jnp.where(scores == peak[..., None], keys, np.iinfo(np.int32).max).min(-1)
-
-
-def product(a: Array, b: Array, precision: Any, contract: tuple[int, int] = (-1, -2)) -> Array:
-    """Multiply matrices over the named axes, one of the last two each; axes before those are a batch.
-
-    What multiplies a narrower factor is rounded to its dtype first; sums are float32 at least.
-    """
-    batch = tuple(range(a.ndim - 2))
-    axes = ((a.ndim + contract[0],), (b.ndim + contract[1],))
-    factor = min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
-    total = np.promote_types(factor, np.float32)
-    return jax.lax.dot_general(a.astype(factor), b.astype(factor), (axes, (batch, batch)), precision, total)

@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem
-from regard.engine.softmax.online_softmax import product
+from regard.engine.softmax.products import product
 from regard.engine.softmax.scoring import finish_scores, scale_early, scale_late
 from regard.masks.grid import Grid
 from regard.scores.cells import Picks
