@@ -48,9 +48,9 @@ FOLDERS = {
     "scores": "cells score placed pointwise distances metrics",
     "engine": "call.options call.stores call.quantized call.pages call.problem call.canonicalization"
     " call.hooks call.checkpoint_names call"
-    " softmax.scoring softmax.sinks softmax.dropout softmax.exponential softmax.online_softmax"
-    " softmax.score_rows softmax.merging softmax flash.device_types flash.blocking flash.tiles flash.sparsity"
-    " flash.loops flash.tuning flash.piece_costs flash.tile_choice flash.operands flash.partitioning"
+    " softmax.scoring softmax.sinks softmax.dropout softmax.exponential softmax.products"
+    " softmax.online_softmax softmax.score_rows softmax.merging softmax"
+    " flash.device_types flash.blocking flash.tiles flash.sparsity flash.loops flash.tuning flash.piece_costs flash.tile_choice flash.operands flash.partitioning"
     " flash.preparation flash.tile_scores flash.passes flash.primitives flash.tile_calls flash"
     " hopper.pair_programs hopper.blocks hopper.kernels hopper.launches hopper.kernel_calls hopper"
     " backends.dense backends.tiled backends.kernel_primitives backends.kernel_masks backends.cudnn"

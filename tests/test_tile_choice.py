@@ -104,9 +104,11 @@ def test_two_cores_compute_equally_many_blocks():
         assert blocking.pieces >= 4
         assert blocking.blocks % 2 == 0
     # As many steps as of the most blocks that a step holds, none of them with few.
-    assert [ONE_LINE.blocking(Tuning(), 1, 3, count).blocks for count in (1, 5, 26, 32)] == [1, 4, 10, 12]
+    assert [ONE_LINE.blocking(Tuning(), 1, 3, count).blocks for count in (1, 5, 26, 32)] == [1, 4, 8, 8]
     assert [ONE_LINE.blocking(Tuning(), 1, number, 32).blocks for number in (5, 7, 8)] == [8, 4, 4]
     assert [HALF_LINES.blocking(Tuning(), 1, 3, count).blocks for count in (33, 64, 65)] == [18, 32, 22]
+    # Of more than 1024 rows, a multiple of these.
+    assert [HALF_LINES.blocking(Tuning(), 1, number, 64).blocks for number in (5, 6, 7)] == [32, 16, 16]
 
 
 @pytest.mark.parametrize("name", mostly_slow(["band", "segments of rows", "stored"], "band"))

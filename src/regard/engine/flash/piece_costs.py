@@ -6,7 +6,7 @@ from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.tuning import Tuning
 from regard.engine.softmax.products import BATCH_ON_ONE_CORE
 
-_ROWS_OF_TWO_CORES = 1024  # which a product's batch is divided into; what is left over, one core computes
+_EVEN_ROWS = 1024  # of all blocks of a step: two cores share a multiple of it evenly
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +26,8 @@ class Lines:
         blocks = min(self.most_blocks, count)
         if self.halves <= 2:
             blocks = min(max(tuning.piece_cells // (group * line * side * pieces), 1), blocks)
-            whole = _ROWS_OF_TWO_CORES // line
-            blocks -= blocks % (whole if blocks > whole else 2) if blocks > 1 else 0
+            shared = _EVEN_ROWS // line
+            blocks -= blocks % (shared if blocks > shared else min(blocks, 2))
             even = -(-count // -(-count // blocks))  # as many steps, of equally many
             blocks = min(even + even % 2, blocks)
         return Blocking(line, side, 1, blocks, pieces)
