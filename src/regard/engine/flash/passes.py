@@ -313,7 +313,7 @@ def backward(
                     (key_across,) = zero_unattended(
                         has_nonfinite, finished, view, -1, key_across, key_axis=-1
                     )
-                    found["query"] = product(key_across, change, config.precision, changing=1)
+                    found["query"] = product(key_across, change, config.precision)
             return key_grad, value_grad, found
 
         def add_tile(

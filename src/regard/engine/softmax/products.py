@@ -13,14 +13,10 @@ BATCH_ON_ONE_CORE = jax.__version_info__ < (0, 11)
 _SMALL = 1 << 22  # multiplications of one of them (benchmarks/NOTES.md)
 
 
-def product(
-    a: Array, b: Array, precision: Any, contract: tuple[int, int] = (-1, -2), changing: int | None = None
-) -> Array:
+def product(a: Array, b: Array, precision: Any, contract: tuple[int, int] = (-1, -2)) -> Array:
     """Multiply matrices over the named axes, one of the last two each; axes before those are a batch.
 
-    What multiplies a narrower factor is rounded to its dtype first; sums are float32 at least. `changing`
-    says which factor, 0 or 1, differs in each step of a loop; by default it is the second where both are
-    contracted over their last axes, else the first.
+    What multiplies a narrower factor is rounded to its dtype first; sums are float32 at least.
     """
     batch = tuple(range(a.ndim - 2))
     axes = ((a.ndim + contract[0],), (b.ndim + contract[1],))
@@ -32,7 +28,8 @@ def product(
     if not (small and BATCH_ON_ONE_CORE and total == np.float32 and jax.default_backend() == "cpu"):
         return found
     # XLA divides a kernel along its batch if a maximum is part of it: here, of zeros, or of NaN where a row
-    # or column of the product is NaN. Those of a factor that does not change are found ahead of the loop.
-    place = int(contract[1] == -1) if changing is None else changing
-    zeros = jnp.minimum(jnp.abs(jax.lax.stop_gradient((a, b)[place]).astype(total)), 0)
-    return found + jnp.expand_dims(zeros.max(contract[place]), -1 - place)
+    # or column of the product is NaN. What a loop does not change is found ahead of it, so they are not made
+    # from the tile that meets all others, the first factor of scores.
+    source, axis, along = (b, -1, -2) if contract[1] == -1 else (a, contract[0], -1)
+    zeros = jnp.minimum(jnp.abs(jax.lax.stop_gradient(source).astype(total)), 0)
+    return found + jnp.expand_dims(zeros.max(axis), along)
