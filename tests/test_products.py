@@ -18,11 +18,11 @@ helped = pytest.mark.skipif(
 )
 
 
-def draw(contract, dtype=np.float32):
+def draw(contract, dtype=np.float32, sizes=(13, 17, 19), batch=(2, 3)):
     rng = np.random.default_rng(1)
-    rows, columns, width = 13, 17, 19
+    rows, columns, width = sizes
     b = (columns, width) if contract[1] == -1 else (width, columns)
-    return tuple(jnp.asarray(rng.normal(size=(2, 3, *shape)), dtype) for shape in ((rows, width), b))
+    return tuple(jnp.asarray(rng.normal(size=(*batch, *shape)), dtype) for shape in ((rows, width), b))
 
 
 def expect(a, b, contract):
@@ -40,9 +40,13 @@ def test_product_is_that_of_numpy(dtype, contract):
         np.testing.assert_allclose(found, expect(a, b, contract), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "batch"),
+    [((13, 17, 19), (2, 3)), ((64, 192, 64), (2, 16)), ((67, 191, 61), (1, 31)), ((128, 256, 64), (1, 16))],
+)
 @pytest.mark.parametrize("contract", CONTRACTS)
-def test_product_has_the_bits_and_the_derivatives_of_a_plain_one(contract):
-    a, b = draw(contract)
+def test_product_has_the_bits_and_the_derivatives_of_a_plain_one(contract, sizes, batch):
+    a, b = draw(contract, sizes=sizes, batch=batch)
 
     def plain(a, b):
         return jax.lax.dot_general(a, b, (((3,), (4 + contract[1],)), ((0, 1), (0, 1))))

@@ -8,8 +8,8 @@ import numpy as np
 
 from regard.axes import Array
 
+# XLA's CPU computes a batch of small products on one core, however many there are of them.
 BATCH_ON_ONE_CORE = jax.__version_info__ < (0, 11)
-"""Whether XLA's CPU computes a batch of small products on one core, however many there are of them."""
 _SMALL = 1 << 22  # multiplications of one of them (benchmarks/NOTES.md)
 
 
