@@ -95,9 +95,24 @@ def x64():
         yield
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption(
+        "--every",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run the first case of each test, and each Nth after it",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after `-m` and `-k` have chosen
+def pytest_collection_modifyitems(config, items):
     """Begin with what takes longest: one worker would still be at it when the others have nothing left."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    kept = economy.take_every(items, config.getoption("every"))
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
 
 
 def pytest_collection_finish():

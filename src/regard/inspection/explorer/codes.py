@@ -87,7 +87,7 @@ def _shortest(entry: Entry, ways: list[tuple[Entry, bytes]]) -> tuple[Entry, byt
     entry = {**entry, "bytes": len(raw)}
     found = entry, raw
     for more, way in ways:
-        deflated = zlib.compress(way, 9)
+        deflated = zlib.compress(way, 6)  # 9 takes 3.4 times as long for 0.3 % less
         if len(deflated) < len(found[1]):
             found = {**entry, **more, "deflate": True}, deflated
     return found
