@@ -97,11 +97,7 @@ def x64():
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--every",
-        type=int,
-        default=1,
-        metavar="N",
-        help="run the first case of each test, and each Nth after it",
+        "--one-in", type=int, default=1, metavar="N", help="run one case in N, chosen by a hash of its name"
     )
 
 
@@ -109,10 +105,10 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Begin with what takes longest: one worker would still be at it when the others have nothing left."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    kept = economy.take_every(items, config.getoption("every"))
-    if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-        items[:] = kept
+    taken = economy.take_one_in(config.getoption("one_in"), items)
+    if left := set(items) - set(taken):
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = taken
 
 
 def pytest_collection_finish():

@@ -1,35 +1,20 @@
-"""What a run of fewer cases leaves out."""
+"""What a run of fewer cases takes."""
 
 import types
 
-import pytest
-
 import economy
 
-CASES = [
-    "one.py::first[0]",
-    "one.py::alone",
-    *(f"one.py::many[{case}]" for case in "abcde"),
-    "two.py::many[[]",
-]
+CASES = [types.SimpleNamespace(nodeid=f"test_one.py::test_this[{case}]") for case in range(1000)]
 
 
-@pytest.mark.parametrize(
-    ("step", "kept"),
-    [
-        (1, CASES),
-        (
-            2,
-            [
-                "one.py::first[0]",
-                "one.py::alone",
-                *(f"one.py::many[{case}]" for case in "ace"),
-                "two.py::many[[]",
-            ],
-        ),
-        (7, ["one.py::first[0]", "one.py::alone", "one.py::many[a]", "two.py::many[[]"]),
-    ],
-)
-def test_every_test_runs_from_its_first_case_on(step, kept):
-    items = [types.SimpleNamespace(nodeid=name) for name in CASES]
-    assert [item.nodeid for item in economy.take_every(items, step)] == kept
+def test_one_case_in_five_is_about_a_fifth_and_no_other_is_taken_because_of_it():
+    taken = economy.take_one_in(5, CASES)
+    assert 160 < len(taken) < 240
+    assert taken == [case for case in CASES if case in taken]
+    assert economy.take_one_in(5, CASES[::3]) == [case for case in CASES[::3] if case in taken]
+    # A list of five backends in the names does not decide which of them are run.
+    assert {CASES.index(case) % 5 for case in taken} == {0, 1, 2, 3, 4}
+
+
+def test_one_case_in_one_is_all():
+    assert economy.take_one_in(1, CASES) == CASES
