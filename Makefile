@@ -18,7 +18,7 @@ demo: $(VENV)/.demo
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 # Every case but those of tests that are long or need a browser or several processes; `make test-all` runs these, too.
-# CASES='--one-in 5' takes a fifth of them.
+# CASES='--one-in 20' takes a twentieth of them.
 test: $(VENV)/.dev
 	$(PYTEST) -m "not slow and not browser and not processes" $(CASES)
 

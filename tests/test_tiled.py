@@ -333,13 +333,22 @@ TRANSFORMED = {"whole": (Blocking(3, 2, 3), Blocking(2, 4)), "in pieces": IN_PIE
     ),
 )
 def test_a_transform_of_the_tiles_is_that_of_the_definition(transform, tiling, x64):
+    forward, backward = TRANSFORMED[tiling]
+    found = evaluate_transform(transform, functools.partial(tiled.run, forward=forward, backward=backward))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    assert_close(found, define_transform(transform), rtol=1e-9, atol=1e-10)
+
+
+def evaluate_transform(name, run):
     call = rich_call()
     tangents = tuple(jnp.cos(3 * array) for array in call)
-    in_tiles = functools.partial(tiled.run, forward=TRANSFORMED[tiling][0], backward=TRANSFORMED[tiling][1])
-    outcome = lambda run: compiled(functools.partial(TRANSFORMS[transform], rich(run)))(call, tangents)
-    found = outcome(in_tiles)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
-    assert_close(found, outcome(dense.run), rtol=1e-9, atol=1e-10)
+    return compiled(functools.partial(TRANSFORMS[name], rich(run)))(call, tangents)
+
+
+@functools.cache
+def define_transform(name):
+    """By the definition, once for every tiling."""
+    return evaluate_transform(name, dense.run)
 
 
 @pytest.mark.slow
