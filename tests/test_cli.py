@@ -423,14 +423,14 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
 @pytest.mark.parametrize("task", ["copy", "text"])
 def test_a_killed_process_goes_on_to_the_same_bits(texts, tmp_path, task):
     """Three processes: one killed, one that resumes, one that was never disturbed."""
-    cadence = ["--steps", "300", "--evaluate-every", "50", "--checkpoint-every", "25"]
+    cadence = ["--steps", "600", "--evaluate-every", "50", "--checkpoint-every", "25"]
     chosen = ["train", "copy", *TINY] if task == "copy" else [*texts[1], "--vocab-size", "263"]
     arguments = [*chosen, *cadence, "--dropout-rate", "0.25", "--out"]
     killed = interrupt([*arguments, str(tmp_path / "run")], "step   100 held out", times=1, by=signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
     assert re.search(r"goes on from step \d+", run([*arguments, tmp_path / "run"]).stdout)
     assert run([*arguments, tmp_path / "whole"]).returncode == 0
-    one, other = (checkpoints.load(tmp_path / name / "checkpoints" / "00000300") for name in ("run", "whole"))
+    one, other = (checkpoints.load(tmp_path / name / "checkpoints" / "00000600") for name in ("run", "whole"))
     assert all(one.arrays[name].tobytes() == array.tobytes() for name, array in other.arrays.items())
     assert read_lines(tmp_path / "run") == read_lines(tmp_path / "whole")
 
