@@ -60,7 +60,7 @@ CASES = {
 }
 
 
-def results(name, run):
+def evaluate(name, run):
     """Output, statistics, gradients and a tangent of them."""
     given = draw((B, H, T, D), (B, K, S, D), (B, K, S, E), dtype=jnp.float64)
     arrays = dict(zip(("query", "key", "value"), given, strict=True))
@@ -93,7 +93,7 @@ def results(name, run):
 @functools.cache
 def define(name):
     """By the definition, once for every tuning."""
-    return results(name, dense.run)
+    return evaluate(name, dense.run)
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def define(name):
 def test_values_and_derivatives_are_those_of_the_definition(name, found, tune, x64):
     tune(found)
     assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
-    jax.tree.map(assert_close, results(name, tiled.run), define(name))
+    jax.tree.map(assert_close, evaluate(name, tiled.run), define(name))
 
 
 @pytest.mark.parametrize(
