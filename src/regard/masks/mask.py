@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, NoReturn
 
 import jax
@@ -175,8 +176,7 @@ class Mask:
         num_keys = num_queries if num_keys is None else num_keys
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
         query, key, axes = place_mask(self, num_queries, num_keys, offsets, positions, leading_axes)
-        keep = self.keep(Grid.cover(num_queries, num_keys, query, axes, key))
-        return jnp.broadcast_to(keep, (*keep.shape[:axes], num_queries, num_keys))
+        return _keep_everywhere(self, *_divide(query, key), axes, (num_queries, num_keys))
 
     def tiles(
         self,
@@ -218,9 +218,8 @@ class Mask:
         num_keys = num_queries if num_keys is None else num_keys
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
         query, key, axes = place_mask(self, num_queries, num_keys, offsets, positions, leading_axes)
-        return self.classify_every(
-            Blocks.cover(num_queries, num_keys, query_block, key_block, query, axes, key)
-        )
+        sizes = (num_queries, num_keys, query_block, key_block)
+        return _classify_everywhere(self, *_divide(query, key), axes, sizes)
 
     def prepare(
         self,
@@ -266,7 +265,7 @@ class Mask:
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
         query, key, axes = place_mask(mask, num_queries, num_keys, offsets, positions, len(leading) or None)
         query, key = (0 if offset is None else offset for offset in (query, key))
-        kinds = mask.classify_every(Blocks.cover(num_queries, num_keys, block, block, query, axes, key))
+        kinds = _classify_everywhere(mask, *_divide(query, key), axes, (num_queries, num_keys, block, block))
         return self._operations["prepare"](
             mask, query, key, kinds, KeptTiles.count(kinds, block), num_queries, num_keys, block
         )
@@ -353,6 +352,41 @@ class Mask:
 
     def __hash__(self) -> int:
         return hash(jax.tree.structure(self))
+
+
+def _divide(query: Offset, key: Offset) -> tuple[dict[str, Offset], tuple[tuple[str, Offset], ...]]:
+    """Return offsets that are arrays, and those that are known when a program is compiled."""
+    offsets = {"query": query, "key": key}
+    known = {name: offset for name, offset in offsets.items() if offset is None or isinstance(offset, int)}
+    return {name: offset for name, offset in offsets.items() if name not in known}, tuple(known.items())
+
+
+# One program each: operation by operation, a mask would be compiled, and stored, once for each of them.
+
+
+@partial(jax.jit, static_argnames=("known", "axes", "sizes"))
+def _keep_everywhere(
+    mask: Mask,
+    moved: dict[str, Offset],
+    known: tuple[tuple[str, Offset], ...],
+    axes: int,
+    sizes: tuple[int, int],
+) -> Array:
+    offsets = moved | dict(known)
+    keep = mask.keep(Grid.cover(*sizes, offsets["query"], axes, offsets["key"]))
+    return jnp.broadcast_to(keep, (*keep.shape[:axes], *sizes))
+
+
+@partial(jax.jit, static_argnames=("known", "axes", "sizes"))
+def _classify_everywhere(
+    mask: Mask,
+    moved: dict[str, Offset],
+    known: tuple[tuple[str, Offset], ...],
+    axes: int,
+    sizes: tuple[int, int, int, int],
+) -> Array:
+    offsets = moved | dict(known)
+    return mask.classify_every(Blocks.cover(*sizes, offsets["query"], axes, offsets["key"]))
 
 
 def _join(symbol: str, left: Any, right: Any) -> Mask:
