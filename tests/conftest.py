@@ -33,6 +33,7 @@ if version("jaxlib").startswith("0.10."):
 
 import jax
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
@@ -109,6 +110,21 @@ def pytest_collection_modifyitems(config, items):
     if left := set(items) - set(taken):
         config.hook.pytest_deselected(items=list(left))
         items[:] = taken
+
+
+def pytest_runtest_protocol(item, nextitem):
+    """Run once more what ended because the browser's own process did, as it does once in a thousand."""
+    if item.get_closest_marker("browser") is None:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    if any(report.failed and "Target crashed" in str(report.longrepr) for report in reports):
+        item._initrequest()
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 def pytest_collection_finish():

@@ -1,5 +1,6 @@
 """The explorer's page under every setting of a reader's system, and by its names and roles."""
 
+import contextlib
 import io
 import time
 
@@ -247,3 +248,17 @@ def test_two_on_one_page_have_their_own_states(browser, layers_page, tmp_path):
     assert visit.probe("repeated") == []
     visit.check()
     browser.close(visit)
+
+
+_tries = []
+
+
+def test_what_a_crash_of_the_browser_ends_runs_once_more(open_page):
+    """By the hook in conftest.py: the first time, the page's process is ended."""
+    visit = open_page("#row=30&key=12")
+    _tries.append(visit)
+    if len(_tries) == 1:
+        with contextlib.suppress(Exception):  # it answers that it was crashed, or not at all
+            visit.page.goto("chrome://crash", timeout=3000)
+    visit.settle()
+    assert len(_tries) == 2

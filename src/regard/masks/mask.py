@@ -21,6 +21,7 @@ from regard.masks.tile_kinds import KeptTiles, classify_cells
 
 # take(data, trailing) takes one leading index out of data that has `trailing` axes of its own.
 Take = Callable[[Any, int], Any]
+Known = tuple[tuple[str, Offset], ...]  # offsets that are no arrays, by side
 
 
 class Mask:
@@ -354,7 +355,7 @@ class Mask:
         return hash(jax.tree.structure(self))
 
 
-def _divide(query: Offset, key: Offset) -> tuple[dict[str, Offset], tuple[tuple[str, Offset], ...]]:
+def _divide(query: Offset, key: Offset) -> tuple[dict[str, Offset], Known]:
     """Return offsets that are arrays, and those that are known when a program is compiled."""
     offsets = {"query": query, "key": key}
     known = {name: offset for name, offset in offsets.items() if offset is None or isinstance(offset, int)}
@@ -366,11 +367,7 @@ def _divide(query: Offset, key: Offset) -> tuple[dict[str, Offset], tuple[tuple[
 
 @partial(jax.jit, static_argnames=("known", "axes", "sizes"))
 def _keep_everywhere(
-    mask: Mask,
-    moved: dict[str, Offset],
-    known: tuple[tuple[str, Offset], ...],
-    axes: int,
-    sizes: tuple[int, int],
+    mask: Mask, moved: dict[str, Offset], known: Known, axes: int, sizes: tuple[int, int]
 ) -> Array:
     offsets = moved | dict(known)
     keep = mask.keep(Grid.cover(*sizes, offsets["query"], axes, offsets["key"]))
@@ -379,11 +376,7 @@ def _keep_everywhere(
 
 @partial(jax.jit, static_argnames=("known", "axes", "sizes"))
 def _classify_everywhere(
-    mask: Mask,
-    moved: dict[str, Offset],
-    known: tuple[tuple[str, Offset], ...],
-    axes: int,
-    sizes: tuple[int, int, int, int],
+    mask: Mask, moved: dict[str, Offset], known: Known, axes: int, sizes: tuple[int, int, int, int]
 ) -> Array:
     offsets = moved | dict(known)
     return mask.classify_every(Blocks.cover(*sizes, offsets["query"], axes, offsets["key"]))
