@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE =
 # Pinned versions differ between Python 3.11 and 3.12, whose newest jax differs.
 CONSTRAINTS = constraints/python$(shell $(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
-# Of what is installed, bytecode comes with the first import: for all of it, half of the time would go.
+# Of what is installed, bytecode comes with the first import: for all of it, a third of the time would go.
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 
 .PHONY: demo test test-all test-kernel mutants lint types setup docs docs-check pretrained bench

@@ -113,7 +113,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_runtest_protocol(item, nextitem):
-    """Run once more what ended because the browser's own process did, as it does once in a thousand."""
+    """Run once more what ended because the browser's own process did, as was seen once."""
     if item.get_closest_marker("browser") is None:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)

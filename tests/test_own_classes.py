@@ -157,3 +157,27 @@ def test_what_a_file_cannot_hold_is_noted(tmp_path):
     assert back.calls[0].score is None
     assert "of which a file can keep no more than the name" in back.notes[0]
     np.testing.assert_array_equal(back.calls[0].readout().lse, trace.calls[0].readout().lse)
+
+
+LOOKED = []
+
+
+@record
+class Counted(Mask):
+    """Keys at the distances of its data, and a note of every look."""
+
+    distance: Any
+
+    def keep(self, grid):
+        LOOKED.append(self)
+        return grid.query_position - grid.key_position == jnp.asarray(self.distance)
+
+
+@pytest.mark.parametrize(
+    "look", [lambda mask: mask.dense(5), lambda mask: mask.tiles(5, query_block=2, key_block=2)]
+)
+def test_other_data_run_the_program_that_a_mask_has(look):
+    first = look(Counted(np.int32(1)))
+    LOOKED.clear()
+    assert not np.array_equal(look(Counted(np.int32(2))), first)
+    assert not LOOKED
