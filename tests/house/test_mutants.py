@@ -1,0 +1,41 @@
+"""The planted faults of `make mutants` fit the package and the tests that are to see them."""
+
+import pathlib
+import sys
+
+import pytest
+
+TESTS = pathlib.Path(__file__).parents[1]
+sys.path.insert(0, str(TESTS / "mutants"))
+import run  # noqa: E402
+
+FAULTS = run.read_faults()
+
+
+@pytest.mark.parametrize("table", sorted({fault.table for fault in FAULTS}))
+def test_every_fault_can_be_planted(table):
+    for fault in FAULTS:
+        if fault.table == table:
+            source = (run.SOURCE / fault.file).read_text()
+            assert fault.plant(source) != source, fault.name
+
+
+def test_a_fault_whose_place_is_gone_is_refused():
+    with pytest.raises(ValueError, match="holds its `before` 0 times"):
+        FAULTS[0].plant("nothing of it")
+
+
+def test_every_test_that_is_to_see_a_fault_is_there():
+    for fault in FAULTS:
+        assert fault.tests, fault.name
+        for test in fault.tests:
+            file, _, function = test.partition("::")
+            assert (TESTS / file).exists(), (fault.name, test)
+            assert not function or f"def {function}(" in (TESTS / file).read_text(), (fault.name, test)
+
+
+def test_there_are_faults_enough_in_every_room():
+    assert len(FAULTS) >= 150
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    rooms = {fault.file.partition("/")[0] for fault in FAULTS}
+    assert rooms >= {"engine", "masks", "scores", "cache", "linear", "readouts", "parallel", "layers"}

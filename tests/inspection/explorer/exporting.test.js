@@ -1,0 +1,214 @@
+import assert from "node:assert/strict";
+import { spawnSync } from "node:child_process";
+import test from "node:test";
+import { chooseLevel, readExcerpt } from "../../../src/regard/inspection/explorer/web/excerpts.js";
+import { svgText } from "../../../src/regard/inspection/explorer/web/exporting.js";
+import {
+  csvText,
+  describeExcerpt,
+  namedHeads,
+  npyBytes,
+  pythonText,
+  safeName,
+  xmlText,
+} from "../../../src/regard/inspection/explorer/web/formats.js";
+
+test("file names hold nothing that a file system refuses", () => {
+  assert.equal(safeName("../../etc/passwd\u0000", "csv"), "etc-passwd.csv");
+  assert.equal(safeName("Größe <Test>: layer 1", "png"), "gro-e-test-layer-1.png");
+  assert.equal(safeName("שלום", "svg"), "attention.svg");
+  assert.equal(safeName("", "npy"), "attention.npy");
+  assert.ok(safeName("x-".repeat(500), "npy").length <= 84);
+});
+
+test("names of heads are never cut", () => {
+  const long = "a run of many words ".repeat(20);
+  const names = [
+    [[0, 1]],
+    [[11, 1]],
+    [
+      [0, 1],
+      [11, 1],
+    ],
+  ].map((heads) => safeName(long, "png", namedHeads(heads, "mean")));
+  assert.match(names[0], /^a-run-of.*-layer-0-head-1\.png$/);
+  assert.match(names[2], /-mean-of-heads-0-1-11-1\.png$/);
+  assert.equal(new Set(names).size, 3);
+  assert.ok(names.every((name) => name.length <= 84));
+  const many = Array.from({ length: 9 }, (_, h) => [0, h]);
+  assert.equal(namedHeads(many, "max"), "largest of heads 0.0, 0.1, 0.2, 0.3, 0.4, 0.5 and 3 more");
+});
+
+test("NPY files follow the format, aligned to 64 bytes", () => {
+  for (const [rows, columns] of [
+    [3, 5],
+    [0, 7],
+    [1, 1],
+    [12345, 1],
+  ]) {
+    const values = Float32Array.from({ length: rows * columns }, (_, n) => n / 7);
+    const bytes = npyBytes(values, [rows, columns]);
+    assert.deepEqual([...bytes.slice(0, 8)], [0x93, 78, 85, 77, 80, 89, 1, 0]);
+    const length = bytes[8] + 256 * bytes[9];
+    assert.equal((10 + length) % 64, 0);
+    const header = new TextDecoder().decode(bytes.slice(10, 10 + length));
+    assert.match(
+      header,
+      new RegExp(`^\\{'descr': '<f4', 'fortran_order': False, 'shape': \\(${rows}, ${columns}\\), \\} *\\n$`),
+    );
+    assert.deepEqual(new Float32Array(bytes.slice(10 + length).buffer), values);
+  }
+});
+
+test("NumPy reads them", {
+  skip: spawnSync("python3", ["-c", "import numpy"]).status !== 0 && "no NumPy for python3",
+}, () => {
+  const script =
+    "import io, sys, numpy; a = numpy.load(io.BytesIO(sys.stdin.buffer.read())); print(a.shape, a.dtype, a.tolist())";
+  const input = npyBytes([0.5, NaN, 2, 3, 4, 0.25], [2, 3]);
+  assert.equal(
+    spawnSync("python3", ["-c", script], { input }).stdout.toString().trim(),
+    "(2, 3) float32 [[0.5, nan, 2.0], [3.0, 4.0, 0.25]]",
+  );
+});
+
+const excerpt = {
+  values: Float32Array.from([0.5, NaN, 0.25, 1e-7]),
+  rows: 2,
+  columns: 2,
+  row0: 3,
+  column0: 5,
+  queryBlock: 4,
+  keyBlock: 2,
+  channel: "mass",
+  heads: [[0, 0]],
+  exact: false,
+};
+
+test("CSV says what it holds and where each number lies", () => {
+  const lines = csvText(excerpt, `a\nb: ${describeExcerpt(excerpt)}`, { query: 100, key: 0 }).split("\n");
+  assert.equal(lines[0], "# a b: mean over 4 queries of the weight on 2 keys");
+  assert.deepEqual(lines.slice(1), ["query\\key,10,12", "112,0.5,", "116,0.25,1e-7", ""]);
+  assert.equal(
+    describeExcerpt(
+      {
+        ...excerpt,
+        exact: true,
+        heads: [
+          [0, 0],
+          [0, 1],
+        ],
+      },
+      { aggregate: "max" },
+    ),
+    "attention weights, largest of 2 heads",
+  );
+  const added = { ...excerpt, channel: "value" };
+  assert.equal(describeExcerpt({ ...added, exact: true }), "norm of what is added");
+  assert.ok(describeExcerpt(added).startsWith("largest norm of what is added of each block"));
+});
+
+test("CSV has tokens on one line each that no spreadsheet takes for a formula", () => {
+  const tokens = { query: (n) => `q${n}`, key: (n) => ({ 10: "=1+1", 12: '"a",\nb' })[n] };
+  const lines = csvText(excerpt, "a", { query: 100, key: 0 }, tokens).split("\n");
+  assert.deepEqual(lines, [
+    "# a",
+    "query\\key,,10,12",
+    ',,"""=1+1""","""\\""a\\"",\\nb"""',
+    '112,"""q12""",0.5,',
+    '116,"""q16""",0.25,1e-7',
+    "",
+  ]);
+});
+
+test("SVG text cannot become markup", () => {
+  assert.equal(
+    xmlText("</text><script>\u0000\ud800&\"'"),
+    "&#60;/text&#62;&#60;script&#62;\ufffd\ufffd&#38;&#34;&#39;",
+  );
+  const layout = {
+    width: 10,
+    height: 10,
+    plot: { x: 0, y: 0, width: 5, height: 5 },
+    bar: { x: 6, y: 0, width: 1, height: 5 },
+    texts: [{ x: 1, y: 2, text: "<b>", size: 11 }],
+    lines: [[0, 0, 1, 1]],
+    frames: [[0, 0, 5, 5]],
+  };
+  const text = svgText({ title: "</title><script>" }, layout, ["data:image/png;base64,AA==", "data:,"]);
+  assert.ok(!text.includes("<script") && !text.includes("<b>"));
+});
+
+test("Python asks for the window that is seen", () => {
+  const what = {
+    c: 2,
+    heads: [[2, 3]],
+    view: { q0: 8.5, q1: 17.2, k0: 0, k1: 30 },
+    scale: "power",
+    channel: "mass",
+    name: "a\nimport os",
+    rows: 61,
+    keys: 29,
+  };
+  const text = pythonText(what);
+  assert.ok(text.includes("call.window(rows=slice(8, 18), columns=slice(0, 29), heads=[3])[0]"));
+  assert.ok(text.includes('scale="linear"') && text.includes('save("layer-2-head-3.pdf")'));
+  assert.ok(!text.includes("\nimport os"));
+  assert.ok(!text.includes("value_norms"));
+  const added = pythonText({ ...what, channel: "value" });
+  assert.ok(added.includes("\nweights = weights * call.value_norms[3, 0:29]\n"));
+  assert.ok(added.includes('save("layer-2-head-3-norm-of-what-is-added.pdf")'));
+  const large = pythonText({ ...what, view: { q0: 0, q1: 4096, k0: 0, k1: 4096 }, rows: 4096, keys: 4096 });
+  assert.ok(large.includes('head_map(call.readout(), 3, channel="mass"') && !large.includes("window("));
+});
+
+test("the finest level that is few enough", () => {
+  const levels = [1, 2, 4, 8, 16].map((n) => ({ queryBlock: n, keyBlock: n }));
+  assert.equal(chooseLevel(levels, { q0: 0, q1: 64, k0: 0, k1: 64 }, 64).queryBlock, 1);
+  assert.equal(chooseLevel(levels, { q0: 0.5, q1: 64.5, k0: 0, k1: 64 }, 64).queryBlock, 2);
+  assert.equal(chooseLevel(levels, { q0: 0, q1: 9999, k0: 0, k1: 9 }, 64).queryBlock, 16);
+  assert.equal(chooseLevel([], { q0: 0, q1: 1, k0: 0, k1: 1 }, 64), null);
+});
+
+test("an excerpt stitches tiles and averages heads", async () => {
+  const rows = 601,
+    keys = 523,
+    value = (h, i, j) => (h + 1) * 1e-6 * (i * keys + j);
+  const source = {
+    call: () => ({ heads: 2, rows, keys }),
+    levels: () => [
+      { queryBlock: 1, keyBlock: 1 },
+      { queryBlock: 2, keyBlock: 2 },
+    ],
+    tile: async (t, c, h, qb, kb, up, across) =>
+      Float32Array.from({ length: 65536 }, (_, n) => value(h, up * 256 + (n >> 8), across * 256 + (n & 255))),
+  };
+  const state = {
+    t: 0,
+    c: 0,
+    h: 1,
+    selection: [
+      [0, 0],
+      [0, 1],
+    ],
+    aggregate: "mean",
+    channel: "mass",
+    view: { q0: 250.5, q1: 521, k0: 200, k1: 523 },
+  };
+  const found = await readExcerpt(source, state);
+  assert.deepEqual(
+    [found.rows, found.columns, found.row0, found.column0, found.exact],
+    [271, 323, 250, 200, true],
+  );
+  for (const [i, j] of [
+    [0, 0],
+    [5, 55],
+    [6, 56],
+    [270, 322],
+    [131, 312],
+  ]) {
+    assert.ok(Math.abs(found.values[i * 323 + j] - value(0.5, 250 + i, 200 + j)) < 1e-6);
+  }
+  const one = await readExcerpt(source, { ...state, selection: [[0, 1]] });
+  assert.ok(Math.abs(one.values[7] - value(1, 250, 207)) < 1e-6);
+});

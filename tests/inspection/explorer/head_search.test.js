@@ -1,0 +1,96 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+import { notesOn, readNotes, writeNotes } from "../../../src/regard/inspection/explorer/web/head_notes.js";
+import { findHeads, readQuestion } from "../../../src/regard/inspection/explorer/web/head_search.js";
+import { State } from "../../../src/regard/inspection/explorer/web/state.js";
+
+const TOKENS = ["The", " cat", "\u2581the"];
+/** Two heads of 3 x 3; the second has a label. */
+const WEIGHTS = [
+  [1, 0, 0, 0.5, 0.5, 0, 0.25, 0.25, 0.5],
+  [1, 0, 0, 0.75, 0.25, 0, 0.125, 0.125, 0.75],
+];
+const call = {
+  heads: 2,
+  rows: 3,
+  keys: 3,
+  query_offset: 0,
+  key_offset: 0,
+  query_sequence: 0,
+  key_sequence: 0,
+  permitted: "causal",
+  labels: [[], [{ name: "induction", value: 0.7, rows: 5 }]],
+};
+const source = {
+  document: { traces: [{ calls: [call], sequences: [{ kind: "text" }] }] },
+  call: () => call,
+  tokens: async () => TOKENS,
+  chunk: async (name) => name && { shape: [1, 3, 1], values: Uint8Array.from([0x80, 0xc0, 0xe0]) },
+  weights: async (_t, _c, h) => ({ values: Float32Array.from(WEIGHTS[h]), rows: 3, keys: 3 }),
+};
+const any = { query: "", key: "", offset: "", label: "" };
+const found = async (question) =>
+  (await findHeads(source, 0, { ...any, ...question })).found.map(({ h, weight, pairs }) => [
+    h,
+    weight,
+    pairs,
+  ]);
+
+test("weights are averaged over the pairs that may attend", async () => {
+  assert.deepEqual(await found({ key: "THE", query: "cat" }), [
+    [1, 0.75, 1],
+    [0, 0.5, 1],
+  ]);
+  assert.deepEqual(await found({ offset: "1" }), [
+    [1, 0.4375, 2],
+    [0, 0.375, 2],
+  ]);
+  assert.deepEqual(await found({ key: "cat the", label: "induction" }), [[1, 3 / 6, 6]]);
+  assert.deepEqual(await found({ label: "induction" }), [[1, 0.7, 5]]);
+  assert.deepEqual(await found({ offset: "-1" }), []);
+});
+
+test("what the page does not have is counted", async () => {
+  const none = { ...source, weights: async () => null };
+  assert.deepEqual(await findHeads(none, 0, { ...any, key: "the" }), { found: [], unknown: 2 });
+});
+
+test("a question stays in the address, whatever its words", () => {
+  const state = new State([[{ heads: 2, rows: 3, keys: 3 }]]);
+  const words = ["Mary, John", "100 % <b>", "-3", "sink"];
+  state.set({ find: words.map(encodeURIComponent).join(",") });
+  const again = new State(state.shapes);
+  again.fromHash(state.toHash());
+  assert.deepEqual(Object.values(readQuestion(again.find)), words);
+  for (const wrong of ["a,b", "a,b,c,", "%,,,", "a,b,1,<i>", `${"x".repeat(300)},,,`]) {
+    again.set({ find: "" });
+    again.set({ find: wrong });
+    assert.equal(again.find, "", wrong);
+  }
+});
+
+test("notes are kept, and an older address takes none away", () => {
+  const state = new State([[{ heads: 2, rows: 3, keys: 3 }]]);
+  state.set({ notes: writeNotes({ "0.0.1": "copies <names> & 100 %", "0.0.0": "" }) });
+  assert.deepEqual(readNotes(state.notes), { "0.0.1": "copies <names> & 100 %" });
+  assert.equal(
+    notesOn(state, [
+      [0, 0],
+      [0, 1],
+    ]),
+    "layer 0 head 1: copies <names> & 100 %",
+  );
+  const again = new State(state.shapes);
+  again.fromHash(state.toHash());
+  assert.equal(again.notes, state.notes);
+  again.fromHash("h=1");
+  assert.equal(again.notes, state.notes);
+  again.set({ notes: "" });
+  assert.equal(again.notes, "");
+});
+
+test("what is no note is left out", () => {
+  for (const wrong of ["", "null", "{", '{"a":"b"}', '{"0.0.0":7}', '{"0.0.0":""}'])
+    assert.deepEqual(readNotes(wrong), {});
+  assert.equal(readNotes(JSON.stringify({ "0.0.0": "x".repeat(999) }))["0.0.0"].length, 200);
+});
