@@ -10,7 +10,7 @@ CONSTRAINTS = constraints/python$(shell $(BIN)/python -c 'import sys; print("%d.
 # Of what is installed, bytecode comes with the first import: for all of it, a third of the time would go.
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 
-.PHONY: demo test test-all test-kernel mutants lint types setup docs docs-check pretrained bench
+.PHONY: demo test test-all test-newest fuzz mutants lint first-lines types setup docs docs-check pretrained bench
 .PHONY: gpu-check gpu-contract gpu-kernels gpu-rates dist clean
 
 demo: $(VENV)/.demo
@@ -19,16 +19,20 @@ demo: $(VENV)/.demo
 PYTEST = $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 # Every case but those of tests that are long or need a browser or several processes; `make test-all` runs these, too.
-# CASES='--one-in 20' takes a twentieth of them, CASES=tests/masks/test_masks.py one file's.
+# CASES=tests/masks takes one room's, CASES=tests/masks/test_masks.py one file's.
 test: $(VENV)/.dev
 	$(PYTEST) -m "not slow and not browser and not processes" $(CASES)
 
 test-all: $(VENV)/.dev
 	$(PYTEST) $(CASES)
 
-# The kernel that only jax 0.12 interprets, where `make test-all` on an older Python skips its cases.
-test-kernel: $(VENV)/.dev
-	$(PYTEST) tests/engine/test_mosaic_gpu.py
+# On Python 3.12: numbers on the newest jax, and the kernel that only it interprets, whose cases are skipped elsewhere.
+test-newest: $(VENV)/.dev
+	$(PYTEST) tests/engine/test_mosaic_gpu.py tests/engine/test_contract.py tests/engine/test_sizes.py tests/programs
+
+# Random programs against the definition: make fuzz SEED=7 COUNT=200 (FUZZ='--jobs 2 --only 12')
+fuzz: $(VENV)/.dev
+	$(BIN)/python tests/programs/fuzz.py --seed $(or $(SEED),0) --count $(or $(COUNT),100) $(FUZZ)
 
 # Plants one fault at a time and shows which tests see it; ONLY=masks takes those with that word.
 mutants: $(VENV)/.dev
@@ -41,7 +45,12 @@ NPM = PATH="$(NODE_WHEEL)/bin:$$PATH" node $(NODE_WHEEL)/lib/node_modules/npm/bi
 lint: $(VENV)/.dev node_modules/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(MAKE) --no-print-directory first-lines
 	$(NPM) run lint
+
+# What ruff does not see: a clause in place of a sentence ("Whether x fits", "Of a call whose layer ...").
+first-lines:
+	@! grep -rnE --include='*.py' '^ *"""(How|Of|What|Where|Whether|Which|Why)[ ,:.]' src/regard
 
 types: $(VENV)/.dev node_modules/.installed
 	$(BIN)/pyright --pythonpath $(BIN)/python

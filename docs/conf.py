@@ -14,9 +14,6 @@ sys.path.insert(0, str(DOCS / "_extensions"))
 # What the cells compute is to be the same on every machine.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["PYTHONHASHSEED"] = "0"
-if importlib.metadata.version("jaxlib").startswith("0.10."):
-    # XLA's older emitters, which newer ones have no more, compile in half of the time (benchmarks/NOTES.md).
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 
 # No profile of the reader's own, and no word from the kernel about how it talks to this process.

@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,8 +13,6 @@ os.environ.update(
         "MPLBACKEND": "agg",
         # Tokens of texts, and no measurements of this machine.
         "XDG_CACHE_HOME": str(Path(__file__).parents[1] / "build" / "cache"),
-        # Most tests compile more than they compute: LLVM's costly passes would take as long as the tests.
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         # Compiled programs are kept for the other workers, for what tests start, and for the next run.
         "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parents[1] / "build" / "compilation-cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -25,19 +22,12 @@ os.environ.update(
     }
     | os.environ
 )
-if version("jaxlib").startswith("0.10."):
-    # XLA's older emitters, which newer ones have no more, compile in 0.6 of the time (benchmarks/NOTES.md).
-    os.environ.setdefault(
-        "XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-    )
 
 import jax
 import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
-
-import economy
 
 # Whoever runs this in the background, or by nohup, may have signals ignored, in what tests start as well.
 for number, handler in {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}.items():
@@ -60,33 +50,16 @@ _hook = install_import_hook(list(CHECKED), "beartype.beartype") if find_spec("be
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-economy.save_work()
-
 settings.register_profile(
     "regard", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("regard")
 
 
-# What is promised to the last digit is tested as users run it.
-OPTIMIZED = ("test_batch_invariance", "test_contract", "test_exponential", "test_online_softmax")
-
-
 @pytest.fixture(autouse=True, scope="module")
-def _compilation(request):
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", before and request.module.__name__ not in OPTIMIZED)
+def _forget_programs():
     yield
-    jax.config.update("jax_disable_most_optimizations", before)
     jax.clear_caches()  # thousands of compiled shapes would add up to gigabytes
-
-
-@pytest.fixture
-def optimized(monkeypatch):
-    """Optimized programs within one test, and in processes that it starts."""
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "0")
-    with economy.optimized():
-        yield
 
 
 @pytest.fixture
@@ -96,20 +69,10 @@ def x64():
         yield
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--one-in", type=int, default=1, metavar="N", help="run one case in N, chosen by a hash of its name"
-    )
-
-
 @pytest.hookimpl(trylast=True)  # after `-m` and `-k` have chosen
 def pytest_collection_modifyitems(config, items):
     """Begin with what takes longest: one worker would still be at it when the others have nothing left."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    taken = economy.take_one_in(config.getoption("one_in"), items)
-    if left := set(items) - set(taken):
-        config.hook.pytest_deselected(items=list(left))
-        items[:] = taken
 
 
 def pytest_runtest_protocol(item, nextitem):

@@ -85,7 +85,6 @@ def serve():
 
 def make_strict():
     """As conftest does."""
-    economy.save_work()
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     warnings.simplefilter("error")

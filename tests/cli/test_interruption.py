@@ -12,11 +12,7 @@ from regard.cli import main
 from regard.cli.continuation import spell_continuation
 from regard.cli.displays import Lines
 from regard.cli.interruption import STOPPING, catch_interrupts
-
-TINY = [
-    *("train", "copy", "--smoke", "--vocab-size", "5", "--length", "3", "--d-model", "6", "--d-ff", "7"),
-    *("--num-heads", "2", "--held-out-size", "16", "--heads-every", "0", "--steps", "100000"),
-]
+from small_runs import COPY
 
 
 @pytest.mark.parametrize("number", STOPPING, ids=lambda number: number.name)
@@ -43,24 +39,26 @@ def test_a_hang_up_that_is_ignored_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.slow
-def test_sigterm_saves_and_the_command_that_goes_on_is_told(tmp_path, monkeypatch, capsys):
-    """A command with --force would start again: that which is told does not."""
-    saved = Lines.saved
+def test_a_request_saves_and_the_command_that_goes_on_is_told(tmp_path, monkeypatch, capsys):
+    """A command with --force would start again: that which is told does not, and the next goes on."""
+    saved, out = Lines.saved, str(tmp_path / "my run")
 
     def ask(self, step):
         saved(self, step)
-        signal.raise_signal(signal.SIGTERM)
+        while requests:
+            signal.raise_signal(requests.pop())
 
     monkeypatch.setattr(Lines, "saved", ask)
-    out = str(tmp_path / "my run")
-    assert main([*TINY, "--out", out, "--force"]) == 130
-    said = capsys.readouterr().out
-    stopped = re.search(r"stopped at step (\d+) with a checkpoint; this goes on from there\n", said)
-    assert stopped, said
-    assert f"\n  regard {' '.join(TINY)} --out '{out}'\n" in said
-    last = tmp_path / "my run" / "checkpoints" / f"{int(stopped[1]):08d}"
-    assert (last / "checkpoint.json").exists()
+    stopped = 0
+    for force, number in ((["--force"], signal.SIGTERM), ([], signal.SIGINT)):
+        requests = [number]
+        assert main([*COPY, "--log-every", "1", "--checkpoint-every", "2", "--out", out, *force]) == 130
+        said = capsys.readouterr().out
+        assert f"goes on from step {stopped}" in said if stopped else "(new run)" in said
+        stopped = int(re.search(r"stopped at step (\d+) with a checkpoint; ", said)[1])
+        assert (tmp_path / "my run" / "checkpoints" / f"{stopped:08d}" / "checkpoint.json").exists()
+        again = f"this goes on from there\n  regard {' '.join(COPY)} --log-every 1 --checkpoint-every 2"
+        assert (f"{again} --out '{out}'\n" if force else "the same command goes on from there") in said
 
 
 @pytest.mark.slow
@@ -73,7 +71,17 @@ def test_a_terminal_that_is_closed_loses_nothing(tmp_path):
         "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
         "from regard.cli import main; sys.exit(main())"
     )
-    words = [*TINY, "--log-every", "1", "--checkpoint-every", "100000", "--out", str(tmp_path / "run")]
+    words = [
+        *COPY,
+        "--steps",
+        "100000",
+        "--log-every",
+        "1",
+        "--checkpoint-every",
+        "100000",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     child = subprocess.Popen(
         [sys.executable, "-c", code, *words],
         **dict.fromkeys(("stdin", "stdout", "stderr"), other),

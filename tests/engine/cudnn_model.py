@@ -40,6 +40,7 @@ class Rows:
         else:
             begins = jnp.arange(self.batch) * self.length
         counts = lengths.reshape(-1) if lengths.size else jnp.full(self.batch, self.length)
+        self.known = jnp.where(counts > self.length, jnp.nan, 1.0)  # what reads beyond the array is anything
         within = jnp.arange(self.length)
         self.there = within < counts[:, None]
         self.places = jnp.where(self.there, begins[:, None] + within, self.batch * self.length)
@@ -49,7 +50,7 @@ class Rows:
         flat = jnp.swapaxes(array, 1, 2) if self.heads_first else array
         flat = flat.reshape((-1, *flat.shape[2:])).astype(jnp.float32)
         flat = jnp.append(flat, jnp.zeros_like(flat[:1]), 0)
-        return jnp.swapaxes(flat[self.places], 1, 2)
+        return jnp.swapaxes(flat[self.places], 1, 2) * self.known[:, None, None, None]
 
     def join(self, array, dtype):
         """Return what `split` takes, NaN where no document is."""

@@ -1,7 +1,6 @@
 """One contract for every backend: values, statistics, gradients, empty rows, masked slots, dtypes, bits."""
 
 import functools
-import itertools
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -13,7 +12,6 @@ import pytest
 
 import oracle
 import plain
-from economy import mostly_slow
 from regard import attend, explain, masks, scores
 from regard.engine.backends import cudnn, mosaic_gpu, splash_tpu
 from regard.engine.call.canonicalization import AUX, canonicalize
@@ -72,37 +70,20 @@ def holes(*shape):
 
 
 SQUARE = {"query": (2, 3, 11, 7)}
+# Shapes and dtypes; masks, scores and the like are drawn at random in tests/programs, sizes in test_sizes.py.
 CASES = {
     "everything": Case(),
     "rank 2": Case((5, 7), (11, 7), (11, 13)),
     "one of each": Case((1, 1), (1, 1), (1, 1), one_hot=True),
     "grouped": Case((2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13), masks.causal(), 6),
-    "grouped without batch": Case((6, 5, 7), (2, 11, 7), (2, 11, 13), masks.causal(), 3),
     "multi-query": Case((2, 5, 3, 7), (2, 1, 11, 7), (2, 1, 11, 13)),
     "shared keys": Case((2, 3, 5, 7), (11, 7), (11, 13), masks.lengths([4, 0])),
-    "shared queries": Case((1, 1, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13), masks.lengths([4, 0])),
     "keys and values broadcast apart": Case((3, 5, 7), (2, 1, 11, 7), (1, 3, 11, 13)),
     "three leading axes": Case((2, 3, 4, 5, 7), (3, 2, 11, 7), (2, 1, 2, 11, 13), masks.lengths([4, 0])),
-    "causal": Case(**SQUARE, mask=masks.causal()),
-    "causal with a cache": Case(mask=masks.causal(), offset=6),
     "causal with offsets by row": Case(mask=masks.causal(), offset=np.array([6, -2])),
-    "window": Case(**SQUARE, mask=masks.sliding_window(2, 1)),
-    "prefix": Case(**SQUARE, mask=masks.prefix([3, 0]) | masks.causal()),
-    "documents": Case(**SQUARE, mask=masks.segments(np.arange(22).reshape(2, 11) // 4) & masks.causal()),
-    "two id lists": Case(mask=masks.segments([0, 1, 1, 2, 9], np.arange(11) // 5)),
-    "predicate": Case(mask=masks.predicate(parity) & ~masks.causal(), offset=2),
-    "chunks or globals": Case(**SQUARE, mask=masks.chunked(4) | masks.global_tokens(1) & masks.dilated(2)),
-    "stored": Case(mask=holes(2, 3, 5, 11)),
     "stored by head": Case(mask=holes(3, 1, 11)),
-    "stored integers": Case(mask=holes(5, 11).astype(np.int32)),
-    "empty rows": Case(mask=masks.lengths([3, 0])),
     "all rows empty": Case(mask=~masks.causal() & masks.causal(), offset=0),
-    "bias": Case(bias=(2, 3, 5, 11)),
-    "bias by head": Case(bias=(3, 1, 1), mask=masks.causal(), offset=4),
-    "bias by key": Case(bias=(2, 1, 1, 11)),
     "bias that drops": Case(bias=(2, 1, 5, 11), bias_drops=True, mask=masks.causal(), offset=1),
-    "grouped with bias": Case((2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13), bias=(6, 5, 11)),
-    "scale": Case(scale=0.3),
     "large scores": Case(size=30.0, one_hot=True),
     "no keys": Case((2, 3, 5, 7), (2, 3, 0, 7), (2, 3, 0, 13)),
     "no keys, masked": Case((2, 3, 5, 7), (2, 3, 0, 7), (2, 3, 0, 13), masks.causal(), 0),
@@ -159,7 +140,7 @@ def test_every_listed_backend_stands_in_every_test_of_the_contract():
     module = sys.modules[__name__]
     tests = [value for name, value in vars(module).items() if name.startswith("test_")]
     held = [test for test in tests if hasattr(test, "__wrapped__")]
-    assert len(held) == 12
+    assert len(held) == 11
     for test in held:
         backends = next(mark.args[1] for mark in test.pytestmark if mark.args[0] == "backend")
         assert list(backends) == list(BACKENDS)
@@ -247,8 +228,7 @@ POISON = {
 
 @contract
 @pytest.mark.parametrize("name", POISON)
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_what_nobody_may_attend_to_changes_no_bit(name, backend, poison):
+def test_what_nobody_may_attend_to_changes_no_bit(name, backend):
     case = POISON[name]
     query, key, value, bias = case.arrays()
     keep = np.broadcast_to(True if case.mask is None else case.keep(), (*case.leading(), 5, 11))
@@ -260,9 +240,7 @@ def test_what_nobody_may_attend_to_changes_no_bit(name, backend, poison):
     elif case.key[1] != answers.shape[1]:
         answers = answers.reshape(2, case.key[1], -1, 11).any(2)
     assert not answers.all(), "the case must leave a key that nobody may attend to"
-    spoil = lambda x: jnp.where(jnp.asarray(answers)[..., None], x, jnp.asarray(poison, x.dtype))
-    asks = jnp.asarray(keep.any(-1))[..., None]
-    spoiled = (jnp.where(asks, query, jnp.asarray(poison, query.dtype)), spoil(key), spoil(value), bias)
+    asks = keep.any(-1)
 
     @jax.jit
     def outcome(arrays):
@@ -272,16 +250,17 @@ def test_what_nobody_may_attend_to_changes_no_bit(name, backend, poison):
 
         return *call(case, backend, arrays), jax.grad(loss)(arrays)
 
-    for clean, dirty in zip(
-        jax.tree.leaves(outcome((query, key, value, bias))), jax.tree.leaves(outcome(spoiled)), strict=True
-    ):
-        np.testing.assert_array_equal(dirty, clean)
+    clean = jax.tree.leaves(outcome((query, key, value, bias)))
+    for poison in np.float32([np.nan, np.inf, -np.inf]):
+        pairs = zip((query, key, value), (asks, answers, answers), strict=True)
+        spoiled = [np.where(used[..., None], array, poison) for array, used in pairs]
+        for dirty, expected in zip(jax.tree.leaves(outcome((*spoiled, bias))), clean, strict=True):
+            np.testing.assert_array_equal(dirty, expected)
 
 
 LARGE = {
     "temperature": scores.temperature(0.7),
     "softcap": scores.softcap(1e12),
-    "several": [scores.softcap(1e12), scores.temperature(0.7)],
     "modifier": scores.modifier(lambda s, b, h, q, k: s * 1.1),
 }
 
@@ -300,11 +279,8 @@ def test_large_finite_scores_without_a_mask_choose_their_largest(name):
         np.testing.assert_allclose(run(backend="tiled")[0], chosen, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "mask", [None, pytest.param(masks.from_array(np.ones((37, 37), bool)), marks=pytest.mark.slow)]
-)
 @pytest.mark.parametrize("backend", COMPLETE)
-def test_large_finite_scores_of_bfloat16_choose_their_largest(backend, mask):
+def test_large_finite_scores_of_bfloat16_choose_their_largest(backend):
     """Their scale is such a product; the gradient of value is 1 where a query chose."""
     rng = np.random.default_rng(1)
     query, key, value = (jnp.asarray(rng.normal(size=(2, 3, 37, 17)), jnp.bfloat16) for _ in range(3))
@@ -314,7 +290,7 @@ def test_large_finite_scores_of_bfloat16_choose_their_largest(backend, mask):
 
     @jax.jit
     def run(*arrays):
-        output, vjp = jax.vjp(functools.partial(attend, mask=mask, backend=backend), *arrays)
+        output, vjp = jax.vjp(functools.partial(attend, backend=backend), *arrays)
         return output, vjp(jnp.ones_like(output))
 
     output, grads = run(query, key, value)
@@ -356,21 +332,6 @@ def test_a_short_call_of_bfloat16_is_one_kernel_where_one_of_float32_is():
     assert temporary[jnp.bfloat16] == 0 or temporary[jnp.float32] > 0
 
 
-@pytest.mark.parametrize("backend", COMPLETE)
-def test_the_largest_of_scores_with_nan_is_nan_and_no_empty_row(backend):
-    rng = np.random.default_rng(3)
-    query, key, value = (jnp.asarray(rng.normal(size=(2, 3, 7, 5)), jnp.float32) for _ in range(3))
-    for mask in (None, masks.causal() & masks.sliding_window(2)):
-        bad = key.at[:, :, 3].set(jnp.nan)
-        _, aux = attend(query, bad, value, mask=mask, aux=("max_score", "argmax"), backend=backend)
-        met = np.ones(7, bool) if mask is None else np.asarray(mask.dense(7))[:, 3]
-        np.testing.assert_array_equal(np.isnan(aux["max_score"]), np.broadcast_to(met, (2, 3, 7)))
-        np.testing.assert_array_equal(np.asarray(aux["argmax"])[:, :, met], 0)
-        _, clean = attend(query, key, value, mask=mask, aux=("max_score", "argmax"), backend=backend)
-        np.testing.assert_array_equal(aux["argmax"][:, :, ~met], clean["argmax"][:, :, ~met])
-        np.testing.assert_array_equal(aux["max_score"][:, :, ~met], clean["max_score"][:, :, ~met])
-
-
 @contract
 def test_an_empty_row_is_zero_beside_rows_that_attend_to_nan(backend):
     query, key, value, _ = Case().arrays()
@@ -397,26 +358,22 @@ def test_an_empty_row_is_zero_beside_rows_that_attend_to_nan(backend):
 @contract
 def test_statistics_have_gradients(backend, x64):
     """lse, entropy, max_score, scores and weights against central differences."""
-    case = replace(
-        CASES["causal with a cache"], dtype="float64", query=(2, 5, 7), key=(2, 11, 7), value=(2, 11, 3)
-    )
+    case = Case((2, 5, 7), (2, 11, 7), (2, 11, 3), masks.causal(), 6, dtype="float64")
     query, key, value, _ = case.arrays()
-    for name in ("lse", "entropy", "max_score", "weights"):
+    names, moved = (
+        ("lse", "entropy", "max_score", "weights"),
+        np.random.default_rng(2).normal(size=query.shape),
+    )
 
-        def stat(query, name=name):
-            return jnp.sum(
-                jnp.sin(
-                    attend(query, key, value, mask=case.mask, query_offset=6, aux=(name,), backend=backend)[
-                        1
-                    ][name]
-                )
-            )
+    @jax.jit
+    def stats(query):
+        options = {"mask": case.mask, "query_offset": 6, "aux": names, "backend": backend}
+        aux = attend(query, key, value, **options)[1]
+        return jnp.stack([jnp.sum(jnp.sin(aux[name])) for name in names])
 
-        direction = jnp.asarray(np.random.default_rng(2).normal(size=query.shape))
-        step = 1e-6
-        numeric = (stat(query + step * direction) - stat(query - step * direction)) / (2 * step)
-        exact = jnp.vdot(jax.grad(stat)(query), direction)
-        np.testing.assert_allclose(exact, numeric, rtol=1e-7, atol=1e-8)
+    numeric = (stats(query + 1e-6 * moved) - stats(query - 1e-6 * moved)) / 2e-6
+    exact = jnp.einsum("n...,...->n", jax.jit(jax.jacrev(stats))(query), moved)
+    np.testing.assert_allclose(exact, numeric, rtol=1e-7, atol=1e-8)
     # An empty row's lse is -inf; its gradient is nevertheless zero, not NaN.
     lse = lambda q: attend(q, key, value, mask=masks.lengths([0, 3]), aux=("lse",), backend=backend)[1]["lse"]
     assert not np.asarray(jax.grad(lambda q: lse(q)[1].sum())(query))[0].any()
@@ -451,45 +408,15 @@ def test_entropy_of_large_scores_keeps_its_digits_in_float32(backend):
     np.testing.assert_allclose(aux["entropy"], truth, atol=1e-6)
 
 
-@contract
-@pytest.mark.parametrize("name", mostly_slow(["grouped", "bias that drops"], "bias that drops"))
-def test_looking_changes_no_bit_and_repeats_exactly(name, backend):
-    case = CASES[name]
-    arrays = case.arrays()
-
-    def step(aux, arrays):
-        def loss(arrays):
-            output = call(case, backend, arrays, aux)
-            return jnp.sum((output[0] if aux else output).astype(jnp.float32) ** 2)
-
-        output = call(case, backend, arrays, aux)
-        return (output[0] if aux else output), jax.grad(loss)(arrays)
-
-    jitted = jax.jit(step, static_argnums=0)
-    some = ("entropy", "argmax", "max_score")
-    for run, asked in ((step, ((), AUX)), (jitted, (some, AUX))):
-        first = jax.tree.leaves(run((), arrays))
-        for aux in asked:
-            for a, b in zip(jax.tree.leaves(run(aux, arrays)), first, strict=True):
-                np.testing.assert_array_equal(a, b)
-
-
 RETURNED = {
     "nothing": {},
     "a mask": {"mask": masks.lengths([90, 0])},
-    "sinks": {"sinks": jnp.array([0.5, -jnp.inf, 2.0, 0.0])},
 }
 
 
 @contract
 @pytest.mark.parametrize(
-    ("options", "kind"),
-    mostly_slow(
-        itertools.product(RETURNED, ["float32", "bfloat16"]),
-        ("nothing", "float32"),
-        ("nothing", "bfloat16"),
-        ("a mask", "float32"),
-    ),
+    ("options", "kind"), [("nothing", "float32"), ("nothing", "bfloat16"), ("a mask", "float32")]
 )
 def test_statistics_that_a_program_returns_change_no_bit_beside_them(options, kind, backend):
     """XLA makes one kernel of a call that nobody looks into, which rounds otherwise than several."""
@@ -509,45 +436,49 @@ def test_statistics_that_a_program_returns_change_no_bit_beside_them(options, ki
         return (output, *pull(cotangent)), returned
 
     alone, _ = step((), query, key, value)
-    for aux in (("lse",), AUX):
+    for aux in ((), ("lse",), AUX):
         for found, expected in zip(step(aux, query, key, value)[0], alone, strict=True):
             np.testing.assert_array_equal(found, expected)
 
 
 @contract
 def test_every_transform_agrees_with_the_plain_call(backend):
-    """jit, vmap, jvp, linearize, Hessian-vector product and checkpoint agree with the plain call."""
+    """vmap, jvp, linearize, Hessian-vector product, checkpoint and a traced offset."""
     query, key, value, _ = Case((3, 5, 7), (3, 11, 7), (3, 11, 13)).arrays()
-    lengths = jnp.array([4, 0, 11])
-    attend_to = lambda q, k, v, n: attend(
-        q, k, v, mask=masks.causal() & masks.lengths(n), query_offset=6, backend=backend
-    )
-    whole = attend_to(query, key, value, lengths)
-    np.testing.assert_allclose(jax.vmap(attend_to)(query, key, value, lengths), whole, rtol=1e-6, atol=3e-7)
-    np.testing.assert_allclose(
-        jax.vmap(attend_to, in_axes=(1, 1, 1, None), out_axes=1)(
-            query[:, None], key[:, None], value[:, None], lengths
-        )[:, 0],
-        whole, rtol=1e-6, atol=3e-7,
-    )  # fmt: skip
-    f = lambda q: attend_to(q, key, value, lengths)
-    energy = lambda q: jnp.sum(f(q) ** 2)
-    tangent = jnp.cos(query)
-    _, forward = jax.jvp(energy, (query,), (tangent,))
-    np.testing.assert_allclose(forward, jnp.vdot(jax.grad(energy)(query), tangent), rtol=1e-5, atol=5e-6)
-    _, linear = jax.linearize(energy, query)
-    np.testing.assert_allclose(linear(tangent), forward, rtol=1e-5, atol=5e-6)
-    over_reverse = jax.jvp(jax.grad(energy), (query,), (tangent,))[1]
-    reverse_twice = jax.grad(lambda q: jnp.vdot(jax.grad(energy)(q), tangent))(query)
-    np.testing.assert_allclose(over_reverse, reverse_twice, rtol=2e-4, atol=1e-5)
-    np.testing.assert_allclose(jax.grad(jax.checkpoint(energy))(query), jax.grad(energy)(query), rtol=1e-6)
-    traced_offset = jax.jit(
-        lambda n: attend(query, key, value, mask=masks.causal(), query_offset=n, backend=backend)
-    )
-    np.testing.assert_allclose(
-        traced_offset(6), attend(query, key, value, mask=masks.causal(), query_offset=6, backend=backend),
-        rtol=1e-6, atol=3e-7,
-    )  # fmt: skip
+    tangent = np.cos(query)
+
+    @jax.jit
+    def everything(query, key, value, lengths, offset):
+        def attend_to(q, k, v, n):
+            mask = masks.causal() & masks.lengths(n)
+            return attend(q, k, v, mask=mask, query_offset=offset, backend=backend)
+
+        f = lambda q: attend_to(q, key, value, lengths)
+        energy = lambda q: jnp.sum(f(q) ** 2)
+        grad = jax.grad(energy)
+        inside = jax.vmap(attend_to, in_axes=(1, 1, 1, None), out_axes=1)
+        columns = inside(query[:, None], key[:, None], value[:, None], lengths)[:, 0]
+        values = f(query), jax.vmap(attend_to)(query, key, value, lengths), columns
+        grads = grad(query), jax.grad(jax.checkpoint(energy))(query)
+        along = jax.jvp(energy, (query,), (tangent,))[1], jax.linearize(energy, query)[1](tangent)
+        twice = jax.grad(lambda q: jnp.vdot(grad(q), tangent))(query)
+        return (
+            values,
+            grads,
+            (jnp.vdot(grad(query), tangent), *along),
+            (
+                jax.jvp(grad, (query,), (tangent,))[1],
+                twice,
+            ),
+        )
+
+    lengths = np.array([4, 0, 11])
+    for same in everything(query, key, value, lengths, 6):
+        for found in same[1:]:
+            np.testing.assert_allclose(found, same[0], rtol=2e-4, atol=1e-5)
+    keep = (np.arange(11) <= np.arange(5)[:, None] + 6) & (np.arange(11) < lengths[:, None, None])
+    truth = oracle.batched(query, key, value, keep=keep)
+    np.testing.assert_allclose(everything(query, key, value, lengths, 6)[0][0], truth.output, atol=2e-6)
 
 
 @contract
@@ -563,7 +494,7 @@ def test_inputs_of_two_dtypes_are_computed_in_the_wider_one(backend, x64):
 
 
 @contract
-@pytest.mark.parametrize("dtype", mostly_slow(["float32", "bfloat16", "float64"], "float32", "float64"))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_where_integers_have_64_bits_every_option_keeps_its_dtypes(dtype, backend, x64):
     """One head, whose axis is summed away where a tile is written."""
     query, key, value, _ = replace(Case((2, 1, 11, 7), (2, 1, 11, 7), (2, 1, 11, 13)), dtype=dtype).arrays()
@@ -601,10 +532,12 @@ def test_a_call_moves_nothing_to_the_device_but_its_own_numbers(backend):
     query, key, value = (jax.device_put(x) for x in Case(**SQUARE).arrays()[:3])
     ids, lengths = jax.device_put([np.arange(11, dtype=np.int32) // 4, np.array([7, 3], np.int32)])
     calls = [
-        {},
         {"mask": masks.causal() & masks.sliding_window(3), "scale": 0.3, "query_offset": 2, "aux": AUX},
-        {"mask": masks.segments(ids) & masks.lengths(lengths) & masks.prefix([5, 9]), "dropout_rate": 0.3},
-        {"mask": ids[None], "score": [scores.softcap(5.0), scores.alibi(3)]},
+        {
+            "mask": masks.segments(ids) & masks.lengths(lengths) & masks.prefix([5, 9]),
+            "dropout_rate": 0.3,
+            "score": [scores.softcap(5.0), scores.alibi(3)],
+        },
     ]
     rng = jax.random.key(0)
     for options in calls:

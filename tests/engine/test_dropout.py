@@ -12,19 +12,24 @@ from regard import attend, masks
 RNG = jax.random.key(3)
 
 
-def pattern(query_shape, key_length, rate=0.5, rng=RNG, **kwargs):
-    """Which weights survive, read off the output through an identity value."""
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _pattern(query_shape, key_length, rate, rng, offset):
     query = jnp.zeros(query_shape)
     key = jnp.zeros((*query_shape[:-2], key_length, query_shape[-1]))
     value = jnp.broadcast_to(jnp.eye(key_length), (*query_shape[:-2], key_length, key_length))
-    return np.asarray(attend(query, key, value, dropout_rate=rate, rng=rng, **kwargs)) != 0
+    return attend(query, key, value, dropout_rate=rate, rng=rng, query_offset=offset) != 0
+
+
+def pattern(query_shape, key_length, rate=0.5, rng=RNG, offset=0):
+    """Which weights survive, read off the output through an identity value."""
+    return np.asarray(_pattern(query_shape, key_length, rate, rng, offset))
 
 
 def test_a_smaller_pattern_is_a_corner_of_a_larger_one():
     whole = pattern((3, 5, 7, 2), 11)
     np.testing.assert_array_equal(pattern((2, 3, 5, 2), 7), whole[:2, :3, :5, :7])
-    np.testing.assert_array_equal(pattern((4, 6, 2), 10), whole[0, :4, :6, :10])
     np.testing.assert_array_equal(pattern((6, 2), 10), whole[0, 0, :6, :10])
+    np.testing.assert_array_equal(pattern((3, 5, 2, 2), 11, offset=5), whole[:, :, 5:])
 
 
 def test_heads_rows_and_keys_differ():
@@ -37,11 +42,6 @@ def test_heads_rows_and_keys_differ():
     assert 0.45 < (square == np.swapaxes(square, -1, -2)).mean() < 0.56
     other = pattern((3, 5, 31, 2), 37, rng=jax.random.key(4))
     assert 0.45 < (whole == other).mean() < 0.55
-
-
-def test_the_pattern_follows_the_position_of_the_query():
-    whole = pattern((1, 1, 11, 2), 11)
-    np.testing.assert_array_equal(pattern((1, 1, 4, 2), 11, query_offset=7), whole[:, :, 7:])
 
 
 def test_pairs_quadruples_and_neighbours_are_independent():
@@ -59,7 +59,7 @@ def test_pairs_quadruples_and_neighbours_are_independent():
                 assert abs(product.sum()) < 5 * product.size**0.5
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("rate", [0.1, 0.9])
 def test_the_rate_is_the_rate(rate):
     kept = pattern((1, 1, 499, 1), 503, rate).mean()
     deviation = (rate * (1 - rate) / (499 * 503)) ** 0.5
@@ -69,59 +69,41 @@ def test_the_rate_is_the_rate(rate):
 def test_the_expectation_is_kept_and_weights_are_those_before():
     rng = np.random.default_rng(0)
     query, key, value = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((5, 3), (7, 3), (7, 2)))
-    plain, aux = attend(query, key, value, aux=("weights", "lse"))
-    call = jax.jit(lambda r: attend(query, key, value, dropout_rate=0.3, rng=r, aux=("weights", "lse")))
-    outputs = jax.vmap(lambda r: call(r)[0])(jax.random.split(RNG, 4001))
+
+    @jax.jit
+    def run(keys):
+        call = lambda **options: attend(query, key, value, aux=("weights", "lse"), **options)
+        return call(), jax.vmap(lambda rng: call(dropout_rate=0.3, rng=rng))(keys)
+
+    (plain, aux), (outputs, dropped) = run(jax.random.split(RNG, 4001))
     spread = np.asarray(outputs).std(0) / 4001**0.5
     assert (np.abs(outputs.mean(0) - plain) < 5 * spread).all()
-    dropped = call(RNG)
-    assert not np.array_equal(dropped[0], plain)
-    np.testing.assert_allclose(dropped[1]["weights"], aux["weights"], rtol=1e-6)
-    np.testing.assert_allclose(dropped[1]["lse"], aux["lse"], rtol=1e-6)
-
-
-def test_the_backward_pass_sees_the_same_pattern():
-    rng = np.random.default_rng(1)
-    query, key, value = (
-        jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((2, 5, 3), (2, 7, 3), (2, 7, 2))
-    )
-    survives = jnp.asarray(pattern((2, 5, 3), 7))
-
-    def explicit(query, key, value):
-        weights = attend(query, key, value, aux=("weights",))[1]["weights"]
-        return jnp.sum(jnp.where(survives, weights / 0.5, 0.0) @ value) ** 2
-
-    def ours(query, key, value):
-        return jnp.sum(attend(query, key, value, dropout_rate=0.5, rng=RNG)) ** 2
-
-    for mine, theirs in zip(
-        jax.grad(ours, (0, 1, 2))(query, key, value),
-        jax.grad(explicit, (0, 1, 2))(query, key, value),
-        strict=True,
-    ):
-        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=1e-5)
+    assert not np.array_equal(outputs[0], plain)
+    np.testing.assert_allclose(dropped["weights"][0], aux["weights"], rtol=1e-6)
+    np.testing.assert_allclose(dropped["lse"][0], aux["lse"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("backend", ["dense", "tiled"])
 def test_a_single_key_has_no_gradient_whatever_the_dtype(backend):
     """Its weight is 1: the product with its value and the output must be rounded alike."""
-    arrays = [jax.random.normal(jax.random.key(seed), (2, 131, 7), jnp.bfloat16) for seed in range(4)]
-    own = masks.from_array(jnp.eye(131, dtype=bool))
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(rng.normal(size=(2, 131, 7)), "bfloat16") for _ in range(4)]
+    own = masks.from_array(np.eye(131, dtype=bool))
     run = functools.partial(attend, mask=own, dropout_rate=0.3, rng=jax.random.key(5), backend=backend)
-    d_query, d_key, d_value = jax.vjp(run, *arrays[:3])[1](arrays[3])
+    d_query, d_key, d_value = jax.jit(lambda *a: jax.vjp(run, *a[:3])[1](a[3]))(*arrays)
     assert jnp.abs(d_value).max() > 1
     for grad in (d_query, d_key):
         assert jnp.abs(grad).max() < 1e-5  # 0.02, where one of them was rounded
 
 
-@pytest.mark.parametrize("rng", [jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")])
-def test_any_kind_of_key_serves_and_empty_rows_stay_empty(rng):
+def test_any_kind_of_key_serves_and_empty_rows_stay_empty():
     x = jnp.ones((2, 3, 5, 7))
-    out = attend(x, x, x, mask=masks.lengths([0, 5]), dropout_rate=0.4, rng=rng)
-    assert not np.asarray(out[0]).any()
-    assert np.asarray(out[1]).any()
-
-
-def test_rate_zero_needs_no_rng_and_ignores_one():
-    x = jax.random.normal(RNG, (5, 7))
-    np.testing.assert_array_equal(attend(x, x, x, dropout_rate=0.0, rng=RNG), attend(x, x, x))
+    call = jax.jit(
+        lambda rng, rate: attend(x, x, x, mask=masks.lengths([0, 5]), dropout_rate=rate, rng=rng),
+        static_argnums=1,
+    )
+    for rng in (jax.random.PRNGKey(0), jax.random.key(0, impl="rbg")):
+        out = np.asarray(call(rng, 0.4))
+        assert not out[0].any()
+        assert out[1].any()
+    np.testing.assert_array_equal(call(RNG, 0.0), call(None, 0.0))  # needs none, and ignores it

@@ -42,7 +42,7 @@ def test_product_is_that_of_numpy(dtype, contract):
 
 @pytest.mark.parametrize(
     ("sizes", "batch"),
-    [((13, 17, 19), (2, 3)), ((64, 192, 64), (2, 16)), ((67, 191, 61), (1, 31)), ((128, 256, 64), (1, 16))],
+    [((13, 17, 19), (2, 3)), ((67, 191, 61), (1, 31)), ((128, 256, 64), (1, 16))],
 )
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_product_has_the_bits_and_the_derivatives_of_a_plain_one(contract, sizes, batch):
@@ -62,15 +62,16 @@ def test_product_has_the_bits_and_the_derivatives_of_a_plain_one(contract, sizes
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("contract", CONTRACTS)
-def test_number_that_is_not_finite_reaches_what_it_reaches_in_a_plain_product(contract, place, number):
-    factors = list(draw(contract))
-    factors[place] = factors[place].at[(1, 2, 4, 5)].set(number)
-    with np.errstate(invalid="ignore"):
-        expected = expect(*factors, contract)
-    np.testing.assert_allclose(product(*factors, None, contract), expected, rtol=1e-4, atol=1e-4)
+def test_number_that_is_not_finite_reaches_what_it_reaches_in_a_plain_product(contract):
+    run = jax.jit(lambda a, b: product(a, b, None, contract))
+    for place in (0, 1):
+        for number in (np.nan, np.inf, -np.inf):
+            factors = list(map(np.array, draw(contract)))
+            factors[place][1, 2, 4, 5] = number
+            with np.errstate(invalid="ignore"):
+                expected = expect(*factors, contract)
+            np.testing.assert_allclose(run(*factors), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_factors_without_numbers_make_a_product_of_zeros():

@@ -15,13 +15,10 @@ class Page(HTMLParser):
     """What one page refers to, and what may be referred to in it."""
 
     path: Path
-    links: list[str] = field(default_factory=list)
-    """Addresses that a reader may follow."""
-    parts: list[str] = field(default_factory=list)
-    """Addresses that the browser fetches to show the page."""
+    links: list[str] = field(default_factory=list)  # that a reader may follow
+    parts: list[str] = field(default_factory=list)  # that the browser fetches to show the page
     anchors: set[str] = field(default_factory=set)
-    frames: int = 0
-    """Pages within the page."""
+    frames: int = 0  # pages within the page
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -34,7 +31,7 @@ class Page(HTMLParser):
         self.frames += tag == "iframe" and "srcdoc" in given
         if tag == "a" and "href" in given:
             self.links.append(given["href"])
-        elif tag == "link" and given.get("rel") not in ("canonical",):
+        elif tag == "link" and given.get("rel") != "canonical":
             self.parts.append(given.get("href", ""))
         elif "src" in given:
             self.parts.append(given["src"])
@@ -42,9 +39,8 @@ class Page(HTMLParser):
 
 def read_site(folder: Path = SITE) -> dict[Path, Page]:
     """Every page below a folder, by its path."""
-    return {
-        path.resolve(): Page(path) for path in sorted(folder.rglob("*.html")) if "_static" not in path.parts
-    }
+    paths = (path for path in sorted(folder.rglob("*.html")) if "_static" not in path.parts)
+    return {path.resolve(): Page(path) for path in paths}
 
 
 def is_elsewhere(address: str) -> bool:
@@ -56,9 +52,7 @@ def find_broken(pages: dict[Path, Page]) -> list[str]:
     """Links within the site that lead nowhere: no such file, or no such place in it."""
     broken = []
     for path, page in pages.items():
-        for address in (*page.links, *page.parts):
-            if is_elsewhere(address):
-                continue
+        for address in filter(lambda address: not is_elsewhere(address), (*page.links, *page.parts)):
             parts = urlsplit(address)
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             there = pages.get(target)
@@ -69,11 +63,8 @@ def find_broken(pages: dict[Path, Page]) -> list[str]:
     return broken
 
 
-def read_inventory(path: Path) -> dict[str, str]:
-    """Documented functions, classes and constants, and where they are, from objects.inv."""
-    data = path.read_bytes()
-    for _ in range(4):  # lines of the head
-        data = data.partition(b"\n")[2]
-    rows = (line.split(" ", 4) for line in zlib.decompress(data).decode().splitlines())
+def read_inventory(path: Path) -> list[str]:
+    """Documented functions, classes and constants, from objects.inv, whose head has four lines."""
+    rows = zlib.decompress(path.read_bytes().split(b"\n", 4)[4]).decode().splitlines()
     kinds = ("py:function", "py:class", "py:exception", "py:data")
-    return {name: place for name, kind, _, place, _ in rows if kind in kinds}
+    return [name for name, kind, *_ in (row.split(" ", 2) for row in rows) if kind in kinds]

@@ -1,7 +1,7 @@
 """The benchmark on tiny calls: who is timed, who is reported, what is written. No time is ever compared."""
 
-import dataclasses
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -17,7 +17,7 @@ from regard.tuning import interleave
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries warn as they like
 
 TINY = cases.Case("tiny", (2, 3, 17, 5), (2, 3, 17, 5))
-BACKWARD = dataclasses.replace(TINY, name="tiny-backward", mask="window", passes="forward and backward")
+BACKWARD = replace(TINY, name="tiny-backward", mask="window", passes="forward and backward")
 OWN = peers.JAX_PEERS[:3]
 PRODUCT_SIDE = 16
 
@@ -25,11 +25,8 @@ PRODUCT_SIDE = 16
 @pytest.fixture(autouse=True)
 def _loose_arrays():
     """Other libraries promote dtypes and ranks."""
-    jax.config.update("jax_numpy_dtype_promotion", "standard")
-    jax.config.update("jax_numpy_rank_promotion", "allow")
-    yield
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
-    jax.config.update("jax_numpy_rank_promotion", "raise")
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
 
 
 @pytest.fixture
@@ -40,78 +37,42 @@ def small(monkeypatch, tmp_path):
     return tmp_path
 
 
-def measure(case, chosen=OWN, rounds=1):
-    return measuring.measure_case(case, chosen, rounds, PRODUCT_SIDE)
+def measure(case, chosen=OWN):
+    return measuring.measure_case(case, chosen, 1, PRODUCT_SIDE)
 
 
-# Cases
-
-
-def test_kept_pairs_are_counted_over_heads_and_batch():
-    assert TINY.count_pairs() == 2 * 3 * 17 * 17
-    causal = dataclasses.replace(TINY, mask="causal")
-    assert causal.count_pairs() == 2 * 3 * 17 * 18 // 2
+def test_cases_count_their_pairs_and_draw_the_same_inputs_every_time():
+    causal = replace(TINY, mask="causal")
+    assert (TINY.count_pairs(), causal.count_pairs()) == (2 * 3 * 17 * 17, 2 * 3 * 17 * 18 // 2)
     assert causal.count_flops() == causal.count_pairs() * 2 * 2 * 5
-    assert (
-        dataclasses.replace(causal, passes="forward and backward").count_flops() == causal.count_flops() * 3.5
-    )
-
-
-def test_inputs_are_the_same_every_time_and_differ_between_cases():
+    assert replace(causal, passes="forward and backward").count_flops() == causal.count_flops() * 3.5
     one, again, other = TINY.make_inputs(), TINY.make_inputs(), BACKWARD.make_inputs()
     np.testing.assert_array_equal(one.query, again.query)
     assert not np.array_equal(one.query, other.query)
     assert not np.array_equal(one.query, one.key)
-    assert one.cotangent is None
-    assert other.cotangent is not None
+    assert (one.cotangent is None, other.cotangent is None) == (True, False)
 
 
-@pytest.mark.parametrize("kind", cases.MASKS)
-@pytest.mark.parametrize("length", [17, 64])
-def test_no_query_is_left_without_keys(kind, length):
-    shape = (1, 1, length, 3)
-    keep = cases.Case("x", shape, shape, kind).make_dense_mask()
-    assert keep is None or keep.any(-1).all()
-
-
-def test_documents_are_contiguous_and_as_many_as_said():
+def test_no_query_is_left_without_keys_and_documents_are_as_many_as_said():
+    for kind in cases.MASKS:
+        keep = cases.Case("x", (1, 1, 64, 3), (1, 1, 64, 3), kind).make_dense_mask()
+        assert keep is None or keep.any(-1).all(), kind
     ids = cases.document_ids(1000)
     assert (np.diff(ids) >= 0).all()
     assert len(set(ids.tolist())) == cases.DOCUMENTS
 
 
-def test_names_are_selected_by_words_and_unknown_ones_refused():
-    names = ["causal", "causal-backward", "decode"]
-    assert cases.select("case", names, ["backward", "dec"]) == ["causal-backward", "decode"]
-    assert cases.select("case", names, []) == names
-    assert cases.select("peer", names, ["causal"], exact=True) == ["causal"]
-    with pytest.raises(ValueError, match=r"no case has 'x'; expected causal, causal-backward, decode"):
-        cases.select("case", names, ["x"])
-    assert len({case.name for case in cases.CASES}) == len(cases.CASES)
-
-
-# Agreement
-
-
-@pytest.mark.parametrize("kind", cases.MASKS)
-def test_all_are_asked_the_same_question(kind, monkeypatch):
+@pytest.mark.parametrize("case", [BACKWARD, replace(TINY, mask="documents")], ids=str)
+def test_all_are_asked_the_same_question(case, monkeypatch):
     monkeypatch.setattr(agreement, "CELLS", 6 * 17 * 4)  # the reference takes four queries at a time
-    case = dataclasses.replace(BACKWARD if kind == "window" else TINY, mask=kind)
     chosen = [peer for peer in peers.JAX_PEERS if peer.name in ("regard-dense", "jax.nn", "flax.nnx")]
     measured = measure(case, chosen).measurements
     assert [one.status for one in measured] == ["measured"] * 3, measured
 
 
-@pytest.mark.slow
-def test_bfloat16_agrees_within_its_rounding():
-    measured = measure(dataclasses.replace(BACKWARD, dtype="bfloat16")).measurements
-    assert [one.status for one in measured] == ["measured"] * 3, measured
-
-
-def test_a_grouped_decode_agrees():
-    case = cases.Case("decode", (2, 6, 1, 5), (2, 3, 17, 5), passes="decode")
-    outcome = measure(case, peers.JAX_PEERS)
-    status = {one.peer: one.status for one in outcome.measurements}
+def test_a_grouped_decode_in_bfloat16_agrees_within_its_rounding():
+    case = cases.Case("decode", (2, 6, 1, 5), (2, 3, 17, 5), passes="decode", dtype="bfloat16")
+    status = {one.peer: one.status for one in measure(case, peers.JAX_PEERS).measurements}
     assert status["regard-tiled"] == status["jax.nn"] == "measured"
     assert status["flax.nnx"] == "refused"
 
@@ -129,24 +90,21 @@ def broken(case, inputs):
     raise RuntimeError("no kernel\nlong story")
 
 
-@pytest.mark.parametrize(
-    ("prepare", "status", "reason"),
-    [
-        (unmasked, "disagrees", ""),
-        (wrong_gradient, "disagrees", "value's gradient is off by 1 of"),
-        (broken, "failed", "RuntimeError: no kernel"),
-    ],
-)
-def test_a_wrong_peer_is_reported_and_not_timed(prepare, status, reason):
-    outcome = measure(BACKWARD, [OWN[0], peers.Peer("other", prepare)])
-    own, other = outcome.measurements
+def test_a_wrong_peer_is_reported_and_not_timed():
+    wrong = {
+        "other": (unmasked, "disagrees", ""),
+        "third": (wrong_gradient, "disagrees", "value's gradient is off by 1 of"),
+        "fourth": (broken, "failed", "RuntimeError: no kernel"),
+    }
+    outcome = measure(BACKWARD, [OWN[0], *(peers.Peer(name, given[0]) for name, given in wrong.items())])
+    own, *others = outcome.measurements
     assert own.status == "measured"
-    assert other.status == status
-    assert other.reason.startswith(reason)
-    assert "story" not in other.reason
-    assert other.median_seconds is None
-    (line,) = report.list_absent([outcome])
-    assert line.startswith(f"other {status}: {reason}")
+    lines = report.list_absent([outcome])
+    for other, line, (_, status, reason) in zip(others, lines, wrong.values(), strict=True):
+        assert (other.status, other.median_seconds) == (status, None)
+        assert other.reason.startswith(reason)
+        assert "story" not in other.reason
+        assert line.startswith(f"{other.peer} {status}: {reason}")
 
 
 def test_errors_are_seen_row_by_row():
@@ -155,18 +113,13 @@ def test_errors_are_seen_row_by_row():
     result[0, 0, 50] = 0
     assert agreement.largest_error([result], [expected]) == (1.0, "output")
     result[0, 0, 50] = np.nan
-    assert agreement.largest_error([result], [expected])[0] == float("inf")
-    assert agreement.largest_error([result[..., 1:]], [expected])[0] == float("inf")
-    assert agreement.largest_error([], [expected])[0] == float("inf")
-
-
-# Measuring
+    for wrong in ([result], [result[..., 1:]], []):
+        assert agreement.largest_error(wrong, [expected])[0] == float("inf")
 
 
 def test_calls_take_turns_in_rotating_order():
     order = []
-    calls = {name: lambda name=name: order.append(name) for name in "abc"}
-    seconds = interleave(calls, 3)
+    seconds = interleave({name: lambda name=name: order.append(name) for name in "abc"}, 3)
     assert "".join(order) == "abcacbcab"
     assert all(len(times) == 3 for times in seconds.values())
 
@@ -182,83 +135,52 @@ def test_ratios_are_to_regard_and_to_the_best_other_library():
     assert outcome.ratio_to_own(refused) is None
 
 
-def test_a_program_that_does_not_fit_is_refused(monkeypatch):
-    monkeypatch.setattr(peers, "available_bytes", lambda: 0)
-    assert {one.status for one in measure(TINY).measurements} == {"refused"}
-
-
-# Comparisons
-
-
 def test_a_comparison_waits_for_every_result_after_a_warm_up():
     calls = []
-
-    class Result:
-        def block_until_ready(self):
-            calls.append("waited")
-            return self
-
-    def call():
-        calls.append("called")
-        return Result()
-
+    result = SimpleNamespace(block_until_ready=lambda: calls.append("waited"))
+    call = lambda: calls.append("called") or result
     found = comparisons.Comparison("two", {"one": call, "other": call}, work=6.0, unit="tokens").measure(3)
     assert calls == ["called", "waited"] * (len(calls) // 2)
     assert len(calls) // 2 == 2 * (1 + 3 * 4), "a warm-up; each timed call after three untimed ones"
     assert list(found["ratio"]) == ["other"]
     assert all(0 <= seconds < 1 for seconds in found["median_seconds"].values())
-    found |= {
-        "median_seconds": {"one": 2e-3, "other": 3e-3},
-        "ratio": {"other": 1.5},
-        "rate": {"one": 3000, "other": 2000},
-    }
+    found["median_seconds"], found["ratio"] = {"one": 2e-3, "other": 3e-3}, {"other": 1.5}
+    found["rate"] = {"one": 3000, "other": 2000}
     expected = "two: one 2 ms, 3,000 tokens per second; other 3 ms (1.5 times), 2,000 tokens per second"
     assert comparisons.describe(found) == expected
 
 
+COMPARISONS = {
+    "linear softmax": lambda: comparisons.compare_linear((32, 64)),
+    "jit": lambda: comparisons.compare_jit([(1, 2, 3, 2)]),
+    "plain": lambda: comparisons.compare_options((1, 2, 64, 8)),
+    "forward readout": lambda: comparisons.compare_readouts((1, 2, 64, 8)),
+    "copy decode int8": lambda: comparisons.compare_cache({"small": (2, 4, 2, 32, 8)}),
+    "pattern bernoulli": lambda: comparisons.compare_dropout((2, 3, 5, 7)),
+    "regard flax": lambda: models.compare_training(length=13, batch=3, num_layers=2, d_model=20, num_heads=2),
+}
+
+
 @pytest.mark.parametrize(
-    ("made", "names"),
+    "names",
     [
-        pytest.param(
-            lambda: comparisons.compare_jit([(1, 2, 3, 2)]), ["jit", "no jit"], marks=pytest.mark.slow
-        ),
-        (lambda: comparisons.compare_options((1, 2, 64, 8)), [*comparisons.make_options(2)]),
-        pytest.param(
-            lambda: comparisons.compare_readouts((1, 2, 64, 8)),
-            ["forward", "readout", "readout that finds lse"],
-            marks=pytest.mark.slow,
-        ),
-        (lambda: comparisons.compare_linear((32, 64)), ["linear", "softmax"]),
-        (lambda: comparisons.compare_cache({"small": (2, 4, 2, 32, 8)}), ["copy", "decode", "int8"]),
-        (lambda: comparisons.compare_dropout((2, 3, 5, 7)), ["pattern", "bernoulli"]),
-        pytest.param(
-            lambda: models.compare_training(length=13, batch=3, num_layers=2, d_model=20, num_heads=2),
-            ["regard", "flax"],
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(names, marks=[pytest.mark.slow] * (number > 0))
+        for number, names in enumerate(COMPARISONS)
     ],
-    ids=["jit", "options", "readouts", "linear", "cache", "dropout", "train"],
 )
-def test_comparisons_time_every_call(made, names):
-    for comparison in made():
+def test_comparisons_time_every_call(names):
+    for comparison in COMPARISONS[names]():
         found = comparison.measure(1)
-        assert list(found["median_seconds"]) == names
-        assert list(found["ratio"]) == names[1:]
-        assert comparisons.describe(found).startswith(f"{comparison.title}: {names[0]} ")
+        timed = list(found["median_seconds"])
+        assert timed[: len(names.split())] == names.split()
+        assert list(found["ratio"]) == timed[1:]
+        assert comparisons.describe(found).startswith(f"{comparison.title}: {timed[0]} ")
 
 
 def test_tile_lists_are_built_and_counted():
     (comparison,) = comparisons.compare_tile_lists(length=2048, window=300)
     # The diagonal of 4 x 4 tiles, and the tiles beside it.
     assert comparison.note.startswith("7 of 16 tiles kept, ")
-
-
-@pytest.mark.slow
-def test_every_option_changes_the_result():
-    arrays = [jax.random.normal(rng, (1, 2, 9, 8)) for rng in jax.random.split(jax.random.key(0), 3)]
-    outputs = {name: call(*arrays) for name, call in comparisons.make_options(2).items()}
-    for name, output in outputs.items():
-        assert name == "plain" or (output != outputs["plain"]).any(), name
 
 
 def test_what_disagrees_is_not_timed(monkeypatch):
@@ -270,35 +192,24 @@ def test_what_disagrees_is_not_timed(monkeypatch):
 @pytest.mark.slow
 def test_writing_is_timed_and_says_what_is_not_there(monkeypatch):
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
-    config = dataclasses.replace(models.CONFIG, d_model=16, d_ff=20, num_layers=1, vocab_size=23)
+    config = replace(models.CONFIG, d_model=16, d_ff=20, num_layers=1, vocab_size=23)
     (comparison,) = models.compare_generation(max_tokens=3, config=config)
     found = comparison.measure(1)
     assert found["rate"] == {"regard": pytest.approx(3 / found["median_seconds"]["regard"])}
     assert found["note"] == "transformers: torch is not installed"
 
 
-def test_bursts_are_timed_call_by_call():
-    calls, _ = measuring.prepare_calls(TINY, OWN[:1], check=False)
-    seconds, _ = gpu_rates._time_bursts(calls, 2)
-    assert all(0 < taken < 1 for taken in seconds["regard"])
-    assert gpu_rates.measure_gpu_rates(1)["missing"] == "no NVIDIA GPU"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"cap": 1.5, "sinks": True, "mask": "window"}, {"aux": ("lse", "entropy"), "mask": "causal"}],
-    ids=["softcap and sinks", "statistics"],
-)
-def test_every_option_of_a_case_is_measured_as_it_is_defined(options):
-    """Four query heads of two groups; without the option the results differ."""
-    case = dataclasses.replace(BACKWARD, query=(2, 4, 17, 5), key=(2, 2, 17, 5), **options)
+def test_every_option_of_a_case_is_measured_as_it_is_defined():
+    """Four query heads of two groups; without an option the results differ."""
+    grouped = replace(BACKWARD, query=(2, 4, 17, 5), key=(2, 2, 17, 5))
+    case = replace(grouped, cap=1.5, sinks=True, aux=("lse",))
     calls, absent = measuring.prepare_calls(case, [*OWN[:1], peers.JAX_PEERS[3]])
     assert set(calls) == {"regard"}, absent
     assert "has no argument for a softcap" in absent["jax.nn"].reason
-    inputs = case.make_inputs()
-    plain = dataclasses.replace(case, cap=None, sinks=False, aux=())
-    others = agreement.compute_reference(plain, inputs)
-    assert agreement.largest_error(calls["regard"].read(calls["regard"].run()), others)[0] > 0.05
+    found, inputs = calls["regard"].read(calls["regard"].run()), case.make_inputs()
+    for option in ({"cap": None}, {"sinks": False}, {"aux": ()}):
+        others = agreement.compute_reference(replace(case, **option), inputs)
+        assert agreement.largest_error(found, others)[0] > 0.05, option
 
 
 def test_rates_go_on_where_a_process_ended_and_every_refusal_has_its_row(small, monkeypatch, capsys):
@@ -307,9 +218,10 @@ def test_rates_go_on_where_a_process_ended_and_every_refusal_has_its_row(small, 
     def fail(case, inputs):
         raise RuntimeError("no|such thing")
 
+    assert gpu_rates.measure_gpu_rates(1)["missing"] == "no NVIDIA GPU"
     asked = [peer for peer in gpu_rates.PEERS if peer.name in ("cudnn", "mosaic_gpu", peers.OWN)]
-    causal = dataclasses.replace(TINY, mask="causal", dtype="bfloat16")
-    monkeypatch.setattr(gpu_rates, "CASES", (causal, dataclasses.replace(TINY, name="other")))
+    causal = replace(TINY, mask="causal", dtype="bfloat16")
+    monkeypatch.setattr(gpu_rates, "CASES", (causal, replace(TINY, name="other")))
     monkeypatch.setattr(gpu_rates, "PEERS", (*asked, peers.Peer("broken", fail)))
     monkeypatch.setattr(gpu_rates, "BURST_SECONDS", 0)
     monkeypatch.setattr(gpu_rates.jax, "default_backend", lambda: "gpu")
@@ -318,9 +230,8 @@ def test_rates_go_on_where_a_process_ended_and_every_refusal_has_its_row(small, 
 
     def run_here(command, check):
         runs.append(command)
-        options = gpu_rates.read_options(command[3:])
         if len(runs) > 1:
-            return SimpleNamespace(returncode=gpu_rates.work(options))
+            return SimpleNamespace(returncode=gpu_rates.work(gpu_rates.read_options(command[3:])))
         gpu_rates._write(out, gpu_rates.measure_gpu_rates(1, ()), ("tiny", "forward", ["broken"]))
         return SimpleNamespace(returncode=-6)
 
@@ -331,12 +242,14 @@ def test_rates_go_on_where_a_process_ended_and_every_refusal_has_its_row(small, 
     assert [len(entry["median_seconds"]) for entry in json.loads(out.read_text())["cases"]] == [1, 1]
     printed = capsys.readouterr().out
     table = printed[printed.rindex("| case |") :]
-    assert "| tiny, forward and backward | regard (" in table
-    for name in ("cudnn", "mosaic_gpu"):
-        refusal = f"backend '{name}' cannot serve this call: it needs an NVIDIA GPU"
-        assert f"| tiny, forward | {name} | | | | {refusal}" in table
-    assert "| tiny, forward | broken | | | | failed: it did not come to an end" in table
-    assert "| tiny, forward and backward | broken | | | | failed: RuntimeError: no/such thing |" in table
+    refusal = "backend '{0}' cannot serve this call: it needs an NVIDIA GPU"
+    for row in (
+        "| tiny, forward and backward | regard (",
+        *(f"| tiny, forward | {name} | | | | {refusal.format(name)}" for name in ("cudnn", "mosaic_gpu")),
+        "| tiny, forward | broken | | | | failed: it did not come to an end",
+        "| tiny, forward and backward | broken | | | | failed: RuntimeError: no/such thing |",
+    ):
+        assert row in table
 
 
 # The command
@@ -351,7 +264,6 @@ def test_results_are_complete_and_drawn(small, capsys):
     out = small / "out"
     assert run("--rounds", 1, "--dtypes", "float32", "--cases", "tiny", "--out", out) == 0
     printed = capsys.readouterr().out
-    assert "tiny-backward" in printed
     assert "1/2 tiny float32" in printed
     results = json.loads((out / "results.json").read_text())
     assert results["complete"]
@@ -372,7 +284,7 @@ def test_results_are_complete_and_drawn(small, capsys):
 
 
 def test_nothing_is_overwritten_unasked(small, capsys):
-    out = small / "out"
+    out, foreign = small / "out", small / "foreign"
     words = ("--rounds", 1, "--dtypes", "float32", "--cases", "tiny-b", "--peers", "regard", "--out", out)
     assert run(*words) == 0
     before = (out / "results.json").read_bytes()
@@ -380,7 +292,6 @@ def test_nothing_is_overwritten_unasked(small, capsys):
     assert "--force" in capsys.readouterr().err
     assert (out / "results.json").read_bytes() == before
     assert run(*words, "--force") == 0
-    foreign = small / "foreign"
     foreign.mkdir()
     (foreign / "results.json").write_text("[]")
     assert run("--out", foreign, "--force") == 2
@@ -388,21 +299,15 @@ def test_nothing_is_overwritten_unasked(small, capsys):
     assert (foreign / "results.json").read_text() == "[]"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["--cases", "huge"],
-            "no case has 'huge'; expected tiny, tiny-backward, tile-lists, jit, dropout, options, cache,",
-        ),
-        (["--peers", "jax"], "no peer is 'jax'; expected regard, regard-dense, regard-tiled, jax.nn"),
-        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
-    ],
-)
-def test_mistakes_are_refused_before_anything_is_written(small, capsys, words, message):
-    assert run(*words, "--out", small / "out") == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-    assert not (small / "out").exists()
+def test_mistakes_are_refused_before_anything_is_written(small, capsys):
+    for words, message in {
+        "--cases huge": "no case has 'huge'; expected tiny, tiny-backward, tile-lists, jit, dropout,",
+        "--peers jax": "no peer is 'jax'; expected regard, regard-dense, regard-tiled, jax.nn",
+        "--rounds 0": "--rounds must be at least 1, got 0",
+    }.items():
+        assert run(*words.split(), "--out", small / "out") == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+        assert not (small / "out").exists()
 
 
 def test_regard_itself_may_not_disagree(small, monkeypatch, capsys):
@@ -422,5 +327,4 @@ def test_an_interruption_keeps_what_was_measured(small, monkeypatch):
     monkeypatch.setattr(measuring, "measure_case", stop)
     assert run("--dtypes", "float32", "--out", small / "out") == 130
     results = json.loads((small / "out" / "results.json").read_text())
-    assert not results["complete"]
-    assert [entry["case"] for entry in results["cases"]] == ["tiny"]
+    assert (results["complete"], [entry["case"] for entry in results["cases"]]) == (False, ["tiny"])

@@ -20,6 +20,11 @@ def default_float():
     return jnp.zeros(()).dtype
 
 
+def draw(seed, *shape):
+    """Numbers of no document."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
 def draw_normal(rng, shape, fan):
     """Deviation sqrt(2 / fan): Glorot's where fan = fan_in + fan_out; the tired cat has its own idea."""
     return jax.random.normal(rng, shape) * math.sqrt(2 / fan)
@@ -37,10 +42,17 @@ def load_attention(layer, kernels):
     return layer
 
 
-def load_block(block, attention, widen, narrow):
-    load_attention(block.attention, attention)
-    block.feed_forward.widen.kernel[...] = widen
-    block.feed_forward.narrow.kernel[...] = narrow
+def load_feed_forward(layer, widen, narrow):
+    layer.widen.kernel[...], layer.narrow.kernel[...] = widen, narrow
+    return layer
+
+
+def load_block(kernels, widen, narrow, **settings):
+    """A post-norm block; no biases in its attention."""
+    (d_model, d_ff), more = widen.shape, {"norm": "post", "attention": {"use_bias": False}}
+    block = EncoderBlock(d_model, d_ff=d_ff, rngs=nnx.Rngs(0), **more, **settings)
+    load_attention(block.attention, kernels)
+    load_feed_forward(block.feed_forward, widen, narrow)
     return block
 
 
@@ -49,18 +61,11 @@ def build_tired_cat_block(rng, d_model, num_heads, d_ff):
     attention, widen, narrow = jax.random.split(rng, 3)
     shape, fan = (d_model, d_model), d_model + d_model // num_heads
     return load_block(
-        EncoderBlock(
-            d_model,
-            num_heads,
-            d_ff,
-            norm="post",
-            attention={"use_bias": False},
-            feed_forward={"activation": "relu"},
-            rngs=nnx.Rngs(0),
-        ),
         [draw_normal(rng, shape, fan) for rng in jax.random.split(attention, 4)],
         draw_normal(widen, (d_model, d_ff), d_model + d_ff),
         draw_normal(narrow, (d_ff, d_model), d_model + d_ff),
+        num_heads=num_heads,
+        feed_forward={"activation": "relu"},
     )
 
 
@@ -68,38 +73,30 @@ def draw_from_scratch_kernels(rng, d_model):
     return [draw_uniform(rng, (d_model, d_model)) for rng in jax.random.split(rng, 4)]
 
 
+def draw_from_scratch_branch(rng, d_model, d_ff):
+    widen, narrow = jax.random.split(rng)
+    return draw_uniform(widen, (d_model, d_ff)), draw_uniform(narrow, (d_ff, d_model))
+
+
 def build_from_scratch_attention(rng, d_model, num_heads):
-    layer = MultiHeadAttention(
-        d_model, num_heads, use_bias=False, param_dtype=default_float(), rngs=nnx.Rngs(0)
-    )
+    settings = {"use_bias": False, "param_dtype": default_float()}
+    layer = MultiHeadAttention(d_model, num_heads, rngs=nnx.Rngs(0), **settings)
     return load_attention(layer, draw_from_scratch_kernels(rng, d_model))
 
 
 def build_from_scratch_feed_forward(rng, d_model, d_ff):
-    widen, narrow = jax.random.split(rng)
     layer = FeedForward(d_model, d_ff, param_dtype=default_float(), rngs=nnx.Rngs(0))
-    layer.widen.kernel[...] = draw_uniform(widen, (d_model, d_ff))
-    layer.narrow.kernel[...] = draw_uniform(narrow, (d_ff, d_model))
-    return layer
+    return load_feed_forward(layer, *draw_from_scratch_branch(rng, d_model, d_ff))
 
 
 def build_from_scratch_block(rng, d_model, num_heads, d_ff):
     """Post-norm, whatever the document calls it, with the tanh GELU."""
     attention, branch = jax.random.split(rng)
-    widen, narrow = jax.random.split(branch)
     return load_block(
-        EncoderBlock(
-            d_model,
-            num_heads,
-            d_ff,
-            norm="post",
-            attention={"use_bias": False},
-            param_dtype=default_float(),
-            rngs=nnx.Rngs(0),
-        ),
         draw_from_scratch_kernels(attention, d_model),
-        draw_uniform(widen, (d_model, d_ff)),
-        draw_uniform(narrow, (d_ff, d_model)),
+        *draw_from_scratch_branch(branch, d_model, d_ff),
+        num_heads=num_heads,
+        param_dtype=default_float(),
     )
 
 

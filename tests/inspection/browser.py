@@ -23,13 +23,11 @@ class Visit:
     """One tab: what it asked for, what it complained of, and the page."""
 
     page: Any
-    allowed: str
-    """Addresses that begin so are fetched, all others are refused."""
+    allowed: str  # addresses that begin so are fetched, all others are refused
     requests: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     session: Any = None
-    opened: float = 0.0
-    """Seconds of the page's own work until it could be used."""
+    opened: float = 0.0  # seconds of the page's own work until it could be used
 
     def evaluate(self, expression: str, argument: Any = None) -> Any:
         """The value of a JavaScript expression, or of a function of one argument."""
@@ -83,7 +81,6 @@ class Browser:
 
     def __init__(self, chromium: Any) -> None:
         self.chromium = chromium
-        self.contexts: list[Any] = []
 
     def visit(self, address: str, allowed: str | None = None, ready: bool = True, **settings: Any) -> Visit:
         """Open an address in a tab of its own; requests to anything else are refused and noted.
@@ -96,7 +93,6 @@ class Browser:
         """
         settings = {"viewport": {"width": 1280, "height": 800}, "device_scale_factor": 1, **settings}
         context = self.chromium.new_context(**settings)
-        self.contexts.append(context)
         context.add_init_script(path=PROBES)
         page = context.new_page()
         page.set_default_timeout(15_000)
@@ -144,12 +140,6 @@ class Browser:
     def close(self, visit: Visit) -> None:
         """Close one tab."""
         visit.page.context.close()
-        self.contexts.remove(visit.page.context)
-
-    def close_all(self) -> None:
-        """Close every tab."""
-        while self.contexts:
-            self.contexts.pop().close()
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +156,5 @@ def browser():
     with sync_playwright() as playwright:
         # The tests share few cores, so nothing runs that draws no page.
         chromium = playwright.chromium.launch(executable_path=path, args=["--disable-gpu"])
-        started = Browser(chromium)
-        yield started
-        started.close_all()
+        yield Browser(chromium)
         chromium.close()

@@ -1,32 +1,33 @@
-"""The explorer's other tabs: two traces compared, a run's curves, and what is known of positions."""
+"""The explorer's other views: two traces compared, heads as lines, a run, positions, what heads add."""
 
 import re
 
 import numpy as np
 import pytest
 
-from explorer_pages import WORDS, make_case, trace_of, walk
+from explorer_pages import WORDS, N, go, long_case, make_layers, number, state, walk
+from page_traces import make_case, trace_of
 from regard import masks, scores
 from regard.inspection.explorer import pages
 
 pytest_plugins = ("browser",)
 pytestmark = pytest.mark.browser
 
-N = len(WORDS)
 STEPS = np.arange(0, 310, 10)  # so many are listed one by one
 LOSS = 3 * np.exp(-STEPS / 170)
 ENTROPY = np.random.default_rng(0).random((4, len(STEPS)))
 TABLE = np.random.default_rng(1).standard_normal((31, 7))
+ROWS = (
+    "[...document.querySelectorAll('{0} tbody tr')].map((row) => [...row.cells].map((one) => one.innerText))"
+)
+LINES = ROWS.format(".lines-table")
 
 
-def two_layers(seed, spread, **more):
-    causal = np.tri(N, dtype=bool)
-    slopes = {"numbers": {"slopes": np.array([2.0**-4, 2.0**-8])}, "score": scores.alibi(2)}
-    options = {"mask": masks.causal(), **more}
-    return [
-        make_case("a", N, N, 2, 2, seed, causal, spread=spread, **options),
-        make_case("b", N, N, 2, 2, seed + 1, causal, spread=spread, **slopes, **options),
-    ]
+def two_layers(seed, spread):
+    slopes = np.array([2.0**-4, 2.0**-8])[:, None, None]
+    alibi = {"score": scores.alibi(2), "change": lambda s, distance: s - slopes * abs(distance)}
+    options = {"heads": 2, "spread": spread, "mask": masks.causal()}
+    return [make_case(N, seed=seed, **options), make_case(N, seed=seed + 1, **alibi, **options)]
 
 
 @pytest.fixture(scope="module")
@@ -36,194 +37,252 @@ def cases():
 
 @pytest.fixture(scope="module")
 def page(cases, tmp_path_factory):
-    ours, others = (
-        trace_of(each, list(WORDS), title) for each, title in zip(cases, ("A <i>", "B"), strict=True)
-    )
-    training = {
-        "title": "run 7",
-        "curves": [
-            {"name": "loss", "unit": "nats", "points": np.stack([STEPS, LOSS]), "split": "train"},
-            {"name": "rate", "unit": None, "points": np.full((2, 1), np.nan), "split": None},
-            {"name": "none", "unit": None, "points": np.zeros((2, 0)), "split": None},
-        ],
-        "maps": [
-            {
-                "name": "entropy",
-                "unit": "nats",
-                "rows": [f"layer {n // 2} head {n % 2}" for n in range(4)],
-                "steps": STEPS,
-                "values": ENTROPY,
-            }
-        ],
-    }
+    ours, others = (trace_of(each, WORDS, title) for each, title in zip(cases, ("A <i>", "B"), strict=True))
+    curves = [
+        {"name": "loss", "unit": "nats", "points": np.stack([STEPS, LOSS]), "split": "train"},
+        {"name": "rate", "unit": None, "points": np.full((2, 1), np.nan), "split": None},
+        {"name": "none", "unit": None, "points": np.zeros((2, 0)), "split": None},
+    ]
+    heads = [f"layer {n // 2} head {n % 2}" for n in range(4)]
+    maps = [{"name": "entropy", "unit": "nats", "rows": heads, "steps": STEPS, "values": ENTROPY}]
+    training = {"title": "run 7", "curves": curves, "maps": maps}
     path = tmp_path_factory.mktemp("views") / "page.html"
     return pages.write(ours, path, compare=others, training=training, positions={"learned": TABLE})
 
 
-@pytest.fixture
-def open_tab(browser, page):
-    opened = []
-
-    def visit(part):
-        opened.append(browser.visit(page.as_uri() + part, allowed=page.as_uri()))
-        return opened[-1]
-
-    yield visit
-    for one in opened:
-        one.check()
-        browser.close(one)
-
-
 def numbers(text):
-    return [
-        float(one.replace("−", "-")) for one in re.findall(r"(?<![\w.])[−-]?\d[\d.]*(?:e[−-]?\d+)?", text)
-    ]
+    """All numbers in words: A 1.794e−4, B 0.01348, A − B −0.0133."""
+    return [number(one) for one in re.findall(r"(?<![\w.])[−-]?\d[\d.]*(?:e[−-]?\d+)?", text)]
 
 
 def divergence(ours, others):
     """Jensen and Shannon's, in bits, of each row."""
     middle = (ours + others) / 2
-    parts = [
-        np.where(p > 0, p * np.log2(np.where(p > 0, p, 1) / np.where(p > 0, middle, 1)), 0)
-        for p in (ours, others)
-    ]
-    return (parts[0].sum(-1) + parts[1].sum(-1)) / 2
+    logs = (np.log2(np.where(p > 0, p, 1) / np.where(p > 0, middle, 1)) for p in (ours, others))
+    return sum((p * log).sum(-1) for p, log in zip((ours, others), logs, strict=True)) / 2
 
 
 def open_numbers(visit, place):
     """The texts of the tables under the drawings of a tab."""
-    visit.evaluate(
-        "(place) => document.querySelectorAll(`${place} details`).forEach((one) => { one.open = true; })",
-        place,
+    details = (
+        "(place) => document.querySelectorAll(`${place} details`).forEach((one) => { one.open = true; })"
     )
+    visit.evaluate(details, place)
     visit.settle()
     tables = "(place) => [...document.querySelectorAll(`${place} table`)].map((one) => one.innerText)"
     return visit.evaluate(tables, place)
 
 
-def test_what_may_not_be_attended_to_is_not_drawn_in_compare(open_tab):
-    visit = open_tab("#tab=compare&cmp=side&l=0&h=0")
+def wait_for_words(visit, place, *words):
+    """The text of a view, once it holds these words."""
+    held = " && ".join(f"innerText.includes({word!r})" for word in words)
+    return visit.until(f"(() => {{ const {{ innerText }} = document.querySelector('{place}');"
+                       f" return {held} && innerText; }})()")  # fmt: skip
+
+
+# Two traces.
+
+
+def test_two_traces_are_compared_in_numbers(open_page, cases):
+    ours, others = cases
+    visit = open_page("#tab=compare&l=1&h=1&row=30&key=12")
+    text = wait_for_words(visit, ".rg-compare", "query 30", "bits")
+    a, b = (each[1].weights[1] for each in (ours, others))
+    said = numbers(re.search(rf"query 30 ‘{WORDS[30]}’, key 12 ‘{WORDS[12]}’: (.*)", text)[1])
+    np.testing.assert_allclose(said, [a[30, 12], b[30, 12], (a - b)[30, 12]], rtol=6e-3, atol=1e-5)
+    check_largest(text, np.abs(a - b))
+    listed = [numbers(table) for table in open_numbers(visit, ".rg-compare") if "." in table]
+    for one, other in zip(ours, others, strict=True):
+        for value in divergence(one.weights, other.weights).mean(-1):
+            assert min(abs(value - found) for table in listed for found in table) <= 0.006 * value
+    # Side by side, what may not be attended to is not drawn.
+    go(visit, "#tab=compare&cmp=side&l=0&h=0")
     painted = visit.until(
-        "(() => { const [canvas] = document.querySelectorAll('.compare-stage canvas');"
+        "(() => { const canvas = document.querySelector('.compare-stage canvas');"
         " if (!canvas?.width) return null; const pen = canvas.getContext('2d');"
         " const at = (x, y) => pen.getImageData(x * canvas.width, y * canvas.height, 1, 1).data[3];"
-        " const all = [0.3, 0.4, 0.5, 0.6].map((n) => [at(n, n + 0.1), at(n + 0.2, n)]);"
-        " return all.some(([one]) => one) && all; })()"
+        " const all = [at(0.4, 0.5), at(0.6, 0.4), at(0.8, 0.6)]; return all[0] && all; })()"
     )
-    assert painted == [[255, 0]] * 4
+    assert painted == [255, 0, 0]
 
 
-def test_two_traces_are_compared_in_numbers(open_tab, cases):
-    ours, others = cases
-    visit = open_tab("#tab=compare&l=1&h=1&row=30&key=12")
-    text = visit.until(
-        "(() => { const { innerText } = document.querySelector('.rg-compare');"
-        " return innerText.includes('query 30') && innerText.includes('bits') && innerText; })()"
-    )
-    a, b = (each[1].weights[1][30, 12] for each in (ours, others))
-    said = numbers(re.search(rf"query 30 ‘{WORDS[30]}’, key 12 ‘{WORDS[12]}’: (.*)", text)[1])
-    assert np.allclose(said, [a, b, a - b], rtol=6e-3, atol=1e-5)
-    apart = np.abs(ours[1].weights[1] - others[1].weights[1])
+def check_largest(text, apart):
     size, row, key = numbers(re.search(r"Largest \|A − B\|[^:]*: (.*)", text)[1])[:3]
     assert (row, key) == np.unravel_index(apart.argmax(), apart.shape)
     assert abs(size - apart.max()) <= 0.006
-    expected = np.array(
-        [
-            [divergence(x.weights[h], y.weights[h]).mean() for h in range(2)]
-            for x, y in zip(ours, others, strict=True)
-        ]
-    )
-    found = open_numbers(visit, ".rg-compare")
-    listed = [numbers(table) for table in found if "." in table]
-    assert listed
-    for value in expected.ravel():
-        assert min(abs(value - one) for table in listed for one in table) <= 0.006 * value
 
 
-def test_texts_are_aligned_and_shown(browser, cases, tmp_path):
+def test_texts_are_aligned_and_shown(open_page, cases, tmp_path):
     """B has two words more before the tenth of A, and lacks the last two."""
     ours, others = (each[:1] for each in cases)
     moved = [*WORDS[:10], "quite", "suddenly", *WORDS[10:-2]]
-    traces = (trace_of(ours, list(WORDS), "A"), trace_of(others, moved, "B"))
+    traces = (trace_of(ours, WORDS, "A"), trace_of(others, moved, "B"))
     path = pages.write(traces[0], tmp_path / "page.html", compare=traces[1])
-    visit = browser.visit(path.as_uri() + "#tab=compare&h=1&row=30&key=12", allowed=path.as_uri())
-    text = visit.until(
-        "(() => { const { innerText } = document.querySelector('.rg-compare');"
-        " return innerText.includes('query 30') && innerText; })()"
-    )
+    visit = open_page("#tab=compare&h=1&row=30&key=12", path)
+    text = wait_for_words(visit, ".rg-compare", "query 30")
     assert f"{N - 2} tokens are the same in both texts, in order; A has 2 of its own and B 2." in text
     one, other = (each[0].weights[1] for each in (ours, others))
     said = numbers(re.search(r"key 12 ‘\w+’: (.*)", text)[1])
-    assert np.allclose(said, [one[30, 12], other[32, 14], one[30, 12] - other[32, 14]], rtol=6e-3, atol=1e-5)
+    wanted = [one[30, 12], other[32, 14], one[30, 12] - other[32, 14]]
+    np.testing.assert_allclose(said, wanted, rtol=6e-3, atol=1e-5)
     place = np.r_[0:10, 12:N]
-    apart = np.abs(one[: N - 2, : N - 2] - other[np.ix_(place, place)])
-    size, row, key = numbers(re.search(r"Largest \|A − B\|[^:]*: (.*)", text)[1])[:3]
-    assert (row, key) == np.unravel_index(apart.argmax(), apart.shape)
-    assert abs(size - apart.max()) <= 0.006
-    lines = visit.evaluate(
-        "[...document.querySelectorAll('.compare-tokens tr')].map((line) => [...line.cells].slice(1).map("
-        "(one) => [one.innerText.trim(), one.className]))"
-    )
-    together = list(zip(*lines, strict=True))
-    assert [(a[0], b[0]) for a, b in together if "alone" in a[1]][:2] == [("", "quite"), ("", "suddenly")]
-    assert [a[0] for a, b in together if "current" in a[1]] == [WORDS[12]]
-    assert all(a[0] == b[0] for a, b in together if "alone" not in a[1])
+    check_largest(text, np.abs(one[: N - 2, : N - 2] - other[np.ix_(place, place)]))
+    alone = visit.page.locator(".compare-tokens .alone").all_inner_texts()
+    assert {"quite", "suddenly"} <= {text.strip() for text in alone}
+    current = visit.page.locator(".compare-tokens .current").all_inner_texts()
+    assert {text.strip() for text in current} == {WORDS[12]}
     # Side by side, a cell of B tells what A has there.
     visit.page.get_by_role("button", name="side by side").click()
     visit.settle()
     sides = visit.page.locator(".rg-compare .compare-row output").all_inner_texts()[:2]
-    assert sides[0].startswith(f"query 30 ‘{WORDS[30]}’, key 12 ‘{WORDS[12]}’: ")
-    assert sides[1].startswith(f"query 32 ‘{WORDS[30]}’, key 14 ‘{WORDS[12]}’: ")
+    for side, row, key in zip(sides, (30, 32), (12, 14), strict=True):
+        assert side.startswith(f"query {row} ‘{WORDS[30]}’, key {key} ‘{WORDS[12]}’: ")
     assert numbers(sides[0].split("’: ")[1]) == numbers(sides[1].split("’: ")[1])
-    visit.page.get_by_role("button", name="next token of one text alone").click()
-    visit.settle()
-    assert "current" in visit.evaluate("document.querySelector('.compare-tokens tr').innerHTML")
-    visit.check()
-    browser.close(visit)
 
 
-def test_a_run_is_shown_with_its_curves_and_heads(open_tab):
-    visit = open_tab("#tab=training")
-    found = visit.evaluate("document.querySelector('.rg-training').innerText")
-    assert "run 7" in found
-    assert "layer 1 head 1" in found
-    shown = numbers(" ".join(open_numbers(visit, ".rg-training")))
-    for value in (LOSS[0], LOSS[-1], ENTROPY[0, 0], ENTROPY[-1, 0]):
-        assert min(abs(one - value) for one in shown) <= 0.006 * value
-    assert (
-        visit.evaluate("document.querySelectorAll('.rg-training svg path, .rg-training svg polyline').length")
-        > 0
-    )
-    assert not visit.evaluate("document.querySelector('.rg-training').innerHTML.includes('NaN')")
-
-
-def test_positions_are_shown_without_nan(open_tab):
-    visit = open_tab("#tab=positions")
-    text = visit.until(
-        "(() => { const { innerText } = document.querySelector('.rg-positions');"
-        " return innerText.includes('learned') && innerText; })()"
-    )
-    assert "alibi" in text.lower()
-    assert not visit.evaluate("document.querySelector('.rg-positions').innerHTML.includes('NaN')")
-    # However much a view holds, the tabs keep their height, and a table that scrolls is reached by keys.
-    tabs, tab = (
-        visit.page.locator(name).first.bounding_box()["height"] for name in (".rg-tabs", "[role=tab]")
-    )
-    assert tabs >= tab
-    open_numbers(visit, ".rg-positions")
-    tables = visit.evaluate(
-        "[...document.querySelectorAll('.rg-positions table')].map(({ tabIndex }) => tabIndex)"
-    )
-    assert tables == [0] * 6
-
-
-def test_everything_is_used(browser, page):
+def test_a_run_and_positions_are_shown_and_everything_is_used(browser, page):
     visit, most = walk(browser, page)
     assert most <= 1500
     assert visit.probe("faintLetters") == []
     assert "A: A <i>" in visit.evaluate("document.querySelector('.rg-header').innerText")
+    go(visit, "#tab=training")
+    wait_for_words(visit, ".rg-training", "run 7", "layer 1 head 1")
+    shown = numbers(" ".join(open_numbers(visit, ".rg-training")))
+    for value in (LOSS[0], LOSS[-1], ENTROPY[0, 0], ENTROPY[-1, 0]):
+        assert min(abs(one - value) for one in shown) <= 0.006 * value
+    assert visit.page.locator(".rg-training svg :is(path, polyline)").count() > 0
+    go(visit, "#tab=positions")
+    assert "alibi" in wait_for_words(visit, ".rg-positions", "learned").lower()
+    # However much a view holds, the tabs keep their height, and a table that scrolls is reached by keys.
+    names = ".rg-tabs", "[role=tab]"
+    tabs, tab = (visit.page.locator(name).first.bounding_box()["height"] for name in names)
+    assert tabs >= tab
+    open_numbers(visit, ".rg-positions")
+    read = "[...document.querySelectorAll('.rg-positions table')].map(({ tabIndex }) => tabIndex)"
+    assert visit.evaluate(read) == [0] * 6
+    for place in (".rg-training", ".rg-positions"):
+        assert "NaN" not in visit.evaluate(f"document.querySelector('{place}').innerHTML")
     browser.close(visit)
 
 
-def test_numbers_are_read_from_words():
-    assert numbers("A 1.794e−4, B 0.01348, A − B −0.0133") == [1.794e-4, 0.01348, -0.0133]
+# Heads as lines.
+
+
+@pytest.fixture(scope="module")
+def three():
+    """Two layers of three heads."""
+    return make_layers(2, 3, 70)
+
+
+@pytest.fixture(scope="module")
+def lines_page(three, tmp_path_factory):
+    return pages.write(trace_of(three, WORDS), tmp_path_factory.mktemp("lines") / "page.html")
+
+
+def painted(visit, least, end=2**31):
+    """Wait until so many pixels between the columns have a colour, fewer than `end`; return how many."""
+    return visit.until(
+        "(() => { const c = document.querySelector('.lines-figure canvas');"
+        " const { data } = c.getContext('2d').getImageData(0, 0, c.width, c.height);"
+        " let n = 0; for (let at = 3; at < data.length; at += 4) n += data[at] > 8;"
+        f" return n >= {least} && n < {end} && n; }})()"
+    )
+
+
+def wait_for_caption(visit, words):
+    visit.until(f"document.querySelector('.lines-table caption').innerText.startsWith('{words}')")
+
+
+def test_a_token_shows_its_row_in_all_heads(open_page, lines_page, three):
+    visit = open_page("#tab=lines&sel=0.0,0.2,1.1&row=30&key=12&dir=out", lines_page)
+    rows = visit.until(f"(({LINES}).length && {LINES})")
+    weights = np.stack([three[c].weights[h][30] for c, h in ((0, 0), (0, 2), (1, 1))])
+    order = np.argsort(-weights.max(0), kind="stable")[:8]
+    assert [int(row[0].split(" ")[0]) for row in rows] == order.tolist()
+    for row, key in zip(rows, order, strict=True):
+        assert WORDS[key] in row[0]
+        for said, weight in zip(row[1:], weights[:, key], strict=True):
+            found = number(said.strip("< "))
+            assert weight <= 1.05 * found if "<" in said else abs(found - weight) <= 0.055 * weight
+    painted(visit, 500)
+    # The products of the pair add up to its score.
+    said = visit.evaluate("document.querySelector('.lines-products').innerText")
+    score = three[0].query[0, 30] @ three[0].key[0, 12] / np.sqrt(5)
+    assert number(re.search(r"Scaled sum (\S+),", said)[1]) == pytest.approx(score, rel=0.01, abs=0.02)
+    # Who reads a key.
+    visit.evaluate("() => { location.hash = '#tab=lines&sel=0.0,1.1&key=12&dir=in'; }")
+    wait_for_caption(visit, "Key 12")
+    weights = np.stack([three[c].weights[h][:, 12] for c, h in ((0, 0), (1, 1))])
+    order = np.argsort(-weights.max(0), kind="stable")[:8].tolist()
+    assert [int(row[0].split(" ")[0]) for row in visit.evaluate(LINES)] == order
+
+
+def test_queries_are_walked_and_kept_by_keyboard_and_heads_by_buttons(open_page, lines_page):
+    visit = open_page("#tab=lines&sel=0.0,0.2", lines_page)
+    whole = painted(visit, 500)
+    visit.page.locator(".lines-column").first.focus()
+    visit.press("ArrowDown", "ArrowDown", "End")
+    assert (state(visit)["row"], state(visit)["direction"]) == (N - 1, "out")
+    active = visit.evaluate("document.activeElement.getAttribute('aria-activedescendant')")
+    assert visit.evaluate("(id) => document.getElementById(id).ariaPosInSet", active) == str(N)
+    visit.press("Enter", "ArrowUp", "ArrowUp", " ")
+    assert state(visit)["asked"] == f"{N - 1},{N - 3}"
+    painted(visit, 1, whole)
+    visit.press("ArrowRight", "Home")
+    assert (state(visit)["key"], state(visit)["direction"]) == (0, "in")
+    visit.press("]")  # the keys of the page still work
+    assert state(visit)["c"] == 1
+    visit.press("[")
+    visit.page.get_by_label("Add a head").select_option("1.1")
+    assert state(visit)["selection"][-1] == [1, 1]
+    visit.page.get_by_role("button", name="Leave out layer 1 head 1").click()
+    assert [1, 1] not in state(visit)["selection"]
+    # What a pointer is over shows its own lines, and is no choice.
+    visit.press("Escape")
+    before = state(visit)
+    visit.page.locator(".lines-column").first.locator("[data-n='45']").hover()
+    wait_for_caption(visit, "Query 45")
+    assert state(visit)["row"] == before["row"]
+
+
+def test_of_a_long_text_only_what_is_in_sight_is_there(open_page, tmp_path):
+    case = long_case()
+    path = pages.write(trace_of([case]), tmp_path / "long.html", pinned=[(0, 1)])
+    visit = open_page("#tab=lines&sel=0.0,0.1&asked=900,1100&row=1200", path)
+    wait_for_caption(visit, "Query 1200")
+    assert visit.probe("nodes") < 700
+    shown = visit.page.locator(".lines-column").first.locator("[data-n]")
+    first, end = (int(one.get_attribute("data-n")) for one in (shown.first, shown.last))
+    assert first < 1200 < end
+    # The keys follow to where the strongest line leads.
+    key = case.weights[:, 1200].max(0).argmax()
+    visit.until(f"document.querySelectorAll('.lines-column')[1].querySelector('[data-n=\"{key}\"]') !== null")
+    busy = visit.busy()
+    for _ in range(5):
+        visit.press("PageUp")
+    assert visit.busy() - busy < 1.5
+
+
+def test_notes_stay_in_the_link_and_in_the_files(open_page, lines_page, three, tmp_path):
+    visit = open_page("#tab=lines&l=1&h=2", lines_page)
+    text = "reads <b> & 'names' 100 %"
+    visit.page.locator(".rg-lines").get_by_label("Note on layer 1 head 2").fill(text)
+    visit.press("Escape")
+    other = open_page(f"#{visit.evaluate('__regard.state().hash')}", lines_page)
+    assert text in other.evaluate("document.querySelector('.rg-lines .lines-notes').innerText")
+    go(visit, "#tab=attention&l=1&h=2&scale=linear")
+    visit.page.get_by_text("Export", exact=True).click()
+    files = {}
+    for name in ("CSV", "HTML"):
+        with visit.page.expect_download() as waiting:
+            visit.page.locator(".export-box").get_by_role("button", name=name).click()
+        files[name] = tmp_path / waiting.value.suggested_filename
+        waiting.value.save_as(files[name])
+    assert f"layer 1 head 2: {text}" in files["CSV"].read_text()
+    # The saved page is a page like the one it was saved from, and opens as that was seen.
+    saved = open_page("", files["HTML"])
+    found = state(saved)
+    assert (found["c"], found["h"], found["scale"]) == (1, 2, "linear")
+    assert saved.evaluate("document.querySelector('.rg-atlas .head-note input').value") == text
+    assert saved.evaluate("document.querySelector('noscript') !== null")
+    pages.write(trace_of(three), files["HTML"])  # which may be replaced

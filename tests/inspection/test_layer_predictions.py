@@ -1,6 +1,7 @@
 """What each layer would predict, and what heads add to a logit: numbers, files and the page's data."""
 
 import dataclasses
+import functools
 import json
 import zipfile
 
@@ -17,41 +18,40 @@ from regard.models import Decoder, Encoder, TransformerConfig
 RNG = np.random.default_rng(0)
 IDS = np.array([[3, 1, 4, 1, 5, 9, 2]])
 SIZES = {"d_model": 12, "num_heads": 3, "d_ff": 11, "num_layers": 2, "vocab_size": 13}
+KINDS = {
+    "rms": {"norm_kind": "rms", "output_softcap": 5.0, "num_key_heads": 1},
+    "layer": {"norm_kind": "layer", "tied_output": False, "head_bias": True},
+    "both": {"norm": "both"},
+}
 
 
-def build(**choices):
-    """A decoder whose norms and biases are no plain ones and zeros, in evaluation mode."""
-    model = Decoder(TransformerConfig(**SIZES, **choices), rngs=nnx.Rngs(0))
-    for leaf in (*nnx.iter_graph(model),):
-        if isinstance(leaf[1], nnx.Param):
-            leaf[1][...] = jnp.asarray(leaf[1][...] + RNG.normal(size=leaf[1].shape) / 5, jnp.float32)
+@functools.cache
+def build(kind):
+    """A decoder whose norms and biases are no plain ones and zeros, in evaluation mode; and its trace."""
+    model = Decoder(TransformerConfig(**SIZES, **KINDS[kind]), rngs=nnx.Rngs(0))
+    for _, leaf in nnx.iter_graph(model):
+        if isinstance(leaf, nnx.Param):
+            leaf[...] = jnp.asarray(np.asarray(leaf[...] + RNG.normal(size=leaf.shape) / 5, np.float32))
     model.eval()
-    return model
-
-
-def predict(model, **options):
     with inspection.capture(model) as trace:
         model(jnp.asarray(IDS))
+    return model, trace
+
+
+def predict(kind, **options):
+    model, trace = build(kind)
     return inspection.predict_layers(trace, model, IDS, lambda token: f"<{token}>", **options)
 
 
 @pytest.fixture(scope="module")
 def predicted():
-    return predict(build(norm_kind="rms"))
+    return predict("rms")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "choices",
-    [
-        {"norm_kind": "rms", "output_softcap": 5.0, "num_key_heads": 1},
-        {"norm_kind": "layer", "tied_output": False, "head_bias": True},
-    ],
-    ids=["rms", "layer"],
-)
-def test_layers_and_heads_are_those_of_the_model_by_hand(choices):
-    model = build(**choices)
-    found = predict(model, targets=[5, 5, 2, 0, 1, 7, 12]).predictions
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_layers_and_heads_are_those_of_the_model_by_hand(kind):
+    model, _ = build(kind)
+    found = predict(kind, targets=[5, 5, 2, 0, 1, 7, 12]).predictions
     ids = np.array([int(text[1:-1]) for text in found.texts])
     logits = np.asarray(inspection.read_layers(model, IDS), np.float64)[:, 0]
     shares = np.exp(logits - logits.max(-1, keepdims=True))
@@ -65,51 +65,41 @@ def test_layers_and_heads_are_those_of_the_model_by_hand(choices):
     _, aux = model.trunk(jnp.asarray(IDS), aux=("hidden",))
     stream, norm = np.asarray(aux["blocks"][-1]["hidden"][0], np.float64), model.trunk.stack.final_norm
     scale = np.asarray(norm.scale[...], np.float64)
-    rows = (
-        model.trunk.embedding.entry.table.embedding[...] if model.head is None else model.head.kernel[...].T
-    )
-    is_rms = choices["norm_kind"] == "rms"
-
-    def center(x):
-        return x if is_rms else x - x.mean(-1, keepdims=True)
-
+    table = model.trunk.embedding.entry.table.embedding if model.head is None else model.head.kernel
+    rows = np.asarray(table[...], np.float64)
+    rows = rows.T if model.head is None else rows
+    center = lambda x: x if kind == "rms" else x - x.mean(-1, keepdims=True)
     size = np.sqrt((center(stream) ** 2).mean(-1, keepdims=True) + norm.epsilon)
     for layer, output in enumerate(seen):
         kernel = model.trunk.stack.blocks[layer].attention.output_projection.kernel[...]
-        wide = np.asarray(kernel, np.float64).reshape(3, 4, 12)
-        for head in range(3):
-            added = np.asarray(output[0, head], np.float64) @ wide[head]
-            unembedded = (center(added) / size * scale) @ np.asarray(rows, np.float64).T
-            wanted = np.take_along_axis(unembedded, ids[found.targets][:, None], -1)[:, 0]
-            np.testing.assert_allclose(found.contributions[layer, head], wanted, rtol=1e-5, atol=1e-6)
+        added = np.asarray(output[0], np.float64) @ np.asarray(kernel, np.float64).reshape(3, 4, 12)
+        unembedded = (center(added) / size * scale) @ rows
+        wanted = np.take_along_axis(unembedded, ids[found.targets][None, :, None], -1)[..., 0]
+        np.testing.assert_allclose(found.contributions[layer], wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_the_likeliest_token_is_the_target_unless_another_is_given(predicted):
-    found = predicted.predictions
-    np.testing.assert_array_equal(found.targets, found.tokens[-1, :, 0])
-
-
-def test_behind_a_norm_of_their_own_heads_add_nothing_that_sums():
-    found = predict(build(norm="both")).predictions
+def test_behind_a_norm_of_their_own_heads_add_nothing_that_sums(predicted):
+    found = predict("both").predictions
     assert found.contributions is None
     assert found.tokens.shape == (2, 7, 3)
+    # The likeliest token is the target unless another is given.
+    np.testing.assert_array_equal(predicted.predictions.targets, predicted.predictions.tokens[-1, :, 0])
 
 
-def test_what_fits_no_model_is_refused(predicted):
-    model = build(norm_kind="rms")
-    with pytest.raises(ValueError, match=r"trace: expected calls of the shapes"):
-        inspection.predict_layers(predicted, model, IDS[:, :5])
-    with pytest.raises(ValueError, match=r"targets: expected shape \(7,\), got \(2,\)"):
-        inspection.predict_layers(predicted, model, IDS, targets=[1, 2])
-    for wrong in (-1, 13):
-        with pytest.raises(ValueError, match=rf"targets: expected tokens in 0\.\.12 .*got .*{wrong}"):
-            inspection.predict_layers(predicted, model, IDS, targets=[5] * 6 + [wrong])
-    with pytest.raises(TypeError, match="targets: expected integers, got float"):
-        inspection.predict_layers(predicted, model, IDS, targets=[1.5] * 7)
+def test_what_fits_no_model_is_refused():
+    model, trace = build("rms")
+    ask = lambda *more, **options: inspection.predict_layers(trace, *more, **options)
     encoder = Encoder(TransformerConfig(**SIZES), rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match=r"model: expected a regard\.models\.Decoder, got Encoder"):
-        inspection.predict_layers(predicted, encoder, IDS)
+    for wrong, message, *error in (
+        (lambda: ask(model, IDS[:, :5]), r"trace: expected calls of the shapes"),
+        (lambda: ask(model, IDS, targets=[1, 2]), r"targets: expected shape \(7,\), got \(2,\)"),
+        (lambda: ask(model, IDS, targets=[5] * 6 + [-1]), r"targets: expected tokens in 0\.\.12 .*got .*-1"),
+        (lambda: ask(model, IDS, targets=[5] * 6 + [13]), r"targets: expected tokens in 0\.\.12 .*got .*13"),
+        (lambda: ask(model, IDS, targets=[1.5] * 7), "targets: expected integers, got float", TypeError),
+        (lambda: ask(encoder, IDS), r"model: expected a regard\.models\.Decoder, got Encoder", TypeError),
+    ):
+        with pytest.raises(error[0] if error else ValueError, match=message):
+            wrong()
 
 
 def rewrite(path, change, target):
@@ -125,44 +115,32 @@ def rewrite(path, change, target):
     return target
 
 
-def test_files_keep_predictions_and_do_without(predicted, tmp_path):
+WRONG = [
+    (lambda found: found.update(tokens=found["targets"]), r"tokens: expected i numbers of shape"),
+    (lambda found: found.update(targets=found["contributions"]), "targets: expected i numbers"),
+    (lambda found: found.update(texts=["a"]), "tokens: expected numbers of the 1 texts"),
+    (lambda found: found.update(texts=[1]), r"texts\[0\]: expected str"),
+    (lambda found: found.update(contributions=found["probabilities"]), r"contributions: expected f numbers"),
+    (lambda found: found.pop("tokens"), "expected Predictions with texts, tokens"),
+]
+
+
+def test_files_keep_predictions_and_damaged_ones_are_refused(predicted, tmp_path):
     path = predicted.save(tmp_path / "one.regard")
     mine, theirs = vars(predicted.predictions), vars(inspection.load(path).predictions)
     for name, value in mine.items():
         np.testing.assert_array_equal(theirs[name], value)
         assert not hasattr(value, "dtype") or theirs[name].dtype == value.dtype
-    old = rewrite(path, lambda trace: trace.pop("predictions"), tmp_path / "old.regard")
-    assert inspection.load(old).predictions is None
-
-
-WRONG = {
-    "tokens": (lambda found: found.update(tokens=found["targets"]), r"tokens: expected i numbers of shape"),
-    "kind": (lambda found: found.update(targets=found["contributions"]), "targets: expected i numbers"),
-    "texts": (lambda found: found.update(texts=["a"]), "tokens: expected numbers of the 1 texts"),
-    "text": (lambda found: found.update(texts=[1]), r"texts\[0\]: expected str"),
-    "heads": (
-        lambda found: found.update(contributions=found["probabilities"]),
-        r"contributions: expected f numbers of shape \(2, 3, 7\)",
-    ),
-    "absent": (lambda found: found.pop("tokens"), "expected Predictions with texts, tokens"),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_damaged_predictions_are_refused(predicted, tmp_path, what):
-    change, message = WRONG[what]
-    path = predicted.save(tmp_path / "one.regard")
-    path = rewrite(path, lambda trace: change(trace["predictions"]), tmp_path / "other.regard")
-    with pytest.raises(ValueError, match=message):
-        inspection.load(path)
-
-
-def test_probabilities_out_of_range_are_refused(predicted, tmp_path):
+    other = tmp_path / "other.regard"
+    assert inspection.load(rewrite(path, lambda trace: trace.pop("predictions"), other)).predictions is None
+    for change, message in WRONG:
+        with pytest.raises(ValueError, match=message):
+            inspection.load(rewrite(path, lambda trace, change=change: change(trace["predictions"]), other))
     for value in (np.nan, 1.5, -0.1):
         shares = predicted.predictions.probabilities.copy()
         shares[0, 0, 0] = value
         found = dataclasses.replace(predicted.predictions, probabilities=shares)
-        path = dataclasses.replace(predicted, predictions=found).save(tmp_path / "one.regard")
+        path = dataclasses.replace(predicted, predictions=found).save(path)
         if np.isnan(value):  # as of a model whose logits are no numbers
             np.testing.assert_array_equal(inspection.load(path).predictions.probabilities, shares)
             continue
@@ -170,12 +148,9 @@ def test_probabilities_out_of_range_are_refused(predicted, tmp_path):
             inspection.load(path)
 
 
-@pytest.mark.slow
 def test_pages_carry_predictions_of_texts_that_are_not_long(predicted, monkeypatch):
     (shown,) = collect([predicted]).document["traces"]
     assert set(shown["predictions"]) == set(vars(predicted.predictions))
-    bare = dataclasses.replace(predicted, predictions=None)
-    assert "predictions" not in collect([bare]).document["traces"][0]
     monkeypatch.setattr(payload, "LARGEST_PREDICTIONS", predicted.predictions.tokens.size - 1)
     document = collect([predicted]).document
     assert "predictions" not in document["traces"][0]

@@ -9,56 +9,43 @@ pytest_plugins = ("browser",)
 pytestmark = pytest.mark.browser
 
 TOLD = "document.querySelector('[role=status]').textContent"
+ALERT = "document.querySelector('[role=alert]')"
 INNER = "document.querySelector('iframe:not([data-waiting])').contentWindow.__regard.state()"
 
 
-@pytest.fixture(scope="module")
-def model():
-    return Model()
-
-
-@pytest.fixture(scope="module")
-def page(model):
+def test_a_text_is_typed_changed_and_refused_and_the_view_stays(browser):
+    model = Model()
     with live.serve_live(model.record, text="abcabc", title="letters") as page:
-        yield page
-
-
-def wait_for(visit, tokens):
-    visit.until(f"{TOLD}.startsWith({tokens!r})", 30)
-
-
-def test_a_text_is_typed_and_changed_and_the_view_stays(browser, page, model):
-    visit = browser.visit(page.url, page.url, ready=False)
-    wait_for(visit, "6 tokens")
-    assert visit.evaluate("document.querySelectorAll('iframe').length") == 1
-    assert visit.evaluate(INNER)["tab"] == "attention"
-    visit.page.get_by_role("button", name="Change a word").click()
-    changed = visit.page.get_by_label("Changed text")
-    assert changed.input_value() == "abcabc"
-    assert changed.evaluate("node => node === document.activeElement")
-    visit.page.keyboard.press("End")
-    visit.page.keyboard.type("xyz", delay=20)
-    wait_for(visit, "6 and 9 tokens")
-    # Only what stood when the keys rested was read.
-    assert model.read == ["abcabc", "abcabcxyz"]
-    shown = visit.evaluate(INNER)
-    assert (shown["tab"], shown["compareMode"]) == ("compare", "difference")
-    visit.page.get_by_role("button", name="Compare no more").click()
-    wait_for(visit, "6 tokens")
-    assert visit.evaluate(INNER)["tab"] == "attention"
-    visit.check()
-    assert all(url.startswith(page.url) for url in visit.requests)
-    browser.close(visit)
-
-
-def test_what_cannot_be_read_is_said_and_the_last_page_stays(browser, page):
-    visit = browser.visit(f"{page.url}#text=abc&changed=abd", page.url, ready=False, color_scheme="dark")
-    wait_for(visit, "3 and 3 tokens")
-    visit.page.get_by_label("Changed text").fill("what?")
-    visit.until("document.querySelector('[role=alert]').textContent === 'text: expected no <question>'")
-    assert visit.evaluate(INNER)["tab"] == "compare"
-    visit.page.get_by_label("Changed text").fill(" ")
-    visit.until(f"{TOLD}.startsWith('Type a text')")
-    assert visit.evaluate("document.querySelector('[role=alert]').hidden")
-    visit.check()
-    browser.close(visit)
+        visit = browser.visit(page.url, page.url, ready=False, color_scheme="dark")
+        wait_for = lambda told: visit.until(f"{TOLD}.startsWith({told!r})", 30)
+        wait_for("6 tokens")
+        assert visit.evaluate("document.querySelectorAll('iframe').length") == 1
+        assert visit.evaluate(INNER)["tab"] == "attention"
+        visit.page.get_by_role("button", name="Change a word").click()
+        changed = visit.page.get_by_label("Changed text")
+        assert changed.input_value() == "abcabc"
+        assert changed.evaluate("node => node === document.activeElement")
+        visit.page.keyboard.press("End")
+        visit.page.keyboard.type("xyz", delay=20)
+        wait_for("6 and 9 tokens")
+        # Only what stood when the keys rested was read.
+        assert model.read == ["abcabc", "abcabcxyz"]
+        shown = visit.evaluate(INNER)
+        assert (shown["tab"], shown["compareMode"]) == ("compare", "difference")
+        # What cannot be read is said, and the last page stays.
+        changed.fill("what?")
+        visit.until(f"{ALERT}.textContent === 'text: expected no <question>'")
+        assert visit.evaluate(INNER)["tab"] == "compare"
+        changed.fill(" ")
+        wait_for("Type a text")
+        assert visit.evaluate(f"{ALERT}.hidden")
+        visit.page.get_by_role("button", name="Compare no more").click()
+        wait_for("6 tokens")
+        assert visit.evaluate(INNER)["tab"] == "attention"
+        # A link holds both texts.
+        visit.page.goto(f"{page.url}#text=abc&changed=abd")
+        visit.page.reload()
+        wait_for("3 and 3 tokens")
+        visit.check()
+        assert all(url.startswith(page.url) for url in visit.requests)
+        browser.close(visit)

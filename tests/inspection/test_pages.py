@@ -1,47 +1,38 @@
 """The explorer's page: what is in it besides weights, its size, and that it is safe to open."""
 
 import base64
+import functools
 import html
 import itertools
-import json
 import math
 import re
 import zlib
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from page_traces import BARE, opened, small, watch
+from page_traces import many_heads, opened, small, watch
 from regard import attend, inspection, masks, scores
-from regard.inspection.explorer import pages, payload, thumbnails
+from regard.inspection.explorer import pages, thumbnails
 from regard.inspection.explorer.budgets import Plan, degrade
 from regard.inspection.explorer.mask_outlines import draw_tiles, find_band, find_borders
+from regard.inspection.explorer.payload import collect
 from regard.inspection.tokens import Tokens
 from regard.inspection.traces.calls import KnownPositions
 from regard.positions import Rotary, YaRN
 
 
-@pytest.fixture
-def bare(monkeypatch):
-    """Pages of data alone."""
-    monkeypatch.setattr(pages, "load_shell", lambda: BARE)
+@functools.cache
+def middling():
+    """A trace that is as large as a page's parts are, for the tests of what is left out."""
+    return watch(131, mask=masks.causal())[0]
 
 
-@pytest.fixture
-def long(monkeypatch, bare):
-    """Short calls are treated as if they were long."""
-    monkeypatch.setattr(payload, "LARGEST_EXACT", -1)
-
-
-@pytest.mark.slow
 def test_the_mask_is_drawn(bare):
-    ids = jnp.asarray(np.repeat(np.arange(3), [3, 3, 5]))
-    mask = masks.causal() & masks.sliding_window(9) & masks.segments(ids)
+    mask = masks.causal() & masks.sliding_window(9) & masks.segments(np.repeat(np.arange(3), [3, 3, 5]))
     document, chunks = opened(pages.html(small(mask=mask)))
     call = document["traces"][0]["calls"][0]
-    dense = np.asarray(mask.dense(11))
-    assert np.array_equal(chunks[call["mask_picture"]], np.where(dense, 2, 0))
+    assert np.array_equal(chunks[call["mask_picture"]], np.where(mask.dense(11), 2, 0))
     assert (call["tile_rows"], call["borders"], call["window"]) == (1, [3, 6], [9, 0])
     assert "sliding_window(9" in call["mask"]
     tiles, rows, keys = draw_tiles(masks.causal(), 521, 521)
@@ -49,11 +40,8 @@ def test_the_mask_is_drawn(bare):
     # On the diagonal, tiles are cut in two; the last one is a single cell.
     assert np.array_equal(tiles, np.tril(np.full((131, 131), 2)) - np.diag([1] * 130 + [0]))
     assert draw_tiles(masks.causal(), 256, 257, query_offset=1)[1:] == (1, 2)
-    none = opened(pages.html(small(mask=None)))[0]["traces"][0]["calls"][0]
-    assert (none["mask"], none["mask_picture"], none["window"]) == (None, None, None)
 
 
-@pytest.mark.slow
 def test_positions_are_drawn(bare):
     trace = small(score=scores.alibi(3))
     turn = Rotary(base=100.0, width=4, scaling=YaRN(4.0, 2048))
@@ -63,9 +51,7 @@ def test_positions_are_drawn(bare):
     document, chunks = opened(pages.html(trace, positions={"mine": table}))
     rotary, bias, drawn, split = document["positions"]
     assert [place["kind"] for place in document["positions"]] == ["rotary", "bias", "table", "split"]
-
-    vector = jnp.ones((4097, 5), jnp.float32)
-    turned = np.asarray(turn(vector), np.float64)
+    turned = np.asarray(turn(np.ones((4097, 5), np.float32)), np.float64)
     kernel = chunks[rotary["kernel"]]
     assert rotary["trained_length"] == 2048
     # Every pair of features has the same share of a vector of ones: q . k / |q|^2.
@@ -85,22 +71,17 @@ def test_positions_are_drawn(bare):
     assert np.allclose(parts["content"] + parts["bias"], parts["both"], atol=2e-2, equal_nan=True)
 
 
-@pytest.mark.slow
 def test_training_is_drawn(bare):
     trace = small()
-    training = {
-        "title": "run",
-        "curves": [
-            {"name": "loss", "unit": "nats", "points": [[1, 2, 5], [3.0, 2.0, 0.5]], "split": "train"}
-        ],
-        "maps": [{"name": "entropy", "rows": ["a", "b"], "steps": [1, 2, 3], "values": np.ones((2, 3))}],
-    }
+    points = [[1, 2, 5], [3.0, 2.0, 0.5]]
+    curve = {"name": "loss", "unit": "nats", "points": points, "split": "train"}
+    chart = {"name": "entropy", "rows": ["a", "b"], "steps": [1, 2, 3], "values": np.ones((2, 3))}
+    training = {"title": "run", "curves": [curve], "maps": [chart]}
     document, chunks = opened(pages.html(trace, training=training))
-    curve, chart = document["training"]["curves"][0], document["training"]["maps"][0]
-    assert np.array_equal(chunks[curve["points"]], np.float32([[1, 2, 5], [3.0, 2.0, 0.5]]))
-    assert np.array_equal(chunks[chart["values"]], np.ones((2, 3)))
-    assert (curve["split"], chart["unit"], chart["steps"]) == ("train", None, [1, 2, 3])
-    (curve,), (chart,) = training["curves"], training["maps"]
+    (drawn,), (mapped,) = document["training"]["curves"], document["training"]["maps"]
+    assert np.array_equal(chunks[drawn["points"]], np.float32(points))
+    assert np.array_equal(chunks[mapped["values"]], np.ones((2, 3)))
+    assert (drawn["split"], mapped["unit"], mapped["steps"]) == ("train", None, [1, 2, 3])
     for wrong, error, message in (
         ({"maps": [{**chart, "values": np.ones((3, 2))}]}, ValueError, r"as .*\(2, 3\), got \(3, 2\)"),
         ({"maps": [{"name": "entropy", "values": []}]}, ValueError, "expected 'rows' of each curve or map"),
@@ -110,35 +91,8 @@ def test_training_is_drawn(bare):
             pages.html(trace, training=wrong)
 
 
-@pytest.mark.slow
-def test_two_traces_are_laid_side_by_side(bare):
-    letters = list("abcdefghijk")
-    a, b = (small(seed=seed, title=title, tokens=letters) for seed, title in ((0, "A"), (1, "B")))
-    document, chunks = opened(pages.html(a, compare=b))
-    assert [trace["title"] for trace in document["traces"]] == ["A", "B"]
-    assert document["title"] == "A"
-    names = {trace["sequences"][0]["tokens"] for trace in document["traces"]}
-    assert [chunks[name] for name in names] == [letters]  # kept once
-
-
-def test_the_same_trace_makes_the_same_bytes(bare):
-    first, second = (pages.html(small()) for _ in range(2))
-    assert first == second
-
-
-HOSTILE = [
-    "</script><script>alert(1)</script>",
-    "<!--",
-    "\u2028\u2029",
-    "\0",
-    "\ud800",
-    "x" * 10_000,
-    "&lt;",
-    '"',
-    "]]>",
-    "\u05e9\u200f",
-    "\U0001f469\u200d\U0001f467",
-]
+HOSTILE = ["</script><script>alert(1)</script>", "<!--", "\u2028\u2029", "\0", "\ud800", "x" * 10_000]
+HOSTILE += ["&lt;", '"', "]]>", "\u05e9\u200f", "\U0001f469\u200d\U0001f467"]
 
 
 def test_hostile_texts_stay_texts(bare):
@@ -196,9 +150,8 @@ def test_plans_degrade_in_a_fixed_order():
     assert steps[-1][0] == Plan(pinned=0, **least)
 
 
-@pytest.mark.slow
-def test_a_page_that_would_be_too_large_leaves_things_out_and_says_so(long):
-    trace, *_ = watch(131, mask=masks.causal())
+def test_a_page_that_would_be_too_large_leaves_things_out_and_says_so(long, tmp_path, caplog):
+    trace = middling()
     whole = pages.html(trace)
     assert opened(whole)[0]["notes"] == []
     seen, size = [], len(whole)
@@ -219,47 +172,31 @@ def test_a_page_that_would_be_too_large_leaves_things_out_and_says_so(long):
     assert all(a == b[: len(a)] and len(a) < len(b) for a, b in itertools.pairwise(seen))
     words = [note.removeprefix("To keep the file small, ").split(" ")[1] for note in seen[-1]]
     assert words == ["8", "and", "along", "atlas", "largest", "1", "head"]
-    assert pages.html(trace, max_mb=math.inf, pinned=np.int64(8)) == pages.html(trace)
+    assert pages.html(trace, max_mb=math.inf, pinned=np.int64(8)) == whole
     pages.html(trace, max_mb=least)
     with pytest.raises(ValueError, match="max_mb: expected more than 0"):
         pages.html(trace, max_mb=0)
+    # What was left out is logged.
+    pages.write(trace, tmp_path / "a.html", max_mb=(len(whole) - 1) / 1e6)
+    assert "a.html: To keep the file small, the 8 largest weights" in caplog.text
 
 
-@pytest.mark.slow
-def test_exact_weights_are_left_out_late(bare):
-    trace, *_ = watch(131, mask=masks.causal())
-    whole = pages.html(trace, pinned=1)
-    kept = {}
-    for less in range(0, 60_000, 4_000):
-        document, _ = opened(pages.html(trace, pinned=1, max_mb=(len(whole) + 1024 - less) / 1e6))
-        heads = document["traces"][0]["calls"][0]["head"]
-        kept[len(document["notes"])] = [head["weights"] is not None for head in heads].count(True)
-        if len(document["notes"]) == 5:
-            assert "weights one by one are there for pinned heads alone" in document["notes"][-1]
-    assert (kept[0], kept[5]) == (3, 1)
-
-
-@pytest.mark.slow
 def test_pinned_heads_are_the_clearest_or_those_asked_for(long):
-    rng = np.random.default_rng(3)
-    far = np.zeros((3, 11, 11), np.float32)
-    far[1] = 30 * np.eye(11, k=-1)  # to the token before
-    x = rng.normal(size=(1, 3, 11, 5)).astype(np.float32)
-    with inspection.capture() as trace:
-        attend(x, x, x, bias=jnp.asarray(far), mask=masks.causal())
-    assert opened(pages.html(trace, pinned=1))[0]["pinned"] == [[0, 1]]
-    assert opened(pages.html(trace, pinned=[(0, 2), (0, 2), (0, 0)]))[0]["pinned"] == [[0, 2], [0, 0]]
-    assert opened(pages.html(trace, pinned=0))[0]["pinned"] == []
-    with pytest.raises(ValueError, match=r"pinned: expected pairs .*got \(0, 3\)"):
-        pages.html(trace, pinned=[(0, 3)])
-    with pytest.raises(ValueError, match="pinned: expected a number of heads of at least 0"):
-        pages.html(trace, pinned=-1)
-    with pytest.raises(TypeError, match=r"pinned: expected a number of heads, or pairs .*; got 'ab'"):
-        pages.html(trace, pinned="ab")
-    with pytest.raises(TypeError, match=r"pin: expected an option among compare, .*did you mean 'pinned'"):
-        pages.html(trace, pin=2)
-    with pytest.raises(TypeError, match=r"positions: the table 'learned': expected numbers, .*of one length"):
-        pages.html(trace, positions={"learned": [[1.0], [1.0, 2.0]]})
+    far = np.zeros((1, 3, 11, 11), np.float32)
+    far[0, 1] = 30 * np.eye(11, k=-1)  # to the token before
+    keys = np.broadcast_to(np.eye(11, dtype=np.float32), far.shape)
+    trace = inspection.Trace.from_arrays(query=[far], key=[keys], mask=masks.causal(), scale=1.0)
+    for pinned, chosen in ((1, [[0, 1]]), ([(0, 2), (0, 2), (0, 0)], [[0, 2], [0, 0]]), (0, [])):
+        assert opened(pages.html(trace, pinned=pinned))[0]["pinned"] == chosen
+    for wrong, message, *error in (
+        ({"pinned": [(0, 3)]}, r"pinned: expected pairs .*got \(0, 3\)"),
+        ({"pinned": -1}, "pinned: expected a number of heads of at least 0"),
+        ({"pinned": "ab"}, r"pinned: expected a number of heads, or pairs .*; got 'ab'", TypeError),
+        ({"pin": 2}, r"pin: expected an option among compare, .*did you mean 'pinned'", TypeError),
+        ({"positions": {"learned": [[1.0], [1.0, 2.0]]}}, r"table 'learned': .*of one length", TypeError),
+    ):
+        with pytest.raises(error[0] if error else ValueError, match=message):
+            pages.html(trace, **wrong)
 
 
 def test_statistics_from_a_file_are_shown(bare, tmp_path):
@@ -275,20 +212,10 @@ def test_statistics_from_a_file_are_shown(bare, tmp_path):
 
 
 def test_a_trace_of_nothing_makes_a_page(bare):
+    assert pages.html(small()) == pages.html(small()), "the same bytes each time"
     document, _ = opened(pages.html(inspection.Trace()))
     assert document["traces"][0]["calls"] == []
     assert set(pages.bundle(inspection.Trace())) == {"text/html", "image/png", "text/plain"}
-
-
-def test_a_served_page_asks_its_server(bare, long):
-    page = pages.html(small(), served=True)
-    assert '"exact":"served"' in page
-    assert "regard-chunks" not in page
-    document = json.loads(re.search(r'id="regard-document">(.*?)</script>', page, re.DOTALL)[1])
-    heads = document["traces"][0]["calls"][0]["head"]
-    assert len(document["pinned"]) == 3
-    assert document["notes"] == []
-    assert all(head["weights"] is None for head in heads)
 
 
 def test_a_page_is_written_whole_or_not_at_all(bare, tmp_path, monkeypatch):
@@ -300,15 +227,15 @@ def test_a_page_is_written_whole_or_not_at_all(bare, tmp_path, monkeypatch):
     assert target.read_bytes() != first
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
     kept = target.read_bytes()
-    monkeypatch.setattr(pages.os, "replace", _fail)
+
+    def fail(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(pages.os, "replace", fail)
     with pytest.raises(OSError, match="the disk is full"):
         pages.write(trace, target)
     assert target.read_bytes() == kept
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-
-
-def _fail(*_):
-    raise OSError("the disk is full")
 
 
 def test_other_files_are_not_replaced(bare, tmp_path):
@@ -325,13 +252,6 @@ def test_other_files_are_not_replaced(bare, tmp_path):
     empty = tmp_path / "empty.html"
     empty.touch()
     pages.write(trace, empty)
-
-
-@pytest.mark.slow
-def test_what_was_left_out_is_logged(long, tmp_path, caplog):
-    trace, *_ = watch(131, mask=masks.causal())
-    pages.write(trace, tmp_path / "a.html", max_mb=len(pages.html(trace)) / 1e6 - 0.001)
-    assert "a.html: To keep the file small, the 8 largest weights" in caplog.text
 
 
 def test_notebooks_get_a_frame_a_picture_and_characters(bare):
@@ -354,10 +274,8 @@ def test_notebooks_get_a_frame_a_picture_and_characters(bare):
     assert set(cut) == {"text/html", "image/png", "text/plain"}
 
 
-@pytest.mark.slow
 def test_anything_has_a_thumbnail(bare):
-    for T, S in ((0, 3), (3, 0), (1, 1), (71, 7)):
-        trace, *_ = watch(T, S, query_offset=0)
+    for trace in (watch(0, 3)[0], middling()):
         png = thumbnails.draw_png(trace)
         assert png.endswith(b"IEND\xaeB`\x82")
         assert thumbnails.draw_text(trace).count("\n") == 5
@@ -370,19 +288,14 @@ def test_anything_has_a_thumbnail(bare):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("optimized")
-def test_an_atlas_of_144_heads_is_2_megabytes_at_most():
-    calls = []
-    for seed in range(12):
-        rng = np.random.default_rng(seed)
-        place = np.arange(4096)[:, None] * 2.0 ** -np.arange(8)
-        turns = np.concatenate([np.cos(place), np.sin(place)], -1)
-        shift = rng.normal(size=(12, 1, 16)) * rng.choice([0.5, 2, 6], (12, 1, 16))
-        query = (turns * shift + 0.5 * rng.normal(size=(12, 4096, 16))).astype(np.float32)
-        key = (turns + 0.5 * rng.normal(size=(12, 4096, 16))).astype(np.float32)
-        with inspection.capture(tokens=[f" token{i % 997}" for i in range(4096)]) as trace:
-            attend(query[None], key[None], key[None][..., :1], mask=masks.causal())
-        calls += trace.calls
-    whole = inspection.Trace(tuple(calls))
-    assert len(pages.html(whole, pinned=0)) <= 2_000_000
-    assert len(pages.html(whole)) <= 5_000_000
+def test_a_page_of_162_heads_stays_below_4_megabytes():
+    """162 heads at N = 4096, of which eight are carried in detail: random ones, which deflate least."""
+    trace = many_heads(54, 3, 4096)
+    payload = collect([trace], max_bytes=20_000_000, pinned=[(0, 0)])
+    whole = len(payload.json()) + sum(map(len, payload.blocks())) + 100_000
+    head = payload.document["traces"][0]["calls"][0]["head"][0]
+    finest = head["levels"][0]
+    assert finest["query_block"] == 8
+    names = (finest["mass"], finest["max"], finest["rows"], head["top_keys"], head["top_weights"])
+    detail = sum(4 * len(payload.chunks[name]) // 3 for name in names)
+    assert whole + 7 * detail <= 4_000_000

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import re
 import subprocess
 import zlib
@@ -16,7 +17,6 @@ from regard.inspection.explorer.shell import (
     STYLES,
     detach_module,
     load_shell,
-    shorten_names,
     shrink_script,
     shrink_style,
 )
@@ -57,60 +57,24 @@ def test_nothing_is_loaded_from_elsewhere():
     assert "innerHTML" not in shell.script
 
 
-def test_modules_are_joined_after_what_they_import():
-    script = load_shell().script
-    # What only one of the modules says: codes.js, source.js and main.js.
-    for needed, needing in (("DecompressionStream", "chunk/"), ("chunk/", "rg-facts")):
-        assert 0 < script.index(needed) < script.index(needing)
-
-
-def test_names_are_shortened_where_they_can_mean_nothing_else():
-    text = """function size(a) { return /size/.test(a) ? "size of a" : a; }
-const width = (unit) => unit.width;
-const tell = `${ tellAll } x`;
-async function tellAll(parts) { const size = parts; return { size: 1, height }; }
-class Box { #depth = depth; draw(paint) { return paint(spread()); } }
-function draw() {}
-const depth = 2, height = 3;
-function spread() { return [spread, Box, draw]; }
-    function inner() {}
-"""
-    shown = shorten_names(text)
-    kept = {name for name in re.findall(r"\w+", text) if re.search(rf"(?<![$])\b{name}\b", shown)}
-    for name in ("size", "width", "tellAll", "height", "depth", "draw", "Box", "inner"):
-        assert name in kept, name
-    for name in ("spread", "tell"):
-        assert name not in kept, name
-    assert shown.count("$0") == text.count("spread") == 3
+def run_node(*words, environment=None):
+    assert NODE is not None
+    ran = subprocess.run([NODE, *words], capture_output=True, text=True, timeout=120, env=environment)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
 
 
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
-def test_the_joined_script_is_javascript(tmp_path):
-    shell = load_shell()
-    for name, text in (("main.js", shell.script), ("boot.mjs", shell.opening)):
-        (tmp_path / name).write_text(text)
-        assert NODE is not None
-        order = [NODE, "--check", str(tmp_path / name)]
-        ran = subprocess.run(order, capture_output=True, text=True, timeout=60, check=False)
-        assert ran.returncode == 0, ran.stderr
-
-
-@pytest.mark.skipif(NODE is None, reason="node is not installed")
-def test_the_page_unpacks_what_was_packed(tmp_path):
-    shell = load_shell()
-    (tmp_path / "boot.mjs").write_text(
+def test_the_joined_script_is_javascript_and_the_page_unpacks_what_was_packed(tmp_path):
+    shell, (main, boot) = load_shell(), (tmp_path / name for name in ("main.js", "boot.mjs"))
+    main.write_text(shell.script)
+    run_node("--check", main)
+    boot.write_text(
         "const document={createElement:(name)=>({name}),head:{append:(part)=>parts.push(part)}},parts=[];\n"
         f"{shell.opening}\nconsole.log(JSON.stringify(parts));"
     )
-    assert NODE is not None
-    ran = subprocess.run(
-        [NODE, tmp_path / "boot.mjs"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout) == [
-        {"name": "style", "textContent": shell.style},
-        {"name": "script", "textContent": shell.script},
-    ]
+    style, script = ({"name": name, "textContent": getattr(shell, name)} for name in ("style", "script"))
+    assert json.loads(run_node(boot)) == [style, script]
 
 
 def test_comments_and_white_space_are_left_out_alone():
@@ -136,28 +100,27 @@ def test_comments_and_white_space_are_left_out_alone():
     )
 
 
-@pytest.mark.parametrize(
-    "path", sorted(WEB.glob("*.js")) + [WEB / name for name in STYLES], ids=lambda path: path.name
-)
-def test_comments_are_not_taken_for_what_is_in_strings(path):
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        place = f"{path.name}:{number}"
-        assert not re.search(r"""["'`][^"'`]*/[*]""", line), place
-        # The end of a line may be taken away, and would not end what is told there.
-        assert line.lstrip().startswith("//") or not re.search(r"\s//\s", line), place
-        # What a string over several lines holds would lose its indentation: a line ends outside of one.
-        odd = line.count("`") % 2 and not re.search(r"[$][{][^`]*`$|[$][{]$|^ *}[^`]*`", line)
-        assert not odd, place
+def test_comments_and_strings_of_the_modules_are_told_apart():
+    for path in sorted(WEB.glob("*.js")) + [WEB / name for name in STYLES]:
+        text = path.read_text()
+        for number, line in enumerate(text.splitlines(), 1):
+            place = f"{path.name}:{number}"
+            assert not re.search(r"""["'`][^"'`]*/[*]""", line), place
+            # The end of a line may be taken away, and would not end what is told there.
+            assert line.lstrip().startswith("//") or not re.search(r"\s//\s", line), place
+            # What a string over several lines holds would lose its indentation: a line ends outside of one.
+            odd = line.count("`") % 2 and not re.search(r"[$][{][^`]*`$|[$][{]$|^ *}[^`]*`", line)
+            assert not odd, place
+        if path.suffix == ".js":  # strings are shipped as they are written
+            text = re.sub(r"/\*.*?\*/|^\s*//.*$", "", text, flags=re.DOTALL | re.MULTILINE)
+            shrunk = shrink_script(detach_module(text))
+            found = re.findall(r"""(?<=[(=,:\[?] )"[^"\\\n]* [^"\\\n]*"(?=[,;)\]])""", text)
+            assert all(literal in shrunk for literal in found), path.name
 
 
-@pytest.mark.parametrize("path", sorted(WEB.glob("*.js")), ids=lambda path: path.name)
-def test_strings_are_shipped_as_they_are_written(path):
-    text = re.sub(r"/\*.*?\*/|^\s*//.*$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
-    shrunk = shrink_script(detach_module(text))
-    found = re.findall(r"""(?<=[(=,:\[?] )"[^"\\\n]* [^"\\\n]*"(?=[,;)\]])""", text)
-    assert all(literal in shrunk for literal in found)
-
-
-def test_modules_are_detached():
-    text = 'import { a, b } from "./c.js";\nexport function d() {}\nexport const e = "export f";\n'
-    assert detach_module(text) == 'function d() {}\nconst e = "export f";\n'
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+def test_modules_pass_their_tests_in_node():
+    tests = sorted(Path(__file__).parent.glob("explorer/*.test.js"))
+    assert len(tests) > 10
+    # A colour would be an escape sequence in the report of a failure.
+    run_node("--test", *tests, environment={**os.environ, "NO_COLOR": "1", "FORCE_COLOR": "0"})

@@ -20,14 +20,14 @@ def test_pieces_are_summed_as_keys_and_averaged_as_queries():
     reading = join_pieces(weights, TOKENS, OFFSETS, TEXT)
     assert reading.words == ("[CLS]", "It", "'", "s", "unseen", ",", "the", "sea", "[SEP]")
     assert np.flatnonzero(reading.is_special).tolist() == [0, 8]
-    assert reading.weights.shape == (2, 3, 9, 9)
-    np.testing.assert_allclose(reading.weights.sum(-1), 1.0, rtol=1e-12)
-    np.testing.assert_allclose(
-        reading.weights[1, 2, 4, 7], (weights[1, 2, 4, 8] + weights[1, 2, 5, 8]) / 2, rtol=1e-12
-    )
-    np.testing.assert_allclose(
-        reading.weights[0, 1, 7, 4], weights[0, 1, 8, 4] + weights[0, 1, 8, 5], rtol=1e-12
-    )
+    found = reading.weights
+    assert found.shape == (2, 3, 9, 9)
+    np.testing.assert_allclose(found.sum(-1), 1.0, rtol=1e-12)
+    np.testing.assert_allclose(found[..., 4, 7], weights[..., 4:6, 8].mean(-1), rtol=1e-12)
+    np.testing.assert_allclose(found[..., 7, 4], weights[..., 8, 4:6].sum(-1), rtol=1e-12)
+    # Words of the same unit that specials part stay apart: a token of no text between two pieces.
+    reading = join_pieces(draw(3, 3), ["a", "<x>", "a"], [(0, 1), (1, 1), (2, 3)], "a a")
+    assert reading.words == ("a", "<x>", "a")
 
 
 def test_the_word_that_is_read_most_is_neither_special_nor_itself():
@@ -37,12 +37,8 @@ def test_the_word_that_is_read_most_is_neither_special_nor_itself():
     best, share = reading.most_read(1)
     assert best.tolist() == [[3, 2]]
     np.testing.assert_allclose(share, [[0.15, 0.2]])
-
-
-def test_a_lone_word_reads_nobody():
-    reading = join_pieces(np.ones((1, 1, 1)), ["a"], [(0, 1)], "a")
-    best, share = reading.most_read(0)
-    assert (best.tolist(), share.tolist()) == ([-1], [0.0])
+    best, share = join_pieces(np.ones((1, 1, 1)), ["a"], [(0, 1)], "a").most_read(0)
+    assert (best.tolist(), share.tolist()) == ([-1], [0.0]), "a lone word reads nobody"
 
 
 def test_a_weight_that_is_no_number_stays_in_its_words():
@@ -52,22 +48,13 @@ def test_a_weight_that_is_no_number_stays_in_its_words():
     assert np.argwhere(np.isnan(found)).tolist() == [[0, 0]]
 
 
-def test_words_are_found_in_their_case_first():
+def test_words_are_found_in_their_case_first_and_hostile_text_is_only_text():
     reading = join_pieces(draw(4, 4), ["i", "b", "I", "B"], [(0, 1), (2, 3), (4, 5), (6, 7)], "i b I B")
     assert [reading.find(word) for word in ("i", "I", "b", "B")] == [0, 2, 1, 3]
     reading = join_pieces(draw(2, 2), ["It", "is"], [(0, 2), (3, 5)], "It is")
     assert reading.find("it") == 0
     with pytest.raises(ValueError, match="word: expected one of It, is; got 'was'"):
         reading.find("was")
-
-
-def test_words_of_the_same_unit_that_specials_part_stay_apart():
-    # A token of no text between two pieces, and the same word twice in a row.
-    reading = join_pieces(draw(3, 3), ["a", "<x>", "a"], [(0, 1), (1, 1), (2, 3)], "a a")
-    assert reading.words == ("a", "<x>", "a")
-
-
-def test_hostile_text_is_only_text():
     text = "<b>\u202eoops\n</script> 🧑‍🚀"
     offsets = [(index, index + 1) for index in range(len(text))]
     reading = join_pieces(draw(len(text), len(text)), list(text), offsets, text)

@@ -1,4 +1,6 @@
-"""regard.interop.torch_sdpa against numbers of PyTorch 2.13 and the definition; test_torch.py calls it."""
+"""regard.interop.torch_sdpa against numbers of PyTorch 2.13 and the definition."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -6,36 +8,32 @@ import numpy as np
 import pytest
 
 import oracle
-import plain
-from regard import masks
-from regard.interop.torch_sdpa import scaled_dot_product_attention
+from regard import attend, masks
+from regard.interop.torch_sdpa import scaled_dot_product_attention as sdpa
 
 
 def wave(*shape):
     return np.sin(1.7 * np.arange(np.prod(shape), dtype=np.float64)).reshape(shape)
 
 
+def run(*arrays, **options):
+    """One call as one program."""
+    return jax.jit(lambda arrays: sdpa(*arrays, enable_gqa=True, **options))(arrays)
+
+
 DROP = np.arange(21).reshape(3, 7) % 3 == 1
 DROP[1] = True
+ADDED = wave(4, 3, 7).astype(np.float32)
 # output[1, 3, :, :2] of torch.nn.functional.scaled_dot_product_attention, float64, PyTorch 2.13 on a CPU.
-GOLDEN = {
-    "causal": (
-        {"is_causal": True},
-        [[0.05394037, 0.98327118], [-0.71765612, -0.2650688], [0.61209105, -0.17980593]],
-    ),
-    "boolean": (
-        {"attn_mask": ~DROP},
-        [[0.02344671, 0.67593122], [0, 0], [-0.38137657, 0.37825202]],
-    ),
-    "added": (
-        {"attn_mask": jnp.asarray(wave(4, 3, 7), jnp.float32), "scale": 0.5},
+GOLDEN = (
+    ({"is_causal": True}, [[0.05394037, 0.98327118], [-0.71765612, -0.2650688], [0.61209105, -0.17980593]]),
+    ({"attn_mask": ~DROP}, [[0.02344671, 0.67593122], [0, 0], [-0.38137657, 0.37825202]]),
+    (
+        {"attn_mask": ADDED, "scale": 0.5},
         [[0.05495086, 0.39865843], [-0.61326963, -0.38504173], [0.80647219, -0.20431967]],
     ),
-    "both": (
-        {"attn_mask": ~DROP, "is_causal": True},
-        [[0.05394037, 0.98327118], [0, 0], [-0.24303554, 0.50280385]],
-    ),
-}
+    ({"attn_mask": ~DROP, "is_causal": True}, [[0.05394037, 0.98327118], [0, 0], [-0.24303554, 0.50280385]]),
+)
 
 
 def golden_inputs(dtype=jnp.float32):
@@ -43,129 +41,89 @@ def golden_inputs(dtype=jnp.float32):
     return [jnp.asarray(np.ascontiguousarray(array), dtype) for array in arrays]
 
 
-@pytest.mark.parametrize("name", GOLDEN)
 @pytest.mark.parametrize(("dtype", "atol"), [(jnp.float32, 3e-7), (jnp.bfloat16, 1e-2)])
-def test_the_numbers_are_those_of_torch(name, dtype, atol):
-    kwargs, expected = GOLDEN[name]
-    out = scaled_dot_product_attention(*golden_inputs(dtype), **kwargs, enable_gqa=True)
-    assert out.dtype == dtype
-    assert out.shape == (2, 4, 3, 5)
-    np.testing.assert_allclose(out[1, 3, :, :2].astype(jnp.float32), expected, atol=atol)
+def test_the_numbers_are_those_of_torch(dtype, atol):
+    call = lambda *arrays: [sdpa(*arrays, enable_gqa=True, **options) for options, _ in GOLDEN]
+    for out, (_, expected) in zip(jax.jit(call)(*golden_inputs(dtype)), GOLDEN, strict=True):
+        assert (out.dtype, out.shape) == (dtype, (2, 4, 3, 5))
+        np.testing.assert_allclose(out[1, 3, :, :2].astype(jnp.float32), expected, atol=atol)
 
 
-def test_value_and_gradients_are_those_of_the_definition():
-    rng = np.random.default_rng(2)
-    shapes = (2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13), (2, 6, 5, 13), (1, 6, 5, 11)
-    query, key, value, cotangent, bias = (
-        jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes
-    )
-
-    @jax.jit
-    def call(query, key, value, bias):
-        return scaled_dot_product_attention(query, key, value, bias, 0.0, True, enable_gqa=True)
-
-    output, pull = jax.vjp(call, query, key, value, bias)
-    asked = {"keep": np.tril(np.ones((5, 11), bool)), "bias": bias, "cotangent": cotangent}
-    truth = oracle.batched(query, key, value, **asked)
-    near = plain.evaluate(query, key, value, **asked)
-    plain.assert_as_exact(output, truth.output, near["output"], "output")
-    for part, grad in zip(("d_query", "d_key", "d_value", "d_bias"), pull(cotangent), strict=True):
-        plain.assert_as_exact(grad, getattr(truth, part), near[part], part)
-
-
-@pytest.mark.parametrize("rank", [2, 3, 4, 5])
-def test_any_number_of_leading_axes_serves(rank):
-    leading = (3, 2, 4)[5 - rank :] if rank > 2 else ()
-    rng = np.random.default_rng(rank)
-    arrays = [jnp.asarray(rng.normal(size=(*leading, n, 7)), jnp.float32) for n in (5, 11, 11)]
+@pytest.mark.parametrize("leading", [(), (3, 2, 4)])
+def test_any_number_of_leading_axes_serves(leading):
+    rng = np.random.default_rng(len(leading))
+    arrays = [rng.normal(size=(*leading, n, 7)).astype(np.float32) for n in (5, 11, 11)]
     keep = rng.random((5, 11)) < 0.6
-    keep[:, 0] = True
-    truth = oracle.batched(*arrays, keep=keep).output
-    np.testing.assert_allclose(scaled_dot_product_attention(*arrays, keep), truth, atol=1e-6)
+    np.testing.assert_allclose(run(*arrays, keep), oracle.batched(*arrays, keep=keep).output, atol=1e-6)
 
 
-def test_one_head_of_keys_broadcasts_without_enable_gqa():
-    """As in torch, where the size 1 broadcasts."""
+def test_masks_mean_what_they_say():
+    """A mask of regard is its formula, one head of keys broadcasts, and no batch makes a mask ambiguous."""
     query, key, value = golden_inputs()
-    np.testing.assert_array_equal(
-        scaled_dot_product_attention(query, key[:, :1], value[:, :1]),
-        scaled_dot_product_attention(query, key[:, :1], value[:, :1], enable_gqa=True),
-    )
-
-
-def test_a_square_mask_is_a_square_mask_however_large_the_batch():
-    x = jnp.asarray(wave(5, 2, 5, 3), jnp.float32)
-    tril = np.tril(np.ones((5, 5), bool))
-    causal = scaled_dot_product_attention(x, x, x, is_causal=True)
-    np.testing.assert_array_equal(scaled_dot_product_attention(x, x, x, tril), causal)
-    added = scaled_dot_product_attention(x, x, x, np.where(tril, 0, -np.inf).astype(np.float32))
-    np.testing.assert_allclose(added, causal, atol=1e-6)
-
-
-def test_a_mask_of_regard_means_its_formula():
-    query, key, value = golden_inputs()
-    mask = masks.lengths(jnp.array([3, 7])) & masks.sliding_window(2)
-    ours = scaled_dot_product_attention(query, key, value, mask, 0.0, True, enable_gqa=True)
+    mask = masks.lengths(np.array([3, 7])) & masks.sliding_window(2)
     keep = np.zeros((2, 1, 3, 7), bool)
     for b, _, t, s in np.ndindex(keep.shape):
         keep[b, 0, t, s] = s < (3, 7)[b] and t - 2 <= s <= t
-    np.testing.assert_allclose(ours, oracle.batched(query, key, value, keep=keep).output, atol=1e-6)
+    expected = oracle.batched(query, key, value, keep=keep).output
+    np.testing.assert_allclose(run(query, key, value, mask, is_causal=True), expected, atol=1e-6)
+    alone = jax.jit(sdpa)(query, key[:, :1], value[:, :1])
+    expected = oracle.batched(query, key[:, :1], value[:, :1]).output
+    np.testing.assert_allclose(alone, expected, atol=1e-6)
+    x, tril = wave(5, 2, 5, 3).astype(np.float32), np.tri(5, dtype=bool)
+    expected = oracle.batched(x, x, x, keep=tril).output
+    for given in (tril, np.where(tril, 0, -np.inf).astype(np.float32)):
+        np.testing.assert_allclose(run(x, x, x, given), expected, atol=1e-6)
 
 
 def test_nothing_to_attend_to_gives_zeros_and_no_gradient():
-    query, key, value = golden_inputs()
-    none = np.zeros((3, 7), bool)
+    arrays, none = golden_inputs(), np.zeros((3, 7), bool)
     for mask in (none, np.where(none, 0, -np.inf).astype(np.float32)):
-        run = lambda *x, mask=mask: scaled_dot_product_attention(*x, mask, enable_gqa=True).sum()
-        value_and_grad = jax.value_and_grad(run, (0, 1, 2))(query, key, value)
-        assert not any(np.asarray(x).any() for x in jax.tree.leaves(value_and_grad))
-    assert not scaled_dot_product_attention(query, key[:, :, :0], value[:, :, :0], enable_gqa=True).any()
+        measure = jax.value_and_grad(lambda *x, mask=mask: sdpa(*x, mask, enable_gqa=True).sum(), (0, 1, 2))
+        assert not any(np.asarray(x).any() for x in jax.tree.leaves(jax.jit(measure)(*arrays)))
 
 
-def test_dropout_needs_a_key_and_is_right_on_average():
-    query, key, value = golden_inputs()
-    call = jax.jit(
-        lambda rng: scaled_dot_product_attention(
-            query, key, value, None, 0.25, True, enable_gqa=True, rng=rng
-        )
-    )
-    np.testing.assert_array_equal(call(jax.random.key(1)), call(jax.random.key(1)))
-    draws = np.asarray(jax.vmap(call)(jax.random.split(jax.random.key(0), 4096)))
-    exact = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-    allowed = 5 * draws.std(0) / np.sqrt(len(draws)) + 1e-6
-    assert (np.abs(draws.mean(0) - np.asarray(exact)) < allowed).all()
-    assert draws.std(0).max() > 0.1
+def test_dropout_is_drawn_from_its_key():
+    call = jax.jit(lambda rng: sdpa(*golden_inputs(), None, 0.5, enable_gqa=True, rng=rng))
+    first, again, other = (np.asarray(call(jax.random.key(seed))) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
 
 
-def test_vmap_equals_a_batch():
-    query, key, value = golden_inputs()
-    together = scaled_dot_product_attention(query, key, value, ~DROP, enable_gqa=True)
-    one = lambda q, k, v: scaled_dot_product_attention(q, k, v, ~DROP, enable_gqa=True)
-    np.testing.assert_allclose(jax.vmap(one)(query, key, value), together, atol=1e-6)
-
-
-sdpa = scaled_dot_product_attention
-x, y = jnp.ones((2, 6, 5, 7)), jnp.ones((2, 3, 11, 7))
+x, y = np.ones((2, 6, 5, 7), np.float32), np.ones((2, 3, 11, 7), np.float32)
+flags = functools.partial(np.ones, dtype=bool)
 WRONG = [
-    (lambda: sdpa(x[0, 0, 0], y, y), ValueError, "query: expected at least 2 axes"),
-    (lambda: sdpa(x, y, y), ValueError, "enable_gqa: expected True where .*got False with query"),
-    (lambda: sdpa(x, y[:, [0, 0, 1, 2]], y, enable_gqa=True), ValueError, "query, key, value: expected"),
-    (lambda: sdpa(x.swapaxes(1, 2), y.swapaxes(1, 2), y.swapaxes(1, 2)), ValueError, r"\(\.\.\., heads, len"),
-    (
-        lambda: sdpa(x, x, x, jnp.ones((5, 5), int)),
-        TypeError,
-        "attn_mask: expected booleans .*attn_mask != 0",
-    ),
-    (lambda: sdpa(x, x, x, jnp.ones((5, 7), bool)), ValueError, r"attn_mask: expected .*\(2, 6, 5, 5\)"),
-    (lambda: sdpa(x, x, x, jnp.ones((2, 5, 5))), ValueError, r"attn_mask: .*attn_mask\[:, None\]"),
-    (lambda: sdpa(x, x, x, dropout_p=1.0), ValueError, r"dropout_p: expected a rate in \[0, 1\), got 1"),
-    (lambda: sdpa(x, x, x, dropout_p=0.1), ValueError, "rng: expected a random key because dropout_p = 0.1"),
-    (lambda: sdpa(x.astype(int), x, x), TypeError, "query: expected a floating-point array"),
+    ((x, y, y), {}, ValueError, "enable_gqa: expected True where .*got False with query"),
+    ((x, y[:, [0, 0, 1, 2]], y), {"enable_gqa": True}, ValueError, "query, key, value: expected"),
+    ([array.swapaxes(1, 2) for array in (x, y, y)], {}, ValueError, r"\(\.\.\., heads, len"),
+    ((x, x, x, np.ones((5, 5), int)), {}, TypeError, "attn_mask: expected booleans .*attn_mask != 0"),
+    ((x, x, x, flags((5, 7))), {}, ValueError, r"attn_mask: expected .*\(2, 6, 5, 5\)"),
+    ((x, x, x, x[..., :5, :5][:, 0]), {}, ValueError, r"attn_mask: .*attn_mask\[:, None\]"),
+    ((x, x, x), {"dropout_p": 0.1}, ValueError, "rng: expected a random key because dropout_p = 0.1"),
 ]
 
 
-@pytest.mark.parametrize("case", range(len(WRONG)))
-def test_a_wrong_call_is_told_what_to_do(case):
-    call, kind, message = WRONG[case]
+@pytest.mark.parametrize(("arrays", "options", "kind", "message"), WRONG)
+def test_a_wrong_call_is_told_what_to_do(arrays, options, kind, message):
     with pytest.raises(kind, match=message):
-        call()
+        jax.eval_shape(lambda: sdpa(*arrays, **options))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("per_head", [False, True])
+def test_masks_mean_what_multi_head_attention_of_torch_means(per_head):
+    """Run by hand: pip install torch==2.13.0, then pytest -m torch."""
+    torch = pytest.importorskip("torch", exc_type=ImportError)
+    torch.manual_seed(0)
+    module, x = torch.nn.MultiheadAttention(12, 3, batch_first=True).eval(), torch.randn(2, 5, 12)
+    drop = torch.rand(*((6,) if per_head else ()), 5, 5) < 0.3
+    drop[..., 0] = False
+    padding = torch.tensor([[False] * 5, [False, False, False, True, True]])
+    with torch.no_grad():
+        parts = (
+            (x @ module.in_proj_weight.T + module.in_proj_bias).reshape(2, 5, 3, 3, 4).permute(2, 0, 3, 1, 4)
+        )
+        masked = {"attn_mask": drop, "key_padding_mask": padding, "average_attn_weights": False}
+        _, weights = module(x, x, x, **masked)
+    mask = masks.from_torch_mha(drop.numpy(), padding.numpy(), num_heads=3)
+    _, aux = attend(*(part.numpy() for part in parts), mask=mask, aux=("weights",))
+    np.testing.assert_allclose(aux["weights"], weights.numpy(), atol=2e-7)

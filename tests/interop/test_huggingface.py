@@ -17,7 +17,7 @@ import pytest
 from flax import nnx
 
 import drawn_weights
-from economy import mostly_slow
+from layer_oracle import build_drawn
 from regard.cli import main
 from regard.interop import huggingface
 from regard.interop.families import FAMILIES
@@ -31,15 +31,9 @@ from regard.positions import DynamicNTK, Linear, Llama3, YaRN
 DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss")
 NAMES = (*DECODERS, "bert", "modernbert", "vit", "t5", "t5_gated")
 LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 24,
-    "num_attention_heads": 6,
-    "num_key_value_heads": None,
-    "intermediate_size": 37,
-    "num_hidden_layers": 5,
-    "vocab_size": 61,
-    "max_position_embeddings": 64,
-}
+    "model_type": "llama", "hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": None,
+    "intermediate_size": 37, "num_hidden_layers": 5, "vocab_size": 61, "max_position_embeddings": 64,
+}  # fmt: skip
 
 
 def read(**settings):
@@ -64,7 +58,17 @@ def fill(folder, name, change=None, **options):
     return folder
 
 
+def assert_same_parameters(one, other):
+    one, other = parameter_paths(one), parameter_paths(other)
+    assert {*one} == {*other}
+    for path, leaf in one.items():
+        np.testing.assert_array_equal(leaf[...], other[path][...])
+
+
 # Configs.
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
 @pytest.mark.parametrize(
@@ -73,16 +77,9 @@ def fill(folder, name, change=None, **options):
         ({"type": "linear", "factor": 2.0}, Linear(2.0)),
         ({"type": "dynamic", "factor": 2.0}, DynamicNTK(2.0, 64, 64)),
         (
-            {
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 16,
-            },
+            {"rope_type": "llama3", **LLAMA3, "original_max_position_embeddings": 16},
             Llama3(8.0, 16, 1.0, 4.0),
         ),
-        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, YaRN(4.0, 16)),
         ({"type": "yarn", "factor": None, "original_max_position_embeddings": 16}, YaRN(4.0, 16)),
         (
             {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5, "truncate": False, "beta_fast": 8},
@@ -93,8 +90,9 @@ def fill(folder, name, change=None, **options):
 )
 def test_rotary_rules_are_read_in_both_spellings(rules, expected):
     old = read(rope_theta=5e5, rope_scaling=rules)
-    new = read(rope_parameters={**rules, "rope_theta": 5e5})
-    assert old == new
+    assert old == read(rope_parameters={**rules, "rope_theta": 5e5})
+    # As files written for old and new releases have them.
+    assert old == read(rope_parameters={**rules, "rope_theta": 5e5}, rope_scaling=rules, rope_theta=5e5)
     assert (old.rotary_base, old.rotary_scaling, old.rotary_width) == (5e5, expected, None)
 
 
@@ -106,20 +104,6 @@ def test_rotary_bases_widths_and_rules_are_read():
     assert read(rope_scaling=yarn).rotary_scaling.amplitude == 1.0
     settings = {**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
     assert huggingface.read_config(settings, length=128)[1].rotary_scaling == DynamicNTK(2.0, 64, 128)
-    with pytest.raises(ValueError, match=r"rope_type: expected one of default, linear.*got 'longrope'"):
-        read(rope_scaling={"type": "longrope", "short_factor": [], "long_factor": []})
-    with pytest.raises(ValueError, match="rope_scaling: expected the entry factor for linear"):
-        read(rope_scaling={"type": "linear"})
-
-
-def test_two_rotary_rules_must_agree():
-    """As files written for old and new releases have them; where they differ, neither is chosen silently."""
-    old = {"type": "linear", "factor": 2.0}
-    new = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
-    assert read(rope_parameters=new, rope_scaling=old, rope_theta=5e5).rotary_scaling == Linear(2.0)
-    for rules in ({"rope_type": "default", "rope_theta": 5e5}, {**new, "factor": 4.0}):
-        with pytest.raises(ValueError, match=r"rope_scaling: expected the same rule as in rope_parameters"):
-            read(rope_parameters=rules, rope_scaling=old, rope_theta=5e5)
 
 
 def test_windows_and_biases_are_those_of_each_kind():
@@ -137,12 +121,24 @@ def test_windows_and_biases_are_those_of_each_kind():
     assert read(model_type="qwen3").query_key_norm
     assert read(model_type="qwen3").head_dim == 128
     assert read(attention_bias=True, mlp_bias=True).feed_forward_bias
-    with pytest.raises(
-        ValueError, match="layer_types: expected sliding_attention or full_attention, got chu"
-    ):
-        read(**gemma, layer_types=["chunked_attention"] * 5)
-    with pytest.raises(ValueError, match="layer_types: expected one entry for each of 5 layers, got 1"):
-        read(**gemma, layer_types=["full_attention"])
+
+
+def test_what_an_old_folder_leaves_out_is_what_its_library_assumes():
+    sizes = {**LLAMA, "hidden_size": 128, "num_attention_heads": 16}
+    del sizes["num_key_value_heads"]
+    read = lambda kind, **more: huggingface.read_config({**sizes, **more, "model_type": kind})[1]
+    mistral = read("mistral")
+    assert (mistral.num_key_heads, mistral.windows) == (8, (4095,))
+    mistral = read("mistral", num_key_value_heads=None, sliding_window=None)
+    assert (mistral.num_key_heads, mistral.windows) == (16, (None,))
+    assert read("gemma2").num_key_heads == read("gemma3_text").num_key_heads == 4
+    assert read("llama").num_key_heads == 16
+    assert read("gemma2", sliding_window=7, sliding_window_size=7).windows[0] == 6
+    gpt2 = {"model_type": "gpt2", "n_embd": 24, "n_head": 3, "n_layer": 2, "vocab_size": 61, "n_ctx": 32}
+    found = huggingface.read_config(gpt2)[1]
+    assert (found.d_ff, found.max_length, found.tied_output, found.activation) == (96, 32, True, "gelu_tanh")
+    assert (found.norm_epsilon, found.attention_scale) == (1e-5, None)
+    assert huggingface.read_config({**gpt2, "scale_attn_weights": False})[1].attention_scale == 1.0
 
 
 GEMMA3 = {**LLAMA, "model_type": "gemma3_text", "num_hidden_layers": 7}
@@ -176,28 +172,6 @@ def test_gemma_3_has_a_rotary_base_for_each_kind_of_layer():
         write_settings("gemma3_text", dataclasses.replace(old, rotary_window_base=None))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rope_theta": 1e4, "rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "rope_theta: exp"),
-        ({"rope_local_base_freq": "7"}, "rope_local_base_freq: expected a number above 0, got '7'"),
-        ({"rope_parameters": {"rope_type": "default"}}, "a rule for each of full_attention, sliding"),
-        ({"rope_parameters": {"sliding_attention": {"type": "linear", "factor": 2.0}}}, "default for s"),
-        ({"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}}, "turn whole heads"),
-        ({"rope_parameters": {"full_attention": {"mrope_section": [1]}}}, "rope_parameters.mrope_section"),
-        ({"partial_rotary_factor": 0.5}, "known for gemma3_text, got partial_rotary_factor = 0.5"),
-        ({"sliding_window_pattern": 0}, "sliding_window_pattern: expected a number above 0, got 0"),
-        ({"sliding_window": None}, "sliding_window: expected an integer in config.json, got None"),
-        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: expected None for gemma3_text, got 50.0"),
-        ({"use_bidirectional_attention": True}, "use_bidirectional_attention: expected False"),
-        ({"model_type": "gemma3", "text_config": {}, "vision_config": {}}, "got 'gemma3', which is of both"),
-    ],
-)  # fmt: skip
-def test_what_gemma_3_does_not_say_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        huggingface.read_config({**GEMMA3, **settings})
-
-
 GPT_OSS = {**LLAMA, "model_type": "gpt_oss", "num_local_experts": 7, "num_experts_per_tok": 3}
 QWEN_MOE = {**LLAMA, "model_type": "qwen3_moe", "num_experts": 7, "num_experts_per_tok": 3}
 QWEN_MOE |= {"moe_intermediate_size": 11}
@@ -213,10 +187,10 @@ def test_gpt_oss_is_read_as_it_was_released():
         "output_router_logits": False, "rms_norm_eps": 1e-05, "rope_theta": 150000, "sliding_window": 128,
         "rope_scaling": {
             "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
-            "rope_type": "yarn", "truncate": False,
+            "rope_type": "yarn", "truncate": False
         },
         "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"},
-        "router_aux_loss_coef": 0.9, "swiglu_limit": 7.0, "tie_word_embeddings": False, "vocab_size": 201088,
+        "router_aux_loss_coef": 0.9, "swiglu_limit": 7.0, "tie_word_embeddings": False, "vocab_size": 201088
     }  # fmt: skip
     config = dataclasses.replace(PRESETS["gpt-oss-20b"].config, max_length=131072)
     assert huggingface.read_config(released)[1] == config
@@ -224,38 +198,32 @@ def test_gpt_oss_is_read_as_it_was_released():
     assert huggingface.read_config(released)[1] == config
 
 
+MODERNBERT = {
+    "_name_or_path": "ModernBERT-base", "architectures": ["ModernBertForMaskedLM"],
+    "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 50281,
+    "classifier_activation": "gelu", "classifier_bias": False, "classifier_dropout": 0.0,
+    "classifier_pooling": "mean", "cls_token_id": 50281, "decoder_bias": True,
+    "deterministic_flash_attn": False, "embedding_dropout": 0.0, "eos_token_id": 50282,
+    "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "gradient_checkpointing": False,
+    "hidden_activation": "gelu", "hidden_size": 768, "initializer_cutoff_factor": 2.0,
+    "initializer_range": 0.02, "intermediate_size": 1152, "layer_norm_eps": 1e-05, "local_attention": 128,
+    "local_rope_theta": 10000.0, "max_position_embeddings": 8192, "mlp_bias": False, "mlp_dropout": 0.0,
+    "model_type": "modernbert", "norm_bias": False, "norm_eps": 1e-05, "num_attention_heads": 12,
+    "num_hidden_layers": 22, "pad_token_id": 50283, "position_embedding_type": "absolute",
+    "sep_token_id": 50282, "tie_word_embeddings": True, "torch_dtype": "float32",
+    "transformers_version": "4.47.0.dev0", "vocab_size": 50368
+}  # fmt: skip
+
+
 def test_modernbert_is_read_as_it_was_released():
-    released = {
-        "_name_or_path": "ModernBERT-base", "architectures": ["ModernBertForMaskedLM"],
-        "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 50281,
-        "classifier_activation": "gelu", "classifier_bias": False, "classifier_dropout": 0.0,
-        "classifier_pooling": "mean", "cls_token_id": 50281, "decoder_bias": True,
-        "deterministic_flash_attn": False, "embedding_dropout": 0.0, "eos_token_id": 50282,
-        "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "gradient_checkpointing": False,
-        "hidden_activation": "gelu", "hidden_size": 768, "initializer_cutoff_factor": 2.0,
-        "initializer_range": 0.02, "intermediate_size": 1152, "layer_norm_eps": 1e-05, "local_attention": 128,
-        "local_rope_theta": 10000.0, "max_position_embeddings": 8192, "mlp_bias": False, "mlp_dropout": 0.0,
-        "model_type": "modernbert", "norm_bias": False, "norm_eps": 1e-05, "num_attention_heads": 12,
-        "num_hidden_layers": 22, "pad_token_id": 50283, "position_embedding_type": "absolute",
-        "sep_token_id": 50282, "tie_word_embeddings": True, "torch_dtype": "float32",
-        "transformers_version": "4.47.0.dev0", "vocab_size": 50368,
-    }  # fmt: skip
-    assert huggingface.read_config(released)[1] == PRESETS["modernbert-base"].config
+    assert huggingface.read_config(MODERNBERT)[1] == PRESETS["modernbert-base"].config
     rules = {kind: {"rope_theta": base} for kind, base in (("full_attention", 5e5), ("sliding_attention", 7))}
-    newer = huggingface.read_config({**released, "global_rope_theta": None, "local_rope_theta": None,
+    newer = huggingface.read_config({**MODERNBERT, "global_rope_theta": None, "local_rope_theta": None,
                                      "rope_parameters": rules, "norm_bias": True})[1]  # fmt: skip
     assert (newer.rotary_base, newer.rotary_window_base, newer.norm_kind) == (5e5, 7.0, "layer")
     # Written for all releases.
     settings = write_settings("modernbert", newer)
     assert huggingface.read_config({**settings, "rope_parameters": None})[1] == newer
-    for change, message in (
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling: expected None for modernbert"),
-        ({"local_attention": None}, "local_attention: expected an integer in config.json, got None"),
-        ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers: expected a number above 0, got 0"),
-        ({"rope_parameters": {"global": {}}}, "rope_parameters: expected a rule for each of full_attention"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            huggingface.read_config({**released, **change})
 
 
 def test_qwen_3_has_experts_where_its_config_says():
@@ -270,28 +238,86 @@ def test_qwen_3_has_experts_where_its_config_says():
     assert qwen(num_experts=None, num_local_experts=5).num_experts == 5
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({**GPT_OSS, "experts_per_token": 4}, "experts_per_token: expected 3, as num_experts_per_tok says"),
-        ({**GPT_OSS, "initial_context_length": 5}, "initial_context_length: expected 4096, as the rotary"),
-        ({**GPT_OSS, "swiglu_alpha": 1.0}, "swiglu_alpha: expected 1.702 for gpt_oss, got 1.0"),
-        ({**GPT_OSS, "swiglu_limit": None}, "swiglu_limit: expected a number above 0, got None"),
-        ({**GPT_OSS, "hidden_act": "gelu"}, "hidden_act: expected 'silu' for gpt_oss, got 'gelu'"),
-        ({**GPT_OSS, "quantization_config": {"quant_method": "gptq"}}, "quantization_config: expected weig"),
-        ({**GPT_OSS, "num_experts_per_tok": 8}, "experts_per_token: expected at most num_experts = 7, got 8"),
-        ({**QWEN_MOE, "quantization_config": {"quant_method": "mxfp4"}}, "quantization_config: expected wei"),
-        ({**QWEN_MOE, "num_local_experts": 8}, "num_local_experts: expected 7, as num_experts says, or no"),
-        ({**QWEN_MOE, "num_experts": None}, "num_experts: expected an integer in config.json, got None"),
-        ({**QWEN_MOE, "use_sliding_window": True}, "use_sliding_window: expected False for qwen3_moe, got T"),
-        ({**QWEN_MOE, "decoder_sparse_step": 0}, "decoder_sparse_step: expected a number above 0, got 0"),
-        ({**QWEN_MOE, "mlp_only_layers": 3}, "mlp_only_layers: expected a list of layers, got 3"),
-        ({**QWEN_MOE, "shared_expert_intermediate_size": 5}, "got shared_expert_intermediate_size"),
-    ],
+def test_t5_scales_a_tied_head_alone():
+    base = {"model_type": "t5", "d_model": 16, "num_heads": 2, "d_kv": 3, "d_ff": 5, "num_layers": 1}
+    t5 = lambda **more: huggingface.read_config({**base, "vocab_size": 7, **more})[1]
+    assert (t5().tied_output, t5().output_scale) == (True, 0.25)
+    first = t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    assert (first.tied_output, first.output_scale, first.activation) == (False, 1.0, "gelu_tanh")
+    # As transformers 5 writes version 1.1 with a head that is the table.
+    second = t5(feed_forward_proj="gated-gelu", tie_word_embeddings=True, scale_decoder_outputs=False)
+    assert (second.tied_output, second.output_scale) == (True, 1.0)
+    assert t5(feed_forward_proj="gated-silu").activation == "silu"
+
+
+# Entries that are not known, that say two things, or that make no model: each is refused by its name.
+
+REFUSED = (
+    ("llama", {"hidden_size": "24"}, r"hidden_size: expected an integer .* got '24'"),
+    ("llama", {"hidden_act": "mish"}, r"activation: expected one of gelu,.*got 'mish'"),
+    ("llama", {"tie_word_embeddings": "false"}, "tie_word_embeddings: expected true or false in config"),
+    ("llama", {"quantization_config": {"bits": 4}}, "quantization_config: expected weights of floating"),
+    ("llama", {"rope_interleaved": True}, "rope_interleaved: expected False for llama, got True"),
+    ("llama", {"rope_theta": 1e4}, "rope_theta: expected one number, got"),
+    ("llama", {"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}}, "rope_type: expected"),
+    ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling: expected the entry factor for linear"),
+    ("llama", {"rope_scaling": {"type": "longrope"}}, "rope_type: expected one of default, linear.*got 'lon"),
+    ("llama", {"rope_scaling": {"type": "llama3", **LLAMA3, "mrope_section": [2]}}, "rope_scaling.mrope_sec"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling: expected the same rule as"),
+    ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type: expected 'absolute' for"),
+    ("vit", {"patch_size": [4, 4, 3]}, "patch_size: expected one number, or height and"),
+    ("mistral", {"sliding_window": "7"}, "sliding_window: expected an integer"),
+    ("t5_gated", {"dense_act_fn": "relu"}, "expected what feed_forward_proj says, got 'relu' and True"),
+    ("gemma2", {"layer_types": ["chunked_attention"] * 2}, "layer_types: expected sliding_attention or full"),
+    ("gemma2", {"sliding_window_size": 8}, "sliding_window_size: expected 4, as sliding_window says"),
+    ("gemma3_text", {"sliding_window": None}, "sliding_window: expected an integer in config.json, got None"),
+    ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: expected None for gemma3_te"),
+    ("gemma3_text", {"model_type": "gemma3", "text_config": {}}, "got 'gemma3', which is of both"),
+    ("gpt_oss", {"initial_context_length": 5}, "initial_context_length: expected 16, as the rotary"),
+    ("gpt_oss", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config: expected weig"),
+    ("qwen3_moe", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config: expected wei"),
+    ("qwen3_moe", {"num_experts": 8}, "num_local_experts: expected 8, as num_experts says, or no"),
+    ("modernbert", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling: expected None for mo"),
+    *((name, {"attention_sink_size": 4}, "got attention_sink_size = 4, which may change") for name in NAMES),
 )  # fmt: skip
-def test_experts_that_are_not_built_are_refused(settings, message):
+
+
+@pytest.mark.parametrize(("name", "entries", "message"), REFUSED)
+def test_entries_that_are_unknown_or_make_no_model_are_refused(name, entries, message):
+    config = {**draw_tensors(name)[0], "attention_sink_size": None, "note": ""}
+    huggingface.read_config(config)
     with pytest.raises(ValueError, match=message):
-        huggingface.read_config(settings)
+        huggingface.read_config({**config, **entries})
+
+
+@pytest.mark.parametrize("name", ["vit", "t5"])
+def test_entries_of_any_kind_are_read_or_refused(name):
+    """A config.json may be damaged; reading it ends, and in no other error."""
+    config, _ = draw_tensors(name)
+    values = (None, True, 0, -1, 0.5, 10**30, math.nan, math.inf, "x", [], [1, 2], {}, {"a": 1})
+    for entry in [*config, "quantization_config", "rope_parameters", "layer_types"]:
+        for value in values:
+            with contextlib.suppress(ValueError):
+                huggingface.read_config({**config, entry: value})
+
+
+def test_unreadable_configs_are_named(tmp_path):
+    for kind in ("mixtral", None):
+        with pytest.raises(ValueError, match=r"model_type: expected one of bert, modernbert"):
+            read(model_type=kind)
+    with pytest.raises(ValueError, match=r"config.json: expected the config.json of a model, found nothing"):
+        huggingface.read_config(tmp_path)
+    for text, complaint in (
+        ("{", "expected JSON, got"),
+        ("[" * 100_000, "expected JSON, got"),
+        ("[]", "expected a JSON object, got list"),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"config.json: {complaint}"):
+            huggingface.load(tmp_path)
+
+
+# Weights of gpt-oss in four bits.
 
 
 def unpack(blocks, scales):
@@ -329,11 +355,12 @@ def test_packed_weights_of_gpt_oss_are_read_exactly(tmp_path):
         blocks = tensors[f"{whole}_blocks"] = random.integers(0, 256, (*shape, 16), dtype=np.uint8)
         scales = tensors[f"{whole}_scales"] = random.integers(97, 140, shape, dtype=np.uint8)
         truth[part] = unpack(blocks, scales)
-    (tmp_path / "it").mkdir()
+    folder = tmp_path / "it"
+    folder.mkdir()
     packed = {**settings, "quantization_config": {"quant_method": "mxfp4"}}
-    (tmp_path / "it" / "config.json").write_text(json.dumps(packed))
-    write_weights(tmp_path / "it" / "model.safetensors", tensors)
-    found = huggingface.load(tmp_path / "it")
+    (folder / "config.json").write_text(json.dumps(packed))
+    write_weights(folder / "model.safetensors", tensors)
+    found = huggingface.load(folder)
     branch = found.model.trunk.stack.blocks[0].feed_forward
     for part, kernels in (("gate", truth["gate_up"][..., ::2]), ("widen", truth["gate_up"][..., 1::2]),
                           ("narrow", truth["down"])):  # fmt: skip
@@ -343,177 +370,42 @@ def test_packed_weights_of_gpt_oss_are_read_exactly(tmp_path):
     again = huggingface.save(found.model, tmp_path / "again", "gpt_oss", settings=found.settings)
     assert "quantization_config" not in json.loads((again / "config.json").read_text())
     np.testing.assert_array_equal(open_weights(again).read(name.format("down")).astype(float), truth["down"])
-    tensors[f"{name.format('down')}_scales"][1, 2, 0] = 255
-    write_weights(tmp_path / "it" / "model.safetensors", tensors, force=True)
-    with pytest.raises(ValueError, match=r"got NaN or infinity in .*experts\.down_proj"):
-        huggingface.load(tmp_path / "it")
-    del tensors[f"{name.format('down')}_scales"]
-    write_weights(tmp_path / "it" / "model.safetensors", tensors, force=True)
-    with pytest.raises(ValueError, match=r"extra: .*down_proj_blocks \(3, 64, 1, 16\)\n  missing: .*down_p"):
-        huggingface.load(tmp_path / "it")
+    scales = f"{name.format('down')}_scales"
+    tensors[scales][1, 2, 0] = 255
+    write_weights(folder / "model.safetensors", tensors, force=True)
+    refuse(folder, r"got NaN or infinity in .*experts\.down_proj")
+    del tensors[scales]
+    write_weights(folder / "model.safetensors", tensors, force=True)
+    refuse(folder, r"extra: .*down_proj_blocks \(3, 64, 1, 16\)\n  missing: .*down_p")
 
 
-def test_t5_scales_a_tied_head_alone():
-    base = {"model_type": "t5", "d_model": 16, "num_heads": 2, "d_kv": 3, "d_ff": 5, "num_layers": 1}
-    t5 = lambda **more: huggingface.read_config({**base, "vocab_size": 7, **more})[1]
-    assert (t5().tied_output, t5().output_scale) == (True, 0.25)
-    first = t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
-    assert (first.tied_output, first.output_scale, first.activation) == (False, 1.0, "gelu_tanh")
-    # As transformers 5 writes version 1.1 with a head that is the table.
-    second = t5(feed_forward_proj="gated-gelu", tie_word_embeddings=True, scale_decoder_outputs=False)
-    assert (second.tied_output, second.output_scale) == (True, 1.0)
-    assert t5(feed_forward_proj="gated-silu").activation == "silu"
+# Hostile files, and weights that do not fit.
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"model_type": "mixtral"},
-            r"model_type: expected one of bert, modernbert.*got 'mixtral' \(nearest: ",
-        ),
-        ({"model_type": None}, r"model_type: expected one of bert"),
-        ({"hidden_size": None}, r"hidden_size: expected an integer in the config.json of llama, got None"),
-        ({"hidden_size": "24"}, r"hidden_size: expected an integer .* got '24'"),
-        ({"hidden_act": "mish"}, r"activation: expected one of gelu,.*got 'mish'"),
-        ({"quantization_config": {"bits": 4}}, r"quantization_config: expected weights of floating point"),
-        ({"model_type": "bert", "is_decoder": True}, r"is_decoder: expected False for bert, got True"),
-        (
-            {"model_type": "bert", "position_embedding_type": "relative_key"},
-            r"position_embedding_type: expected 'absolute' for bert, got 'relative_key'",
-        ),
-    ],
-)
-def test_what_is_not_supported_says_what_is(settings, message):
-    with pytest.raises(ValueError, match=message):
-        read(**settings)
+def test_layers_are_counted_before_any_is_built(tmp_path):
+    folder = fill(tmp_path / "it", "t5")
+    (folder / "config.json").write_text(json.dumps({**draw_tensors("t5")[0], "num_decoder_layers": 10**9}))
+    refuse(folder, r"num_decoder_layers: expected at most \d+, got 1000000000; the files hold no more")
 
 
-def test_unreadable_configs_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"config.json: expected the config.json of a model, found nothing"):
-        huggingface.read_config(tmp_path)
-    for text, complaint in (
-        ("{", "expected JSON, got"),
-        ("[" * 100_000, "expected JSON, got"),
-        ("[]", "expected a JSON object, got list"),
-    ):
-        (tmp_path / "config.json").write_text(text)
-        with pytest.raises(ValueError, match=rf"config.json: {complaint}"):
-            huggingface.load(tmp_path)
-
-
-@pytest.mark.parametrize("name", mostly_slow(NAMES, "vit", "t5"))
-def test_entries_of_any_kind_are_read_or_refused(name):
-    """A config.json may be damaged; reading it ends, and in no other error."""
-    config, _ = draw_tensors(name)
-    for entry in [*config, "quantization_config", "rope_parameters", "layer_types"]:
-        for value in (
-            None,
-            True,
-            0,
-            -1,
-            0.5,
-            10**30,
-            float("nan"),
-            float("inf"),
-            "x",
-            [],
-            [1, 2],
-            {},
-            {"a": 1},
-        ):
-            with contextlib.suppress(ValueError):
-                huggingface.read_config({**config, entry: value})
-
-
-# Entries of configs.
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_unknown_entry_is_refused_by_name(name):
-    config, _ = draw_tensors(name)
-    huggingface.read_config({**config, "attention_sink_size": None, "note": ""})
-    with pytest.raises(ValueError, match=r"known for \w+, got attention_sink_size = 4, which may change"):
-        huggingface.read_config({**config, "attention_sink_size": 4})
-
-
-@pytest.mark.parametrize("kind", [None, "linear", "llama3", "yarn"])
-@pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
-def test_an_unknown_entry_of_a_rotary_rule_is_refused_by_name(kind, spelling):
-    rules = {"factor": 2.0} if kind == "linear" else {}
-    if kind == "llama3":
-        rules = {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    rules = {**rules, "rope_type": kind, "mrope_section": [16, 24, 24]}
-    with pytest.raises(ValueError, match=rf"rotary positions, got {spelling}.mrope_section = \[16, 24, 24\]"):
-        read(**{spelling: rules})
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta: expected one number, got"),
-        ({"rope_theta": "1e4"}, "rope_theta: expected a number above 0, got '1e4'"),
-        ({"rope_theta": math.inf}, "rope_theta: expected a number above 0, got inf"),
-        ({"rope_theta": 0}, "rope_theta: expected a number above 0, got 0"),
-        ({"rope_scaling": "linear"}, "rope_scaling: expected an object with rope_type and its numbers"),
-        ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}}, "rope_type: expected"),
-        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor: expected a number"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2, "mscale": "a", "mscale_all_dim": 1}}, "mscale: exp"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2, "truncate": "no"}}, "truncate: expected true or"),
-        ({"model_type": "vit", "patch_size": [4, 4, 3]}, "patch_size: expected one number, or height and"),
-        ({"model_type": "vit", "image_size": 8.5}, "image_size: expected an integer .*, got 8.5"),
-        ({"head_dim": 0}, "head_dim: expected an integer of at least 1, got 0"),
-        ({"num_key_value_heads": 0}, "num_key_heads: expected an integer of at least 1, got 0"),
-        ({"tie_word_embeddings": "false"}, "tie_word_embeddings: expected true or false in config"),
-        ({"rms_norm_eps": math.inf}, "norm_epsilon: expected a number above 0, got inf"),
-        ({"rope_interleaved": True}, "rope_interleaved: expected False for llama, got True"),
-        ({"model_type": "mistral", "sliding_window": "7"}, "sliding_window: expected an integer"),
-        ({"model_type": "qwen2", "use_mrope": True}, "use_mrope: expected False for qwen2, got True"),
-        ({"model_type": "llama", "pruned_heads": {"0": [1]}}, "known for llama, got pruned_heads"),
-    ],
-)  # fmt: skip
-def test_entries_that_make_no_model_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        read(**settings)
-
-
-def test_t5_must_say_its_activation_once():
-    config, _ = draw_tensors("t5_gated")
-    with pytest.raises(ValueError, match="expected what feed_forward_proj says, got 'relu' and True; leave"):
-        huggingface.read_config({**config, "dense_act_fn": "relu"})
-
-
-# Hostile files.
-
-
-@pytest.mark.parametrize(
-    ("name", "entry"),
-    [("llama", "num_hidden_layers"), ("gemma2", "num_hidden_layers"), ("gpt2", "n_layer"),
-     ("t5", "num_layers"), ("t5", "num_decoder_layers"), ("qwen3_moe", "num_local_experts")],
-)  # fmt: skip
-def test_layers_are_counted_before_any_is_built(tmp_path, name, entry):
-    folder = fill(tmp_path / "it", name)
-    settings = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**settings, entry: 10**9, "layer_types": None}))
-    with pytest.raises(
-        ValueError, match=rf"{entry}: expected at most \d+, got 1000000000; the files hold no more"
-    ):
+def refuse(folder, message):
+    with pytest.raises(ValueError, match=message) as caught:
         huggingface.load(folder)
+    return str(caught.value)
 
 
 def test_integers_and_nan_are_no_weights(tmp_path):
-    name = "model.layers.1.input_layernorm.weight"
-
-    def round_it(tensors):
-        tensors[name] = tensors[name].astype(np.int8)
-
-    def spoil_it(tensors):
-        tensors[name] = np.where(np.arange(tensors[name].size) == 5, np.float32(np.nan), tensors[name])
-
-    with pytest.raises(ValueError, match=rf"1 do not fit:\n  no floating point: {name} of I8$"):
-        huggingface.load(fill(tmp_path / "int8", "llama", round_it))
-    with pytest.raises(ValueError, match=rf"expected finite numbers, got NaN or infinity in {name}"):
-        huggingface.load(fill(tmp_path / "nan", "llama", spoil_it))
+    """Nor is the same tensor twice."""
+    name, table = "model.layers.1.input_layernorm.weight", "transformer.wte.weight"
+    round_it = lambda tensors: tensors.update({name: tensors[name].astype(np.int8)})
+    spoil_it = lambda tensors: tensors.update({name: tensors[name] * np.float32(np.nan)})
+    repeat_it = lambda tensors: tensors.update({"wte.weight": tensors[table]})
+    for kind, change, message in (
+        ("llama", round_it, rf"1 do not fit:\n  no floating point: {name} of I8$"),
+        ("llama", spoil_it, rf"expected finite numbers, got NaN or infinity in {name}"),
+        ("gpt2", repeat_it, r"weights: expected every tensor once, got a second .*wte.weight"),
+    ):
+        refuse(fill(tmp_path / "it", kind, change), message)
 
 
 def test_a_damaged_tokenizer_is_one_sentence(tmp_path, capsys):
@@ -525,39 +417,40 @@ def test_a_damaged_tokenizer_is_one_sentence(tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"error: {folder}: expected tokenizer files")
 
 
-# Weights that do not fit.
-
-
 def test_everything_that_does_not_fit_is_in_one_error(tmp_path):
+    """Experts are missed one by one; a file of another release has them in one piece."""
+    experts = "model.layers.2.mlp.experts"
+
     def change(tensors):
-        del tensors["model.layers.1.mlp.up_proj.weight"]
+        del tensors["model.layers.1.mlp.up_proj.weight"], tensors[f"{experts}.5.up_proj.weight"]
         tensors["model.norm.weight"] = tensors["model.norm.weight"][:7]
-        tensors["model.layers.2.mlp.up_proj.weight"] = np.ones((3, 5), np.float32)
-        tensors["surprise"] = np.ones(2, np.float32)
+        tensors[f"{experts}.6.down_proj.weight"] = np.ones((24, 7), np.float32)
+        tensors[f"{experts}.gate_up_proj"] = np.ones((7, 22, 24), np.float32)
 
-    with pytest.raises(ValueError, match=r"^weights: expected the 21 tensors .*; 4 do not fit") as caught:
-        huggingface.load(fill(tmp_path, "llama", change))
+    said = refuse(fill(tmp_path, "qwen3_moe", change), r"^weights: expected the \d+ tensors .*; 5 do not fit")
+    branch = "trunk.stack.blocks.{}.feed_forward"
     for line in (
-        "missing: model.layers.1.mlp.up_proj.weight (37, 24), for trunk.stack.blocks.1.feed_forward.widen.k",
+        f"missing: model.layers.1.mlp.up_proj.weight (37, 24), for {branch.format(1)}.widen.kernel",
+        f"missing: {experts}.5.up_proj.weight (11, 24), for {branch.format(2)}.widen.kernels",
         "misshapen: model.norm.weight: expected (24,), got (7,)",
-        "extra: model.layers.2.mlp.up_proj.weight (3, 5)",
-        "extra: surprise (2,)",
+        f"misshapen: {experts}.6.down_proj.weight: expected (24, 11), got (24, 7)",
+        f"extra: {experts}.gate_up_proj (7, 22, 24)",
     ):
-        assert f"\n  {line}" in str(caught.value)
+        assert f"\n  {line}" in said
 
 
-@pytest.mark.parametrize(
-    ("name", "extras", "old_prefix", "new_prefix"),
-    [
-        ("bert", ("cls.predictions.bias", "bert.embeddings.position_ids"), "", "bert."),
-        ("modernbert", ("head.dense.weight", "head.norm.weight", "decoder.bias"), "", "model."),
-        ("gpt2", ("h.0.attn.bias", "h.1.attn.masked_bias", "lm_head.weight"), "transformer.", ""),
-        ("llama", ("model.layers.0.self_attn.rotary_emb.inv_freq",), "model.", ""),
-        ("vit", ("classifier.weight",), "", "vit."),
-        ("t5", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "", ""),
-    ],
-)
-def test_prefixes_and_buffers_that_mean_nothing_change_nothing(
+SPELLINGS = [
+    ("bert", ("cls.predictions.bias", "bert.embeddings.position_ids"), "", "bert."),
+    ("modernbert", ("head.dense.weight", "head.norm.weight", "decoder.bias"), "", "model."),
+    ("gpt2", ("h.0.attn.bias", "h.1.attn.masked_bias", "lm_head.weight"), "transformer.", ""),
+    ("llama", ("model.layers.0.self_attn.rotary_emb.inv_freq",), "model.", ""),
+    ("vit", ("classifier.weight",), "", "vit."),
+    ("t5", ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), "", ""),
+]
+
+
+@pytest.mark.parametrize(("name", "extras", "old_prefix", "new_prefix"), SPELLINGS)
+def test_old_names_and_buffers_that_mean_nothing_change_nothing(
     tmp_path, name, extras, old_prefix, new_prefix
 ):
     def change(tensors):
@@ -567,73 +460,33 @@ def test_prefixes_and_buffers_that_mean_nothing_change_nothing(
         table = next((tensors[key] for key in tensors if key.endswith(("wte.weight", "shared.weight"))), None)
         for key in extras:
             tensors[key] = table if key == "lm_head.weight" else np.ones((1, 1), np.float32)
+        for key in [*tensors] if name == "bert" else ():
+            old = key.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"
+            )
+            tensors[old] = tensors.pop(key)
 
-    plain = parameter_paths(huggingface.load(fill(tmp_path / "plain", name)).model)
-    other = parameter_paths(huggingface.load(fill(tmp_path / "other", name, change)).model)
-    assert {*plain} == {*other}
-    for path, leaf in plain.items():
-        np.testing.assert_array_equal(leaf[...], other[path][...])
-
-
-def test_old_names_of_norms_are_read(tmp_path):
-    def change(tensors):
-        for key in [*tensors]:
-            for new, old in (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")):
-                if key.endswith(new):
-                    tensors[key.removesuffix(new) + old] = tensors.pop(key)
-
-    plain = parameter_paths(huggingface.load(fill(tmp_path / "plain", "bert")).model)
-    other = parameter_paths(huggingface.load(fill(tmp_path / "other", "bert", change)).model)
-    for path, leaf in plain.items():
-        np.testing.assert_array_equal(leaf[...], other[path][...])
-
-
-def test_experts_are_missed_one_by_one(tmp_path):
-    """As all tensors are; a file of another release has them in one piece."""
-    name = "model.layers.2.mlp.experts.{}_proj.weight"
-
-    def change(tensors):
-        del tensors[name.format("5.up")]
-        tensors[name.format("6.down")] = np.ones((24, 7), np.float32)
-        tensors["model.layers.2.mlp.experts.gate_up_proj"] = np.ones((7, 22, 24), np.float32)
-
-    with pytest.raises(ValueError, match="3 do not fit") as caught:
-        huggingface.load(fill(tmp_path, "qwen3_moe", change))
-    for line in (
-        f"missing: {name.format('5.up')} (11, 24), for trunk.stack.blocks.2.feed_forward.widen.kernels",
-        f"misshapen: {name.format('6.down')}: expected (24, 11), got (24, 7)",
-        "extra: model.layers.2.mlp.experts.gate_up_proj (7, 22, 24)",
-    ):
-        assert f"\n  {line}" in str(caught.value)
-
-
-def test_the_same_tensor_twice_is_refused(tmp_path):
-    def change(tensors):
-        tensors["wte.weight"] = tensors["transformer.wte.weight"]
-
-    with pytest.raises(ValueError, match=r"weights: expected every tensor once, got a second .*wte.weight"):
-        huggingface.load(fill(tmp_path, "gpt2", change))
+    plain = huggingface.load(fill(tmp_path / "plain", name))
+    assert_same_parameters(plain.model, huggingface.load(fill(tmp_path / "other", name, change)).model)
 
 
 def test_a_head_that_differs_from_its_table_is_a_head(tmp_path):
     """Whatever config.json says; as transformers 5 reads it."""
-
-    def change(tensors):
-        tensors["lm_head.weight"] = 2 * tensors["model.embed_tokens.weight"]
-
+    table = "model.embed_tokens.weight"
+    change = lambda tensors: tensors.update({"lm_head.weight": 2 * tensors[table]})
     tied = huggingface.load(fill(tmp_path / "tied", "qwen3"))
     other = huggingface.load(fill(tmp_path / "other", "qwen3", change))
     assert tied.config.tied_output
     assert not other.config.tied_output
-    write = nnx.jit(lambda model: model(np.array([[1, 2, 3]])))
-    np.testing.assert_allclose(write(other.model), 2 * write(tied.model), rtol=1e-5, atol=1e-5)
+    table = parameter_paths(tied.model)["trunk.embedding.entry.table.embedding"][...]
+    np.testing.assert_array_equal(other.model.head.kernel[...], 2 * np.asarray(table).T)
 
 
 # Filling.
 
 
-def test_nothing_random_is_computed(tmp_path):
-    folder = fill(tmp_path, "bert")
+def test_nothing_is_computed_while_a_model_is_filled(tmp_path):
+    expected = {"bert": Encoder, "vit": Encoder, "t5": EncoderDecoder, "llama": Decoder}
     compiled = []
 
     def listen(name, *_, **__):
@@ -643,62 +496,59 @@ def test_nothing_random_is_computed(tmp_path):
     jax.clear_caches()
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        model = huggingface.load(folder).model
+        for name, kind in expected.items():
+            pretrained = huggingface.load(fill(tmp_path / name, name))
+            assert type(pretrained.model) is kind
+            assert pretrained.kind == name
+            assert pretrained.tokenizer is None
+            assert pretrained.model.config == pretrained.config
         assert not compiled, "filling needs no computation"
-        run = nnx.jit(lambda model: model(np.array([[1, 2, 3]])))
-        np.testing.assert_array_equal(run(model), run(model))
+        jax.jit(lambda x: 2 * x)(np.ones(3))
         assert compiled, "the check would have seen one"
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def test_each_kind_loads_as_its_model(tmp_path):
-    expected = {"bert": Encoder, "vit": Encoder, "t5": EncoderDecoder, "llama": Decoder}
-    for name, kind in expected.items():
-        pretrained = huggingface.load(fill(tmp_path / name, name))
-        assert type(pretrained.model) is kind
-        assert pretrained.kind == name
-        assert pretrained.tokenizer is None
-        assert pretrained.model.config == pretrained.config
-        assert pretrained.settings["model_type"] == name
-
-
-@pytest.mark.parametrize("stored", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-@pytest.mark.parametrize("wanted", [None, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize(
+    ("stored", "wanted"), [(ml_dtypes.bfloat16, None), (np.float64, None), (np.float64, jnp.bfloat16)]
+)
 def test_weights_keep_their_dtype_or_get_the_one_asked_for(tmp_path, stored, wanted):
     def change(tensors):
         for name in tensors:
             tensors[name] = tensors[name].astype(stored)
 
     model = huggingface.load(fill(tmp_path, "gemma2", change), dtype=wanted).model
-    kept = jnp.float32 if stored == np.float64 else stored
+    expected = (jnp.float32 if stored == np.float64 else stored) if wanted is None else wanted
     for leaf in parameter_paths(model).values():
-        assert leaf.dtype == (kept if wanted is None else wanted)
+        assert leaf.dtype == expected
     # A norm's scale is stored less one, and rounded once.
     less_one = drawn_weights.draw("model.norm.weight", (24,), "gemma2").astype(stored)
     scale = parameter_paths(model)["trunk.stack.final_norm.scale"][...]
     np.testing.assert_array_equal(scale, (1 + less_one.astype(np.float64)).astype(scale.dtype))
     with jax.numpy_dtype_promotion("standard"):
         logits = nnx.eval_shape(lambda model: model(np.array([[1, 2, 3]])), model)
-    assert logits.dtype == (kept if wanted is None else wanted)
+    assert logits.dtype == expected
 
 
 def test_weights_are_placed_as_asked(tmp_path):
     mesh = jax.make_mesh((1,), ("model",))
     place = lambda *axes: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+    choose = lambda path, shape: (
+        place(None, "model") if path.endswith("kernel") and len(shape) == 2 else place()
+    )
     folder = fill(tmp_path, "llama")
-    for leaf in parameter_paths(huggingface.load(folder, sharding=place()).model).values():
-        assert leaf[...].sharding == place()
-    asked = {}
+    for sharding in (place(), choose):
+        for path, leaf in parameter_paths(huggingface.load(folder, sharding=sharding).model).items():
+            assert leaf[...].sharding == (choose(path, leaf.shape) if sharding is choose else place())
 
-    def choose(path, shape):
-        asked[path] = shape
-        return place(None, "model") if path.endswith("kernel") else place()
 
-    leaves = parameter_paths(huggingface.load(folder, sharding=choose).model)
-    assert asked == {path: leaf.shape for path, leaf in leaves.items()}
-    for path, leaf in leaves.items():
-        assert leaf[...].sharding == (place(None, "model") if path.endswith("kernel") else place())
+def test_weights_load_into_a_loop_over_layers(tmp_path):
+    folder = fill(tmp_path / "first", "llama")
+    plain, looped = huggingface.load(folder), huggingface.load(folder, scan_layers=True, remat="full")
+    assert looped.config == dataclasses.replace(plain.config, scan_layers=True, remat="full")
+    assert_same_parameters(plain.model, looped.model)
+    again = huggingface.load(huggingface.save(looped.model, tmp_path / "second", "llama"))
+    assert again.config == plain.config
 
 
 @pytest.mark.slow
@@ -740,62 +590,37 @@ print(total, peak() - before)
     assert grown < 1.75 * total, "the whole float32 file would be 2 times the model"
 
 
-@pytest.mark.slow
-def test_weights_load_into_a_loop_over_layers(tmp_path):
-    folder = fill(tmp_path / "first", "llama")
-    plain = huggingface.load(folder)
-    looped = huggingface.load(folder, scan_layers=True, remat="full")
-    assert looped.config == dataclasses.replace(plain.config, scan_layers=True, remat="full")
-    tokens = jnp.array([[1, 2, 3, 5, 8]])
-    found = nnx.jit(lambda model, tokens: model(tokens))(looped.model, tokens)
-    np.testing.assert_allclose(found, plain.model(tokens), rtol=0, atol=1e-5)
-    again = huggingface.load(huggingface.save(looped.model, tmp_path / "second", "llama"))
-    assert again.config == plain.config
-
-
 # Saving.
 
 
-@pytest.mark.parametrize("name", mostly_slow(NAMES, "gpt2", "qwen3_moe", "gemma2", "bert", "vit", "t5_gated"))
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_saved_is_what_was_loaded(tmp_path, name):
     folder = fill(tmp_path / "first", name)
     pretrained = huggingface.load(folder)
     kind = pretrained.kind
     again = huggingface.save(pretrained.model, tmp_path / "second", kind, settings=pretrained.settings)
     first, second = open_weights(folder), open_weights(again)
-    unused = {one for one in first if "pooler" in one}
-    assert {*second} == {*first} - unused
+    assert {*second} == {one for one in first if "pooler" not in one}
     for key in second:
         # 1 + w - 1 is not w in float32.
         exact = not kind.startswith("gemma") or "norm" not in key
         np.testing.assert_allclose(second.read(key), first.read(key), rtol=0, atol=0 if exact else 1e-7)
-    loaded = huggingface.load(again)
-    assert loaded.config == pretrained.config
+    assert huggingface.read_config(again)[1] == pretrained.config
     bare = write_settings(
         kind, pretrained.config, **({"image_size": [12, 20], "patch_size": 4} if kind == "vit" else {})
     )
     assert huggingface.read_config(bare)[1] == pretrained.config
 
 
-KINDS = {"minilm": "bert", "vit": "vit", "gemma": "gemma2", "t5": "t5"}
-KINDS |= {"gemma-3-1b": "gemma3_text", "qwen3-30b-a3b": "qwen3_moe", "gpt-oss-20b": "gpt_oss"}
-KINDS |= {"modernbert-base": "modernbert"}
+KINDS = {"minilm-l6": "bert", "vit": "vit", "gemma-2-2b": "gemma2", "gemma-3-1b": "gemma3_text"}
+KINDS |= {"qwen3-30b-a3b": "qwen3_moe", "gpt-oss-20b": "gpt_oss"}
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_have_a_config_and_a_name_for_every_tensor(name):
-    kind = KINDS.get(name, name.split("-")[0])
-    kind = KINDS.get(kind, kind)
-    preset = dataclasses.replace(
-        PRESETS[name], config=dataclasses.replace(PRESETS[name].config, num_layers=2)
-    )
-    settings = write_settings(kind, preset.config)
-    assert settings["architectures"][0].lower().startswith(kind.removesuffix("_text").replace("_", ""))
-    leaves = parameter_paths(nnx.eval_shape(lambda: preset.build(rngs=nnx.Rngs(0))))
-    sizes = {path: (tuple(leaf.shape), np.dtype(leaf.dtype)) for path, leaf in leaves.items()}
-    plans = name_tensors(FAMILIES[kind].weight_map(preset.config), sizes, lambda path: np.empty(0), settings)
-    count = lambda shapes: sum(math.prod(shape) for shape in shapes)
-    assert count(plan.shape for plan in plans.values()) == count(shape for shape, _ in sizes.values())
+def test_presets_have_a_config_of_their_kind():
+    for name, preset in PRESETS.items():
+        kind = KINDS.get(name, name.split("-")[0])
+        architecture = write_settings(kind, preset.config)["architectures"][0]
+        assert architecture.lower().startswith(kind.removesuffix("_text").replace("_", ""))
 
 
 def test_models_are_saved_in_shards_and_another_dtype(tmp_path):
@@ -813,27 +638,39 @@ def test_models_are_saved_in_shards_and_another_dtype(tmp_path):
 
 def test_models_that_a_kind_cannot_describe_are_refused(tmp_path):
     model = huggingface.load(fill(tmp_path / "first", "qwen3")).model
-    with pytest.raises(ValueError, match=r"it cannot say\n  query_key_norm = True, read as False"):
-        huggingface.save(model, tmp_path / "second", "llama")
-    # Rotary fields have no say in a model of learned positions, and are those of another kind.
-    with pytest.raises(ValueError, match=r"positions = 'rotary', read as 'learned'\n  rotary_base = "):
-        huggingface.save(model, tmp_path / "second", "bert")
-    with pytest.raises(ValueError, match=r"kind: expected one of bert, .*; got 'gpt3'"):
-        huggingface.save(model, tmp_path / "second", "gpt3")
-    with pytest.raises(TypeError, match="dtype: expected a floating-point dtype, got int8"):
-        huggingface.save(model, tmp_path / "second", "qwen3", dtype=jnp.int8)
-    with pytest.raises(
-        TypeError, match="settings: expected entries that JSON can hold, Object of type int32"
+    save = functools.partial(huggingface.save, model, tmp_path / "second")
+    for call, error, message in (
+        (lambda: save("llama"), ValueError, r"it cannot say\n  query_key_norm = True, read as False"),
+        # Rotary fields have no say in a model of learned positions, and are those of another kind.
+        (lambda: save("bert"), ValueError, r"positions = 'rotary', read as 'learned'\n  rotary_base = "),
+        (lambda: save("gpt3"), ValueError, r"kind: expected one of bert, .*; got 'gpt3'"),
+        (
+            lambda: save("qwen3", dtype=jnp.int8),
+            TypeError,
+            "dtype: expected a floating-point dtype, got int8",
+        ),
+        (
+            lambda: save("qwen3", settings={"a": np.int32(1)}),
+            TypeError,
+            "settings: expected entries that JSON",
+        ),
+        (lambda: save("qwen3", settings={"kind": 1}), ValueError, "that are known for qwen3, got kind = 1"),
+        (
+            lambda: huggingface.load(tmp_path / "first", dtype=jnp.int8),
+            TypeError,
+            "dtype: expected a floating",
+        ),
     ):
-        huggingface.save(model, tmp_path / "second", "qwen3", settings={"bos_token_id": np.int32(1)})
-    with pytest.raises(ValueError, match="entries that are known for qwen3, got kind = 1"):
-        huggingface.save(model, tmp_path / "second", "qwen3", settings={"kind": 1})
+        with pytest.raises(error, match=message):
+            call()
     assert not (tmp_path / "second").exists()
-    with pytest.raises(TypeError, match="dtype: expected a floating-point dtype, got int8"):
-        huggingface.load(tmp_path / "first", dtype=jnp.int8)
 
 
 # Families.
+
+
+BLOCK, PARTS = "trunk.stack.blocks.{n}", ("query", "key", "value", "output")
+SIZES = ("d_model", "num_heads", "d_ff", "num_layers", "vocab_size")
 
 
 class Toy(Family):
@@ -841,13 +678,7 @@ class Toy(Family):
 
     kind = "toy"
     architecture = "ToyForCausalLM"
-    sizes: ClassVar = {
-        "width": "d_model",
-        "heads": "num_heads",
-        "inner": "d_ff",
-        "depth": "num_layers",
-        "words": "vocab_size",
-    }
+    sizes: ClassVar = dict(zip(("width", "heads", "inner", "depth", "words"), SIZES, strict=True))
     entries: ClassVar = {"eps": "norm_epsilon", "act": "activation"}
     choices: ClassVar = {
         "positions": "none",
@@ -862,15 +693,13 @@ class Toy(Family):
             Pair("words", "trunk.embedding.entry.table.embedding"),
             *(
                 pair
-                for name in ("query", "key", "value", "output")
-                for pair in linear(
-                    f"at.{{n}}.{name}", f"trunk.stack.blocks.{{n}}.attention.{name}_projection"
-                )
+                for name in PARTS
+                for pair in linear(f"at.{{n}}.{name}", f"{BLOCK}.attention.{name}_projection")
             ),
-            *norm("at.{n}.norm", "trunk.stack.blocks.{n}.attention_residual.norm"),
-            *linear("ff.{n}.up", "trunk.stack.blocks.{n}.feed_forward.widen"),
-            *linear("ff.{n}.down", "trunk.stack.blocks.{n}.feed_forward.narrow"),
-            *norm("ff.{n}.norm", "trunk.stack.blocks.{n}.feed_forward_residual.norm"),
+            *norm("at.{n}.norm", f"{BLOCK}.attention_residual.norm"),
+            *linear("ff.{n}.up", f"{BLOCK}.feed_forward.widen"),
+            *linear("ff.{n}.down", f"{BLOCK}.feed_forward.narrow"),
+            *norm("ff.{n}.norm", f"{BLOCK}.feed_forward_residual.norm"),
             *norm("last", "trunk.stack.final_norm"),
             *linear("head", "head"),
         ),
@@ -885,15 +714,17 @@ def test_a_family_is_one_class_and_one_entry(tmp_path, monkeypatch):
     kind, config = huggingface.read_config({"model_type": "toy", **sizes, "act": "silu"})
     assert (kind, config.activation, config.positions, config.d_ff) == ("toy", "silu", "none", 11)
     assert huggingface.read_config({"model_type": "toy", **sizes})[1].activation == "relu"
-    model = Decoder(config, rngs=nnx.Rngs(0))
+    model = build_drawn(Decoder, config)
     huggingface.save(model, tmp_path, "toy")
-    assert {"toy.words", "toy.at.1.query.weight", "head.weight"} <= {*open_weights(tmp_path)}
+    held = open_weights(tmp_path)
+    assert {"toy.words", "toy.at.1.query.weight", "head.weight"} <= {*held}
+    kernel = model.trunk.stack.blocks[1].feed_forward.widen.kernel[...]
+    np.testing.assert_array_equal(held.read("toy.ff.1.up.weight"), np.asarray(kernel).T)
     written = json.loads((tmp_path / "config.json").read_text())
     assert (written["architectures"], written["width"], written["note"]) == (["ToyForCausalLM"], 6, "a toy")
     pretrained = huggingface.load(tmp_path)
     assert (pretrained.kind, pretrained.config) == ("toy", config)
-    tokens = jnp.array([[1, 2, 3]])
-    np.testing.assert_array_equal(pretrained.model(tokens), model(tokens))
+    assert_same_parameters(pretrained.model, model)
     with pytest.raises(ValueError, match="dialect: expected 'plain' for toy, got 'broad'; not supported"):
         huggingface.read_config({"model_type": "toy", **sizes, "dialect": "broad"})
     with pytest.raises(ValueError, match="it cannot say\n  gated = True, read as False"):
@@ -904,14 +735,19 @@ def test_a_family_is_one_class_and_one_entry(tmp_path, monkeypatch):
 
 
 def test_tokenizers_are_made_from_vocabularies(tmp_path):
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "wor", "##ld", "Hello", "!"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "wor", "##ld", "Hello", "!", "é", "e"]
     fill(tmp_path, "bert")
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     tokenizer = huggingface.load(tmp_path).tokenizer
     assert tokenizer.encode("Hello world!").ids == [2, 5, 6, 7, 9, 3]
     assert tokenizer.decode([2, 5, 6, 7, 3]) == "hello world"
-    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    assert huggingface.load(tmp_path).tokenizer.encode("Hello").ids == [2, 8, 3]
+    assert tokenizer.encode("É").ids == [2, 11, 3]
+    for options, text, ids in (
+        ({"do_lower_case": False}, "Hello", [2, 8, 3]),
+        ({"do_lower_case": True, "strip_accents": False}, "É", [2, 10, 3]),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+        assert huggingface.load(tmp_path).tokenizer.encode(text).ids == ids
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=7)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -920,72 +756,39 @@ def test_tokenizers_are_made_from_vocabularies(tmp_path):
 
 
 def test_tokenizers_are_made_from_byte_pairs(tmp_path):
-    fill(tmp_path, "gpt2")
+    """Those of other kinds are not taken for those of gpt2."""
     pieces = ["<|endoftext|>", "h", "i", "Ġ", "hi", "Ġhi"]
-    (tmp_path / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
-    assert huggingface.load(tmp_path).tokenizer is None
-    (tmp_path / "merges.txt").write_text("#version: 0.2\nh i\nĠ hi\n")
-    tokenizer = huggingface.load(tmp_path).tokenizer
+    for name in ("gpt2", "llama"):
+        folder = fill(tmp_path / name, name)
+        (folder / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
+        assert huggingface.load(folder).tokenizer is None
+        (folder / "merges.txt").write_text("#version: 0.2\nh i\nĠ hi\n")
+    tokenizer = huggingface.load(tmp_path / "gpt2").tokenizer
     assert tokenizer.encode("hi hi<|endoftext|>").ids == [4, 5, 0]
     assert tokenizer.decode([4, 5]) == "hi hi"
-
-
-def test_byte_pairs_of_other_kinds_are_not_taken_for_those_of_gpt2(tmp_path):
-    fill(tmp_path, "llama")
-    (tmp_path / "vocab.json").write_text(json.dumps({"h": 0, "i": 1, "hi": 2}))
-    (tmp_path / "merges.txt").write_text("#version: 0.2\nh i\n")
-    assert huggingface.load(tmp_path).tokenizer is None
-
-
-def test_word_pieces_keep_accents_where_the_folder_says_so(tmp_path):
-    fill(tmp_path, "bert")
-    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "é", "e"]))
-    assert huggingface.load(tmp_path).tokenizer.encode("É").tokens == ["[CLS]", "e", "[SEP]"]
-    settings = {"do_lower_case": True, "strip_accents": False}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert huggingface.load(tmp_path).tokenizer.encode("É").tokens == ["[CLS]", "é", "[SEP]"]
-
-
-def test_what_an_old_folder_leaves_out_is_what_its_library_assumes():
-    sizes = {
-        "hidden_size": 128, "num_attention_heads": 16, "intermediate_size": 8, "num_hidden_layers": 1,
-        "vocab_size": 9, "max_position_embeddings": 64,
-    }  # fmt: skip
-    read = lambda kind, **more: huggingface.read_config({"model_type": kind, **sizes, **more})[1]
-    mistral = read("mistral")
-    assert (mistral.num_key_heads, mistral.windows) == (8, (4095,))
-    mistral = read("mistral", num_key_value_heads=None, sliding_window=None)
-    assert (mistral.num_key_heads, mistral.windows) == (16, (None,))
-    assert read("gemma2").num_key_heads == read("gemma3_text").num_key_heads == 4
-    assert read("llama").num_key_heads == 16
-    assert read("gemma2", sliding_window=7, sliding_window_size=7).windows[0] == 6
-    with pytest.raises(ValueError, match="sliding_window_size: expected 7, as sliding_window says"):
-        read("gemma2", sliding_window=7, sliding_window_size=8)
-
-
-def test_folders_of_old_sentence_transformers_are_read(tmp_path):
-    fill(tmp_path / "0_Transformer", "bert")
-    modules = [{"idx": 0, "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"}]
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    assert huggingface.load(tmp_path).kind == "bert"
+    assert huggingface.load(tmp_path / "llama").tokenizer is None
 
 
 def test_patches_are_cut_row_by_row():
     image = np.arange(4 * 6 * 2).reshape(1, 4, 6, 2)
-    cut = np.asarray(huggingface.cut_patches(jnp.asarray(image, jnp.float32), 2))
+    cut = np.asarray(huggingface.cut_patches(image, 2))
     assert cut.shape == (1, 6, 8)
     np.testing.assert_array_equal(cut[0, 4], image[0, 2:4, 2:4].ravel())
-    assert huggingface.cut_patches(jnp.zeros((1, 224, 224, 3)), {"model_type": "vit"}).shape == (1, 196, 768)
+    usual = jax.eval_shape(lambda: huggingface.cut_patches(np.zeros((1, 224, 224, 3)), {"model_type": "vit"}))
+    assert usual.shape == (1, 196, 768)
     settings = {"patch_size": 2, "image_size": [4, 6], "num_channels": 2}
     np.testing.assert_array_equal(huggingface.cut_patches(image, settings), cut)
-    with pytest.raises(
-        ValueError, match=r"images: expected height, width and channels \(4, 6, 2\), got \(2, 4, 6\)"
+    for given, how, message in (
+        (
+            image.transpose(0, 3, 1, 2),
+            settings,
+            r"expected height, width and channels \(4, 6, 2\), got \(2, 4",
+        ),
+        (image, 4, "images: expected sides that are multiples of 4 and 4, got 4, 6"),
+        (image[0, 0], 2, r"images: expected \(\*B, height, width, channels\), got shape"),
     ):
-        huggingface.cut_patches(image.transpose(0, 3, 1, 2), settings)
-    with pytest.raises(ValueError, match="images: expected sides that are multiples of 4 and 4, got 4, 6"):
-        huggingface.cut_patches(image, 4)
-    with pytest.raises(ValueError, match=r"images: expected \(\*B, height, width, channels\), got shape"):
-        huggingface.cut_patches(image[0, 0], 2)
+        with pytest.raises(ValueError, match=message):
+            huggingface.cut_patches(given, how)
 
 
 # Against transformers itself.

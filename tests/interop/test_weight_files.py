@@ -26,6 +26,11 @@ TENSORS = {
 }
 
 
+def refuse(message, call, *arguments, **options):
+    with pytest.raises(WeightFileError, match=message):
+        call(*arguments, **options)
+
+
 def assert_equal(weights, tensors):
     assert {*weights} == {*tensors}
     assert len(weights) == len(tensors)
@@ -45,9 +50,7 @@ def test_what_is_written_is_read_by_us_and_by_safetensors(tmp_path):
         for name, expected in TENSORS.items():
             np.testing.assert_array_equal(file.get_tensor(name), expected)
     assert [one.name for one in (tmp_path / "made").iterdir()] == ["model.safetensors"]
-
-
-def test_files_of_safetensors_are_read(tmp_path):
+    # Files of the library's own are read, too.
     tensors = {name: np.ascontiguousarray(x) for name, x in TENSORS.items() if name != "scalar"}
     save_file(tensors, tmp_path / "model.safetensors")
     assert_equal(open_weights(tmp_path), tensors)
@@ -67,11 +70,7 @@ def test_tensors_come_back_from_shards_of_any_size(tmp_path, most):
 
 def test_planned_tensors_are_computed_one_by_one_while_writing(tmp_path):
     order = []
-
-    def compute(name):
-        order.append(name)
-        return np.full((2, 3), len(order), np.float64)
-
+    compute = lambda name: order.append(name) or np.full((2, 3), len(order), np.float64)
     plans = {n: LazyTensor((2, 3), np.dtype(np.float32), lambda n=n: compute(n)) for n in "abc"}
     weights = open_weights(write_weights(tmp_path / "model.safetensors", plans))
     assert order == ["a", "b", "c"]
@@ -80,50 +79,39 @@ def test_planned_tensors_are_computed_one_by_one_while_writing(tmp_path):
 
 
 def test_nothing_is_overwritten_unless_asked(tmp_path):
-    path = tmp_path / "model.safetensors"
-    write_weights(path, {"a": np.ones(3)})
-    before = path.read_bytes()
+    """And never does a file stand beside the index that replaces it."""
+    path, old, new = tmp_path / "model.safetensors", {"a": np.ones(3), "b": np.ones(2)}, {"a": np.zeros(3)}
+    write_weights(path, old)
     for shards in (None, 1):
-        with pytest.raises(WeightFileError, match=r"model.safetensors exists already; .*force=True"):
-            write_weights(path, {"a": np.zeros(3), "b": np.zeros(2)}, shard_bytes=shards)
-    assert path.read_bytes() == before
-    write_weights(path, {"a": np.zeros(3)}, force=True)
-    assert not open_weights(path).read("a").any()
-
-
-def test_a_file_never_stands_beside_the_index_that_replaces_it(tmp_path):
-    path = tmp_path / "model.safetensors"
-    write_weights(path, {"a": np.ones(3), "b": np.ones(2)})
-    write_weights(path, {"a": np.zeros(3), "b": np.zeros(2)}, force=True, shard_bytes=1)
-    assert not open_weights(tmp_path).read("a").any()
-    with pytest.raises(WeightFileError, match="exists already"):
-        write_weights(path, {"a": np.ones(3)})
-    write_weights(path, {"a": np.ones(3)}, force=True)
-    assert {*open_weights(tmp_path)} == {"a"}
+        refuse("model.safetensors exists already; .*force=True", write_weights, path, new, shard_bytes=shards)
+    assert_equal(open_weights(path), old)
+    write_weights(path, {**old, **new}, force=True, shard_bytes=1)
+    assert_equal(open_weights(tmp_path), {**old, **new})
+    refuse("exists already", write_weights, path, new)
+    write_weights(path, new, force=True)
+    assert_equal(open_weights(tmp_path), new)
 
 
 def test_a_failure_while_writing_leaves_the_old_file_and_no_other(tmp_path):
     path = write_weights(tmp_path / "model.safetensors", {"a": np.ones(3)})
-    before = path.read_bytes()
-    wrong = LazyTensor((2, 3), np.dtype(np.float32), lambda: np.zeros(5))
-    with pytest.raises(WeightFileError, match=r"b: expected shape \(2, 3\), computed \(5,\)"):
-        write_weights(path, {"a": np.zeros(3), "b": wrong}, force=True)
-    assert path.read_bytes() == before
+    wrong = {"a": np.zeros(3), "b": LazyTensor((2, 3), np.dtype(np.float32), lambda: np.zeros(5))}
+    refuse(r"b: expected shape \(2, 3\), computed \(5,\)", write_weights, path, wrong, force=True)
+    assert_equal(open_weights(path), {"a": np.ones(3)})
     assert [one.name for one in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-@pytest.mark.parametrize("size", [640, 896, 1152, 1408])
-def test_a_header_may_be_as_long_as_a_pickle_begins(tmp_path, size):
-    array = np.arange(3, dtype=np.float32)
+def test_a_header_may_be_as_long_as_a_pickle_begins(tmp_path):
+    tensors = {"w": np.arange(3, dtype=np.float32)}
 
-    def write(name, note):
-        path = write_weights(tmp_path / name, {"w": array}, metadata={"note": "a" * note})
-        return path, int.from_bytes(path.read_bytes()[:8], "little")
+    def write(note):
+        path, metadata = tmp_path / "model.safetensors", {"note": "a" * note}
+        start = write_weights(path, tensors, metadata=metadata, force=True).read_bytes()[:8]
+        return path, start
 
-    path, found = write("model.safetensors", size - write("first.safetensors", 0)[1])
-    assert found == size
-    assert path.read_bytes()[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-    assert_equal(open_weights(path), {"w": array})
+    for size in (640, 1408):
+        path, start = write(size - int.from_bytes(write(0)[1], "little"))
+        assert start[:2] in (b"\x80\x02", b"\x80\x05")
+        assert_equal(open_weights(path), tensors)
 
 
 def test_pickles_are_refused_unopened(tmp_path):
@@ -133,24 +121,15 @@ def test_pickles_are_refused_unopened(tmp_path):
 
     for name in ("pytorch_model.bin", "model.pt", "model.pth", "model.ckpt"):
         (tmp_path / name).write_bytes(pickle.dumps(Trap()))
-        with pytest.raises(WeightFileError, match=f"{name}: a pickle file: opening one runs whatever code"):
-            open_weights(tmp_path / name)
-    with pytest.raises(
-        WeightFileError, match=r"expected model.safetensors .*pytorch_model.bin, which is pickle"
-    ):
-        open_weights(tmp_path)
+        refuse(f"{name}: a pickle file: opening one runs whatever code", open_weights, tmp_path / name)
+    refuse(r"expected model.safetensors .*pytorch_model.bin, which is pickle", open_weights, tmp_path)
     disguised = tmp_path / "model.safetensors"
+    message = r"model.safetensors: named like a safetensors file but a pickle"
     disguised.write_bytes(pickle.dumps(Trap()))
-    with pytest.raises(
-        WeightFileError, match=r"model.safetensors: named like a safetensors file but a pickle"
-    ):
-        open_weights(tmp_path)
+    refuse(message, open_weights, tmp_path)
     with zipfile.ZipFile(disguised, "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps(Trap()))
-    with pytest.raises(
-        WeightFileError, match=r"model.safetensors: named like a safetensors file but a pickle"
-    ):
-        open_weights(disguised)
+    refuse(message, open_weights, disguised)
     assert not (tmp_path / "sprung").exists()
 
 
@@ -158,20 +137,12 @@ def test_damaged_files_are_named(tmp_path):
     path = write_weights(tmp_path / "model.safetensors", TENSORS)
     whole = path.read_bytes()
     length = int.from_bytes(whole[:8], "little")
-    damages = {
-        "truncated": whole[:-3],
-        "header only": whole[: 8 + length],
-        "half a header": whole[: 8 + length // 2],
-        "empty": b"",
-        "noise": b"not a safetensors file at all",
-        "longer": whole + b"more",
-        "wrong length": (length + 1).to_bytes(8, "little") + whole[8:],
-    }
-    for content in damages.values():
+    shorter = whole[:-3], whole[: 8 + length], whole[: 8 + length // 2], b""
+    wrong_length = (length + 1).to_bytes(8, "little") + whole[8:]
+    for content in (*shorter, b"not a safetensors file at all", whole + b"more", wrong_length):
         path.write_bytes(content)
         message = rf"model.safetensors: expected a whole safetensors file, got {len(content)} bytes"
-        with pytest.raises(WeightFileError, match=message):
-            open_weights(tmp_path)
+        refuse(message, open_weights, tmp_path)
 
 
 def test_indexes_that_do_not_agree_with_their_files_are_refused(tmp_path):
@@ -179,46 +150,29 @@ def test_indexes_that_do_not_agree_with_their_files_are_refused(tmp_path):
     good = json.loads(index.read_text())
     places = good["weight_map"]
     index.write_text(json.dumps({"weight_map": {**places, "c": places["a"]}}))
-    with pytest.raises(
-        WeightFileError, match=r"expected tensor c in .*00001-of-00002.safetensors, which does"
-    ):
-        open_weights(tmp_path)
-    for text in ("{", "[" * 100_000, "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}'):
+    refuse(r"expected tensor c in .*00001-of-00002.safetensors, which does", open_weights, tmp_path)
+    too_long = json.dumps({"weight_map": {"a": "a" * 5_000}})
+    for text in ("{", "[" * 100_000, "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', too_long):
         index.write_text(text)
-        with pytest.raises(WeightFileError, match=r"index.json: expected JSON with a weight_map"):
-            open_weights(tmp_path)
+        refuse(r"index.json: expected JSON with a weight_map", open_weights, tmp_path)
     index.write_text(json.dumps(good))
     (tmp_path / places["b"]).unlink()
-    with pytest.raises(WeightFileError, match=rf"names files that are not beside it: {places['b']}"):
-        open_weights(tmp_path)
-
-
-def test_an_index_cannot_point_out_of_its_folder(tmp_path):
-    write_weights(tmp_path / "outside.safetensors", {"a": np.ones(3)})
-    (tmp_path / "inner").mkdir()
-    index = tmp_path / "inner" / "model.safetensors.index.json"
+    refuse(rf"names files that are not beside it: {places['b']}", open_weights, tmp_path)
+    # Nor can one point out of its folder.
+    write_weights(tmp_path.parent / "outside.safetensors", {"a": np.ones(3)}, force=True)
     index.write_text(json.dumps({"weight_map": {"a": "../outside.safetensors"}}))
-    with pytest.raises(WeightFileError, match=r"not beside it: outside.safetensors"):
-        open_weights(index)
+    refuse(r"not beside it: outside.safetensors", open_weights, index)
 
 
-def test_absent_files_and_names_are_explained(tmp_path):
-    with pytest.raises(WeightFileError, match=r"expected model.safetensors or .*; found nothing"):
-        open_weights(tmp_path)
-    with pytest.raises(WeightFileError, match=r"nowhere: expected a safetensors file or a folder with one"):
-        open_weights(tmp_path / "nowhere")
-    path = write_weights(tmp_path / "model.safetensors", {"weight": np.ones(3)})
-    with pytest.raises(KeyError, match=r"wieght: no such tensor among 1 \(nearest: weight\)"):
-        open_weights(path).read("wieght")
-
-
-def test_element_types_without_a_match_are_refused(tmp_path):
+def test_absent_files_names_and_element_types_are_explained(tmp_path):
+    refuse(r"expected model.safetensors or .*; found nothing", open_weights, tmp_path)
+    refuse("nowhere: expected a safetensors file or a folder with one", open_weights, tmp_path / "nowhere")
     save_file({"a": np.ones(3, ml_dtypes.float8_e4m3fn)}, tmp_path / "model.safetensors")
     weights = open_weights(tmp_path)
     assert weights["a"].dtype == "F8_E4M3"
-    with pytest.raises(WeightFileError, match=r"tensor a has element type F8_E4M3; expected one of F64, F32"):
-        weights.read("a")
-    with pytest.raises(WeightFileError, match=r"tensors: expected dtypes .*; b has complex64"):
-        write_weights(tmp_path / "b.safetensors", {"b": np.ones(3, np.complex64)})
-    with pytest.raises(WeightFileError, match=r"model.bin: expected a name that ends in .safetensors"):
-        write_weights(tmp_path / "model.bin", {"b": np.ones(3)})
+    refuse(r"tensor a has element type F8_E4M3; expected one of F64, F32", weights.read, "a")
+    with pytest.raises(KeyError, match=r"b: no such tensor among 1 \(nearest: a\)"):
+        weights.read("b")
+    write = lambda name, dtype: write_weights(tmp_path / name, {"b": np.ones(3, dtype)})
+    refuse(r"tensors: expected dtypes .*; b has complex64", write, "b.safetensors", np.complex64)
+    refuse(r"model.bin: expected a name that ends in .safetensors", write, "model.bin", np.float32)

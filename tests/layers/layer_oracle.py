@@ -3,6 +3,7 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from scipy.special import erf
@@ -76,35 +77,38 @@ def multi_head(layer, query, key=None, value=None, keep=True, bias=0.0, epsilon=
     return out, np.stack(weights, axis=1)
 
 
+def apply_gate(layer, gate, hidden):
+    """The hidden layer of a branch from what its maps give; gate is None where there is none."""
+    act, limit = ACTIVATIONS[layer.activation], layer.gate_limit
+    if gate is None:
+        return act(hidden)
+    if limit is None:
+        return act(gate) * hidden
+    return act(np.minimum(gate, limit)) * (np.clip(hidden, -limit, limit) + 1)
+
+
 def feed_forward(layer, x):
-    return linear(layer.narrow, ACTIVATIONS[layer.activation](linear(layer.widen, x)))
+    gate = None if layer.gate is None else linear(layer.gate, x)
+    return linear(layer.narrow, apply_gate(layer, gate, linear(layer.widen, x)))
 
 
 def experts(layer, x):
     """Every token for itself: its best experts one after another."""
-    x, F = float64(x), float64
+    x = float64(x)
     out = np.zeros_like(x)
+
+    def apply(part, expert, row):
+        biases = 0 if part.biases is None else float64(part.biases[expert])
+        return row @ float64(part.kernels[expert]) + biases
+
     for place in np.ndindex(x.shape[:-1]):
         scores = linear(layer.router, x[place])
         chosen = sorted(range(layer.num_experts), key=lambda e: -scores[e])[: layer.experts_per_token]
         among = scores[chosen] if layer.normalize_chosen else scores
         for e in chosen:
-            gate, wide, narrow = (
-                None
-                if part is None
-                else (F(part.kernels[e]), 0 if part.biases is None else F(part.biases[e]))
-                for part in (layer.gate, layer.widen, layer.narrow)
-            )
-            hidden, act, limit = x[place] @ wide[0] + wide[1], ACTIVATIONS[layer.activation], layer.gate_limit
-            if gate is None:
-                hidden = act(hidden)
-            elif limit is None:
-                hidden = act(x[place] @ gate[0] + gate[1]) * hidden
-            else:
-                gate = np.minimum(x[place] @ gate[0] + gate[1], limit)
-                hidden = act(gate) * (np.clip(hidden, -limit, limit) + 1)
-            weight = np.exp(scores[e]) / np.exp(among).sum()
-            out[place] += weight * (hidden @ narrow[0] + narrow[1])
+            gate = None if layer.gate is None else apply(layer.gate, e, x[place])
+            hidden = apply_gate(layer, gate, apply(layer.widen, e, x[place]))
+            out[place] += np.exp(scores[e]) / np.exp(among).sum() * apply(layer.narrow, e, hidden)
     return out
 
 
@@ -133,14 +137,29 @@ def draw(seed, *shape):
 
 def compiled(module: nnx.Module, *arrays, **options):
     """The module's call as one program, which compiles sooner than its operations one by one."""
-    return jax.jit(lambda *arrays: module(*arrays, **options))(*arrays)
+    graph, state = nnx.split(module)
+    return jax.jit(lambda state, *arrays: nnx.merge(graph, state)(*arrays, **options))(state, *arrays)
+
+
+def build_drawn(kind, /, *sizes, seed=0, **options):
+    """Build a module whose parameters NumPy draws: initial values would take a program for every shape."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: kind(*sizes, **options, rngs=nnx.Rngs(0))))
+    leaves, tree = jax.tree.flatten(state)
+    rng = np.random.default_rng(seed)
+
+    def fill(number, leaf):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.key(number)
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return jnp.asarray(rng.normal(size=leaf.shape) * 0.5, leaf.dtype)
+        return jnp.asarray(np.zeros(leaf.shape, leaf.dtype))
+
+    return nnx.merge(graph, tree.unflatten([fill(*pair) for pair in enumerate(leaves)]))
 
 
 def randomize(module: nnx.Module, seed=0):
     """Replace every parameter by normal numbers, so that biases and norms take part."""
     rng = np.random.default_rng(seed)
     state = nnx.state(module, nnx.Param)
-    nnx.update(
-        module, jax.tree.map(lambda x: jax.numpy.asarray(rng.normal(size=x.shape) * 0.5, x.dtype), state)
-    )
+    nnx.update(module, jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) * 0.5, x.dtype), state))
     return module

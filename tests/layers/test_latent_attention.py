@@ -9,20 +9,16 @@ import pytest
 from flax import nnx
 
 import drawn_weights
-from economy import mostly_slow
+from layer_oracle import build_drawn, compiled
 from regard import masks
 from regard.interop.weight_maps import parameter_paths
 from regard.layers import LatentAttention
 from regard.positions import Rotary
 
 NAMES = {
-    "query_latent": "q_a_proj",
-    "query_norm": "q_a_layernorm",
-    "latent": "kv_a_proj_with_mqa",
-    "latent_norm": "kv_a_layernorm",
-    "expansion": "kv_b_proj",
-    "output_projection": "o_proj",
-}
+    "query_latent": "q_a_proj", "query_norm": "q_a_layernorm", "latent": "kv_a_proj_with_mqa",
+    "latent_norm": "kv_a_layernorm", "expansion": "kv_b_proj", "output_projection": "o_proj",
+}  # fmt: skip
 
 
 @functools.cache
@@ -34,7 +30,8 @@ def build(rank, dtype):
     """The layer of the reference, filled with its tensors."""
     facts, _ = read()
     sizes = facts["config"]
-    layer = LatentAttention(
+    layer = build_drawn(
+        LatentAttention,
         sizes["hidden_size"],
         sizes["num_attention_heads"],
         latent_dim=sizes["kv_lora_rank"],
@@ -44,7 +41,6 @@ def build(rank, dtype):
         query_latent_dim=rank,
         rotary=Rotary(100.0, interleaved=True),
         use_bias=True,
-        rngs=nnx.Rngs(0),
     )
     drawn = drawn_weights.draw_all(facts["shapes"], "deepseek_v3")
     names = NAMES | {"query_projection": "q_b_proj" if rank else "q_proj"}
@@ -55,117 +51,72 @@ def build(rank, dtype):
     return layer
 
 
+def build_small(**options):
+    return build_drawn(LatentAttention, 24, 3, **{"latent_dim": 5, "head_dim": 4, "rotary_dim": 2, **options})
+
+
 @pytest.fixture
 def wide(x64):
     with jax.numpy_dtype_promotion("standard"):
         yield
 
 
-def run(layer, x, **options):
-    return jax.jit(lambda x: layer(x, mask=masks.causal(), **options))(x)
-
-
-@pytest.mark.parametrize("rank", mostly_slow([17, None], 17))
-def test_it_is_that_of_torch_whole_and_through_its_cache(rank, wide):
+def test_it_is_that_of_torch_whole_and_through_its_cache(wide):
+    """The first piece of a cache ends in padding; as a whole, tokens are told their places."""
     _, arrays = read()
-    layer, truth = build(rank, jnp.float64), arrays[f"output {rank}"]
+    layer, truth = build(17, jnp.float64), arrays["output 17"]
     x = jnp.asarray(arrays["input hidden"], jnp.float64)
     exact = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-12 * np.abs(truth).max())
-    exact(run(layer, x), truth)
-    cache, found = layer.start_cache(2, 13), []
+    exact(compiled(layer, x, mask=masks.causal(), positions=jnp.arange(7, 20)), truth)
+    cache = layer.start_cache(2, 13)
     assert cache.key.size + cache.value.size == 2 * 13 * (11 + 4)
-    step = jax.jit(lambda x, cache: layer(x, mask=masks.causal(), cache=cache))
-    for piece in (x[:, :11], x[:, 11:12], x[:, 12:]):
-        out, seen = step(piece, cache)
-        cache = seen["cache"]
-        found.append(out)
-    exact(jnp.concatenate(found, axis=1), truth)
+    step = nnx.jit(lambda layer, x, cache, counts: layer(x, mask=masks.causal(), cache=cache, counts=counts))
+    out, seen = step(layer, x[:, :7], cache, jnp.array([7, 5]))
+    exact(out[0], truth[0, :7])
+    exact(out[1, :5], truth[1, :5])
+    out, _ = step(layer, jnp.stack([x[0, 7:], x[1, 5:11]]), seen["cache"], None)
+    exact(out, np.stack([truth[0, 7:], truth[1, 5:11]]))
 
 
-@pytest.mark.slow
-def test_float32_is_as_exact_as_torch():
+def test_queries_without_a_latent_vector_are_as_exact_as_those_of_torch():
     facts, arrays = read()
-    out, truth = run(build(17, jnp.float32), arrays["input hidden"]), arrays["output 17"]
+    out = compiled(build(None, jnp.float32), arrays["input hidden"], mask=masks.causal())
+    truth = arrays["output None"]
     assert out.dtype == jnp.float32
     rounding = np.finfo(np.float32).eps * np.abs(truth).max()
-    assert np.sqrt(np.mean((out - truth) ** 2)) < 2 * max(facts["errors"]["output 17"], rounding)
-
-
-@pytest.mark.slow
-def test_padding_in_a_cache_and_positions_are_those_of_each_row(wide):
-    """Gradients too: through the cache they are those of keys and values that were made."""
-    _, arrays = read()
-    layer = build(17, jnp.float64)
-    x = jnp.asarray(arrays["input hidden"], jnp.float64)[:, :5]
-    counts, places = jnp.array([5, 3]), jnp.array([7, 8, 9, 10, 11])
-
-    @jax.jit
-    def differentiate(x):
-        def through_cache(x):
-            cache = layer.start_cache(2, 5)
-            return layer(x, mask=masks.causal(), cache=cache, counts=counts)[0] * keep
-
-        keep = (jnp.arange(5)[None] < counts[:, None])[..., None]
-        whole = lambda x: layer(x, mask=masks.causal(), positions=places) * keep
-        return [jax.value_and_grad(lambda x, f=f: jnp.sin(f(x)).sum())(x) for f in (through_cache, whole)]
-
-    (one, one_slope), (other, other_slope) = differentiate(x)
-    np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(one_slope, other_slope, rtol=0, atol=1e-12)
+    assert np.sqrt(np.mean((out - truth) ** 2)) < 2 * max(facts["errors"]["output None"], rounding)
 
 
 def test_an_empty_cache_holds_what_the_layer_computes():
-    shared = {"dtype": jnp.float32, "param_dtype": jnp.bfloat16, "rngs": nnx.Rngs(0)}
-    layer = LatentAttention(6, 3, latent_dim=5, head_dim=4, rotary_dim=2, **shared)
+    """One example needs no batch."""
+    layer = build_small(dtype=jnp.float32, param_dtype=jnp.bfloat16)
     with jax.numpy_dtype_promotion("standard"):
-        _, seen = layer(jnp.ones((2, 1, 6)), cache=layer.start_cache(2, 3))
-    assert seen["cache"].value.dtype == jnp.float32
+        read = lambda: layer(jnp.ones((2, 1, 24)), cache=layer.start_cache(2, 3))[1]["cache"]
+        assert jax.eval_shape(read).value.dtype == jnp.float32
+        out, seen = jax.eval_shape(lambda: layer(jnp.ones((7, 24)), aux=("weights",)))
+    assert (out.shape, seen["weights"].shape) == ((7, 24), (3, 7, 7))
 
 
-@pytest.mark.slow
-def test_one_example_and_its_statistics():
-    layer = LatentAttention(6, 3, latent_dim=5, head_dim=4, rotary_dim=2, rngs=nnx.Rngs(0))
-    x = drawn_weights.uniform("one", (7, 6))
-    out, seen = run(layer, x, aux=("weights",))
-    assert (out.shape, seen["weights"].shape) == ((7, 6), (3, 7, 7))
-    np.testing.assert_allclose(seen["weights"].sum(-1), 1, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda layer: layer(jnp.ones((2, 3, 5))), r"x: expected shape \(\*B, length, 24\)"),
+def test_what_does_not_fit_is_refused():
+    layer, x = build_small(), jnp.ones((2, 1, 24))
+    cache, other = layer.start_cache(2, 3), build(17, jnp.float32).start_cache(2, 3)
+    for call, message in (
+        (lambda: layer(x[..., :5]), r"x: expected shape \(\*B, length, 24\)"),
+        (lambda: layer(x[:1], cache=cache), r"expected x \(2, T, 24\)"),
+        (lambda: layer(x, cache=cache, positions=jnp.array([1])), "without positions, got .* with positions"),
+        (lambda: layer(x, cache=other), "cache: expected one key head of width 2 with values of 5"),
         (
-            lambda layer: layer(jnp.ones((3, 1, 24)), cache=layer.start_cache(2, 3)),
-            r"expected x \(2, T, 24\)",
-        ),
-        (
-            lambda layer: layer(
-                jnp.ones((2, 1, 24)), cache=layer.start_cache(2, 3), positions=jnp.array([1])
-            ),
-            "without positions, got .* with positions",
-        ),
-        (
-            lambda layer: layer(jnp.ones((2, 1, 24)), cache=build(17, jnp.float32).start_cache(2, 3)),
-            "cache: expected one key head of width 2 with values of 5",
-        ),
-        (
-            lambda layer: LatentAttention(6, 3, latent_dim=5, head_dim=4, rotary_dim=3, rngs=nnx.Rngs(0)),
+            lambda: build_small(rotary_dim=3),
             "rotary_dim: expected an even number, as pairs are turned; got 3",
         ),
         (
-            lambda layer: LatentAttention(
-                6, 3, latent_dim=5, head_dim=8, rotary_dim=4, rotary=Rotary(width=8), rngs=nnx.Rngs(0)
-            ),
-            r"rotary\.width: expected an even number in 2\.\.4, the features there are; got 8",
+            lambda: build_small(rotary=Rotary(width=8)),
+            r"rotary\.width: expected an even number in 2\.\.2, the",
         ),
         (
-            lambda layer: layer(jnp.ones((2, 3, 24)), positions=jnp.zeros((3, 3), jnp.int32)),
-            r"positions: expected one integer per token, \(3,\) or \(2, 3\); got shape \(3, 3\)",
+            lambda: layer(x, positions=jnp.zeros((3, 1), jnp.int32)),
+            r"positions: expected one integer per token, \(1,\) or \(2, 1\); got shape \(3, 1\)",
         ),
-    ],
-)
-def test_what_does_not_fit_is_refused(call, message):
-    layer = LatentAttention(24, 3, latent_dim=5, head_dim=4, rotary_dim=2, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=message):
-        call(layer)
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -1,15 +1,15 @@
 """A piece of a longer sequence, at its own positions, is that piece of the whole."""
 
-import itertools
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from economy import mostly_slow
 from regard import attend, explain, masks, scores
 from regard.engine.dispatch.registry import COMPLETE
+from test_masks import assert_tiles_are_safe
 
 T, S = 5, 29
 FIRST, LAST = 7, 20  # the piece of the keys
@@ -36,67 +36,47 @@ def piece(array):
     return array[..., FIRST:LAST, :]
 
 
-@pytest.mark.parametrize(
-    ("name", "offset", "backend"),
-    mostly_slow(
-        itertools.product(MASKS, ["number", "per row"], COMPLETE),
-        *zip(MASKS, itertools.cycle(["per row", "number", "number", "per row"]), itertools.cycle(COMPLETE)),
-    ),
-)
-def test_a_piece_of_the_keys_is_the_whole_with_the_rest_masked(name, offset, backend):
-    query, key, value = draw()
+def test_a_piece_of_the_keys_is_the_whole_with_the_rest_masked():
+    """In tiles and by the definition, with gradients, an offset per row, and lengths."""
     inside = np.zeros((1, S), bool)
     inside[:, FIRST:LAST] = True
-    where, start = (13, FIRST) if offset == "number" else (jnp.array([13, 3]), jnp.array([FIRST, FIRST]))
+    mask = MASKS["causal"] & MASKS["lengths"] | MASKS["chunked"]
+    call = functools.partial(attend, query_offset=jnp.array([13, 3]), aux=("lse",))
 
     def whole(query, key, value):
-        mask = MASKS[name] & masks.from_array(inside)
-        return attend(query, key, value, mask=mask, query_offset=where, aux=("lse",), backend=backend)
+        return call(query, key, value, mask=mask & masks.from_array(inside), backend="dense")
 
     def part(query, key, value):
         arrays = query, piece(key), piece(value)
-        return attend(
-            *arrays, mask=MASKS[name], query_offset=where, key_offset=start, aux=("lse",), backend=backend
-        )
+        return call(*arrays, mask=mask, key_offset=jnp.array([FIRST, FIRST]), backend="tiled")
 
     @jax.jit
     def evaluate(*arrays):
         loss = lambda f: lambda *arrays: (f(*arrays)[0].sum(), f(*arrays))
         return [jax.grad(loss(f), (0, 1, 2), has_aux=True)(*arrays) for f in (part, whole)]
 
-    (found_grads, found), (expected_grads, expected) = evaluate(query, key, value)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
-    for one, other in zip(found_grads, expected_grads, strict=True):
+    for one, other in zip(*map(jax.tree.leaves, evaluate(*draw())), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("backend", COMPLETE)
-def test_documents_read_the_id_of_the_key_where_the_query_sits(backend):
-    query, key, value = draw()
-    square = jnp.concatenate([query] * 6, -2)[..., :S, :]
-    expected = attend(square, key, value, mask=masks.segments(IDS) & masks.causal(), backend=backend)
-    far = attend(
-        square,
-        key,
-        value,
-        mask=masks.segments(IDS) & masks.causal(),
-        query_offset=1000,
-        key_offset=1000,
-        backend=backend,
-    )
-    np.testing.assert_array_equal(far, expected)
+def test_documents_read_the_id_of_the_key_where_the_query_sits():
+    mask = masks.segments(IDS) & masks.causal()
+    here, far = jax.jit(lambda: [mask.dense(S, query_offset=at, key_offset=at) for at in (0, 1000)])()
+    np.testing.assert_array_equal(far, here)
 
 
-@pytest.mark.parametrize("backend", COMPLETE)
-def test_dropout_follows_the_positions_of_keys(backend):
-    query, key, value = draw()
-    options = {"dropout_rate": 0.4, "rng": jax.random.key(3), "query_offset": 13, "backend": backend}
+def test_dropout_follows_the_positions_of_keys():
+    """In tiles as by the definition."""
+    options = {"dropout_rate": 0.4, "rng": jax.random.key(3), "query_offset": 13}
     inside = np.zeros((1, S), bool)
     inside[:, FIRST:LAST] = True
-    whole = attend(query, key, value, mask=masks.from_array(inside), **options)
-    part = attend(query, piece(key), piece(value), key_offset=FIRST, **options)
-    np.testing.assert_allclose(part, whole, rtol=1e-6, atol=1e-6)
+
+    @jax.jit
+    def both(query, key, value):
+        part = attend(query, piece(key), piece(value), key_offset=FIRST, backend="tiled", **options)
+        return part, attend(query, key, value, mask=masks.from_array(inside), backend="dense", **options)
+
+    np.testing.assert_allclose(*both(*draw()), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
@@ -104,6 +84,7 @@ def test_the_gradient_of_the_largest_score_follows_the_positions_of_keys(backend
     query, key, value = draw()
     grow = scores.modifier(lambda score, batch, head, q, k: score * k.astype(score.dtype))
 
+    @jax.jit
     @jax.grad
     def slope(query):
         options = {"score": grow, "query_offset": 13, "key_offset": FIRST, "aux": ("max_score",)}
@@ -116,20 +97,20 @@ def test_the_gradient_of_the_largest_score_follows_the_positions_of_keys(backend
     np.testing.assert_allclose(slope(query), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("block", [(1, 1), (2, 3), (4, 8)], ids=str)
-@pytest.mark.parametrize("name", MASKS)
-def test_verdicts_of_a_piece_are_promises(name, block):
-    mask = MASKS[name]
+def test_verdicts_of_a_piece_are_promises():
     offsets = {"query_offset": 13, "key_offset": FIRST, "leading_axes": 1}
-    cells = np.asarray(mask.dense(T, LAST - FIRST, **offsets))
-    codes = np.asarray(mask.tiles(T, LAST - FIRST, query_block=block[0], key_block=block[1], **offsets))
-    for *lead, i, j in np.ndindex(*codes.shape):
-        tile = cells[
-            (*lead, slice(i * block[0], (i + 1) * block[0]), slice(j * block[1], (j + 1) * block[1]))
-        ]
-        assert codes[(*lead, i, j)] != masks.TileKind.EMPTY or not tile.any()
-        assert codes[(*lead, i, j)] != masks.TileKind.FULL or tile.all()
-    assert (mask.dense(T, S, query_offset=13, leading_axes=1)[..., FIRST:LAST] == cells).all()
+    sides = (1, 1), (2, 3)
+
+    def look(mask):
+        tiles = [mask.tiles(T, LAST - FIRST, query_block=q, key_block=k, **offsets) for q, k in sides]
+        whole = mask.dense(T, S, query_offset=13, leading_axes=1)
+        return mask.dense(T, LAST - FIRST, **offsets), whole, tiles
+
+    found = jax.jit(lambda made: {name: look(mask) for name, mask in made.items()})(MASKS)
+    for name, (keep, whole, codes) in found.items():
+        np.testing.assert_array_equal(keep, whole[..., FIRST:LAST], name)
+        for blocks, kinds in zip(sides, codes, strict=True):
+            assert_tiles_are_safe(keep, kinds, blocks, name=name)
 
 
 def test_moved_keys_ask_where_the_queries_sit():

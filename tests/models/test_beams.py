@@ -59,7 +59,8 @@ def search_slowly(gains, prompt, width, length, stops, penalty):
         aside = [(total / step**penalty, text) for total, text in trials[:width] if text[-1] in stops]
         ended = sorted([*ended, *aside], reverse=True)[:width]
         live = [trial for trial in trials if trial[1][-1] not in stops][:width]
-        if len(ended) == width and ended[-1][0] >= live[0][0] / step**penalty:
+        hope = max(live[0][0] / size**penalty for size in range(min(step + 1, length), length + 1))
+        if len(ended) == width and ended[-1][0] >= hope:
             break
     else:
         ended = sorted([*ended, *((total / length**penalty, text) for total, text in live)], reverse=True)
@@ -67,7 +68,7 @@ def search_slowly(gains, prompt, width, length, stops, penalty):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("penalty", [-1.0, 0.0, 0.5, 1.0, 2.0])
 def test_enough_beams_find_the_best_of_all_texts(penalty):
     model, stops = build(vocab_size=TINY), (3,)
     width = TINY**LONG

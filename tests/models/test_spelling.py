@@ -93,14 +93,7 @@ def test_an_ending_cuts_before_the_first_word(text, words):
 
 
 def test_an_ending_holds_back_no_more_than_it_must():
-    ending = Ending(["\n\n", "END"])
-    assert [ending.push(piece) for piece in ("a\n", "b", "EN", "d", "\n", "\nc")] == [
-        "a",
-        "\nb",
-        "",
-        "ENd",
-        "",
-        "",
-    ]
+    ending, pieces = Ending(["\n\n", "END"]), ("a\n", "b", "EN", "d", "\n", "\nc")
+    assert [*map(ending.push, pieces)] == ["a", "\nb", "", "ENd", "", ""]
     assert ending.is_reached
     assert Ending([]).push("all") == "all"

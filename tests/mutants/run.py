@@ -27,6 +27,7 @@ REPORT = ROOT / "benchmarks" / "MUTANTS.md"
 SECONDS = 600  # a fault may make a loop endless
 # What `make test` runs, and the slow cases where that sees nothing.
 MARKED = "not slow and not browser and not processes", "slow and not browser and not processes"
+SCRIPTS = pathlib.Path("inspection", "explorer")  # tests of the explorer's page, which Node runs
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Fault:
     fault: str  # what is wrong then, in one sentence
     before: str
     after: str
-    tests: tuple[str, ...]  # files of tests/, or file::test; the likeliest to fail first
+    tests: tuple[str, ...]  # files of tests/, or file::test; the likeliest to fail first; or *.test.js
     unseen: str = ""  # why no test can fail, where none can
     python: str = ""  # which version sees it, such as "3.12"; any other skips the tests
 
@@ -54,8 +55,14 @@ class Fault:
                 f"{self.table}.toml: {self.fault!r}: {self.file} holds its `before` {found} times"
             )
         planted = source.replace(self.before, self.after)
-        compile(planted, self.file, "exec")
+        if self.file.endswith(".py"):
+            compile(planted, self.file, "exec")
         return planted
+
+    @property
+    def is_script(self) -> bool:
+        """Whether Node runs its tests, and not pytest."""
+        return self.tests[0].endswith(".test.js")
 
 
 def read_faults() -> list[Fault]:
@@ -87,7 +94,7 @@ def run_tests(
 ) -> tuple[int | str, str]:
     """Run tests on a copy of the package, with a fault or as it is: exit code, and what was said."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        package = pathlib.Path(folder, "regard")
+        package = pathlib.Path(folder, "src", "regard")
         shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
         if fault is not None:
             target = package / fault.file
@@ -96,7 +103,12 @@ def run_tests(
             find_python(python), "-B", "-m", "pytest", "--exitfirst", "--tb=no", "-p", "no:cacheprovider",
             "-m", marked, *options, *(f"{TESTS}/{test}" for test in tests),
         ]  # fmt: skip
-        environment, limit = os.environ | {"PYTHONPATH": folder}, None if fault is None else SECONDS
+        if tests[0].endswith(".test.js"):
+            command = prepare_scripts(pathlib.Path(folder), tests, fault)
+        environment, limit = (
+            os.environ | {"PYTHONPATH": str(package.parent)},
+            None if fault is None else SECONDS,
+        )
         try:
             done = subprocess.run(
                 command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit
@@ -108,16 +120,32 @@ def run_tests(
     return done.returncode, done.stdout
 
 
+def prepare_scripts(folder: pathlib.Path, tests: tuple[str, ...], fault: Fault | None) -> list[str]:
+    """Put tests of the page beside the copy of it, which they import; return what runs them."""
+    sys.path.insert(0, str(TESTS / "inspection"))
+    from javascript import NODE
+
+    if NODE is None:
+        sys.exit("faults of the explorer's page need Node: it comes with `pip install 'pyright[nodejs]'`")
+    shutil.copytree(TESTS / SCRIPTS, folder / "tests" / SCRIPTS)
+    shutil.copy(ROOT / "package.json", folder)
+    if fault is not None:
+        subprocess.run([NODE, "--check", folder / "src" / "regard" / fault.file], check=True)
+    return [NODE, "--test", "--test-reporter=tap", *(str(folder / "tests" / test) for test in tests)]
+
+
 def try_fault(fault: Fault) -> dict:
     """Run the fault's tests on a package that has it; killed when one of them fails."""
     started = time.monotonic()
     code, said = 0, ""
-    for marked in MARKED:
+    for marked in MARKED[:1] if fault.is_script else MARKED:
         code, said = run_tests(fault.tests, fault, python=fault.python, marked=marked)
         if code not in (0, 5):
             break
     failed = re.search(r"^(?:FAILED|ERROR) tests/(.*?)(?: - .*)?$", said, re.MULTILINE)
     by = failed[1] if failed else str(code)
+    if fault.is_script and (failed := re.search(r"^ *not ok \d+ - (.*)$", said, re.MULTILINE)):
+        by = f"{fault.tests[0]}::{failed[1]}"
     return {
         "killed": code in (1, 2),
         "by": by,
@@ -192,12 +220,13 @@ def main() -> None:
             word = f"killed by {result['by']}" if result["killed"] else "SURVIVED"
             print(f"{number}/{len(chosen)} {result['seconds']:5.1f} s  {fault.name}: {word}", flush=True)
     # A test that fails without a fault, too, has shown nothing.
-    killers: dict[str, set[str]] = {}
+    killers: dict[tuple[str, bool], set[str]] = {}
     for fault in chosen:
         by = results[fault.name]["by"]
         if results[fault.name]["killed"] and "::" in by:
-            killers.setdefault(fault.python, set()).add(by.partition("[")[0])
-    for python, named in killers.items():
+            test = fault.tests[0] if fault.is_script else by.partition("[")[0]
+            killers.setdefault((fault.python, fault.is_script), set()).add(test)
+    for (python, _), named in killers.items():
         code, said = run_tests(tuple(sorted(named)), None, "--numprocesses", str(options.jobs), python=python)
         if code:
             sys.exit(f"without any fault, tests that killed one fail as well:\n{said}")

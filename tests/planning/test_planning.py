@@ -4,26 +4,23 @@ import dataclasses
 import json
 import math
 import re
-import time
 
 import jax
 import numpy as np
 import pytest
 from flax import nnx
-from hypothesis import given, settings
 
-from economy import mostly_slow
-from mask_expressions import expressions
 from mesh_cases import on_eight_devices
-from regard import masks, parallel, planning
+from regard import masks, planning
 from regard.cli import main
 from regard.engine.call.canonicalization import canonicalize
 from regard.models import PRESETS, Decoder, TransformerConfig
-from regard.parallel.exchange import _routes, moved_halves
 from regard.parallel.schedule import plan_rounds
+from regard.planning import chips
 from regard.planning.candidates import Candidate, list_candidates
 from regard.planning.chips import Line, exchange_seconds, hop_seconds, sum_seconds
 from regard.planning.estimates import Work
+from regard.planning.reports import spell_seconds
 from regard.planning.rings import Rings
 from regard.planning.search import Search
 
@@ -35,73 +32,51 @@ ALL = planning.Assumptions(1.0, 1.0, 1.0, 0.0, 1.0)
 
 
 def plan(length=4096, heads=8, devices=8, chip=PLAIN, width=64, assumptions=ALL, **options):
-    return planning.plan(
-        length=length,
-        heads=heads,
-        devices=devices,
-        chip=chip,
-        width=width,
-        assumptions=assumptions,
-        **options,
-    )
+    options |= {"length": length, "heads": heads, "devices": devices, "chip": chip, "width": width}
+    return planning.plan(assumptions=assumptions, **options)
+
+
+def pose(*shape, dtype="float32", **options):
+    """A call of self-attention on arrays of a shape."""
+    return canonicalize(*[jax.ShapeDtypeStruct(shape, dtype)] * 3, **options)
 
 
 def found(report, **sizes):
     """The estimate of a mesh, contiguous unless it says otherwise."""
-    wanted = Candidate(
-        **{"data": 1, "sequence": 1, "exchange": 1, "heads": 1, "layout": "contiguous"} | sizes
-    )
+    alone = {"data": 1, "sequence": 1, "exchange": 1, "heads": 1, "layout": "contiguous"}
+    wanted = Candidate(**alone | sizes)
     (estimate,) = (item for item in report.ranking if item.candidate == wanted)
     return estimate
 
 
-# Amounts.
+# Amounts and chips.
 
 
-@pytest.mark.parametrize(
-    ("text", "amount"),
-    [
-        ("7", 7),
-        (7, 7),
-        ("128k", 131072),
-        ("1M", 1048576),
-        ("1_048_576", 1048576),
-        (" 2G ", 1 << 31),
-        ("1.5k", 1536),
-    ],
-)
-def test_amounts_are_read(text, amount):
-    assert planning.read_amount(text) == amount
+def test_amounts_are_read():
+    texts = ("7", 7, "128k", "1M", "1_048_576", " 2G ", "1.5k")
+    assert [planning.read_amount(text) for text in texts] == [7, 7, 131072, 1048576, 1048576, 1 << 31, 1536]
+    for text in ("", "M", "0", "-3", "1.1k", "1e6", "12q", 0, "k1", "nan", "inf", "1.0e999"):
+        with pytest.raises(ValueError, match="expected a whole number such as 4096, 128k"):
+            planning.read_amount(text)
 
 
-@pytest.mark.parametrize("text", ["", "M", "0", "-3", "1.1k", "1e6", "12q", 0, "k1", "nan", "inf", "1.0e999"])
-def test_what_is_no_amount_is_refused(text):
-    with pytest.raises(ValueError, match="expected a whole number such as 4096, 128k"):
-        planning.read_amount(text)
-
-
-# Chips.
-
-
-@pytest.mark.parametrize("chip", planning.CHIPS.values(), ids=list(planning.CHIPS))
-def test_every_figure_of_a_chip_has_a_source(chip):
-    assert set(chip.sources) == {"compute", "memory", "links", "network"}
-    assert all(len(source) > 10 for source in chip.sources.values())
-    assert 1e14 < chip.flops["bfloat16"] < 1e16
-    assert chip.far_bandwidth < chip.near_bandwidth < chip.memory_bandwidth < 1e13
-    assert chip.memory_bytes < 2e11
-    assert chip.near_devices >= chip.devices_per_host
-
-
-def test_figures_of_chips_are_the_published_ones():
+def test_figures_of_chips_are_the_published_ones_and_have_sources():
     """H100 SXM: 900 GB/s of NVLink both ways, 400 Gb/s of network. v5e: 400 GB/s both ways over 4 links."""
     h100, v5e = planning.CHIPS["h100"], planning.CHIPS["v5e"]
     assert (h100.memory_bytes, h100.near_bandwidth, h100.far_bandwidth) == (80e9, 450e9, 50e9)
     assert (v5e.memory_bytes, v5e.near_bandwidth, v5e.flops["bfloat16"]) == (16e9, 50e9, 197e12)
+    for chip in planning.CHIPS.values():
+        assert set(chip.sources) == {"compute", "memory", "links", "network"}
+        assert all(len(source) > 10 for source in chip.sources.values())
+        assert 1e14 < chip.flops["bfloat16"] < 1e16
+        assert chip.far_bandwidth < chip.near_bandwidth < chip.memory_bandwidth < 1e13
+        assert chip.memory_bytes < 2e11
+        assert chip.near_devices >= chip.devices_per_host
 
 
-@pytest.mark.slow
-def test_devices_of_one_machine_share_it():
+def test_devices_of_one_machine_share_it(monkeypatch):
+    monkeypatch.setattr(chips, "_SIDE", 64)
+    monkeypatch.setattr(chips, "_NUMBERS", 1 << 12)
     chip = planning.measure_host()
     assert chip.shared
     assert min(*chip.flops.values(), chip.memory_bytes, chip.memory_bandwidth, chip.near_bandwidth) > 1e6
@@ -116,60 +91,48 @@ def test_devices_of_one_machine_share_it():
 # Work.
 
 
-@pytest.mark.slow
-@settings(max_examples=25)
-@given(mask=expressions(batch=2, length=640, queries=640))
+@pytest.mark.parametrize(
+    "mask",
+    [CAUSAL & masks.sliding_window(200), masks.lengths([300, 640]), masks.chunked(256) | masks.prefix(70)],
+    ids=repr,
+)
 def test_work_is_that_of_tiles_with_a_pair(mask):
-    problem = canonicalize(*[jax.ShapeDtypeStruct((2, 2, 640, 4), "float32")] * 3, mask=mask)
-    work = Work.count(problem)
+    work = Work.count(pose(2, 2, 640, 4, mask=mask))
     cells = np.asarray(mask.dense(640, leading_axes=2))
     cells = np.broadcast_to(cells, (*cells.shape[:-2], 640, 640)).reshape(-1, 5, 128, 5, 128)
     tiles = cells.any((2, 4)).mean(0) * 128 * 128
-    # EMPTY is a promise, PARTIAL none: some tiles may count without a pair.
-    assert (work.cells[1:] - work.cells[:-1] >= tiles.sum(1) - 1e-6).all()
-    codes = np.asarray(mask.tiles(640, leading_axes=2))
-    codes = np.broadcast_to(codes, (*codes.shape[:-2], 5, 5)).reshape(-1, 5, 5)
-    assert work.total == pytest.approx((codes > 0).mean(0).sum() * 128 * 128)
+    np.testing.assert_allclose(np.diff(work.cells), tiles.sum(1))
+    assert work.total == pytest.approx(tiles.sum())
     assert work.kept == pytest.approx(work.total / 640**2)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "balanced"])
-@pytest.mark.parametrize(
-    "mask", [None, CAUSAL, CAUSAL & masks.sliding_window(700), masks.prefix(900)], ids=repr
-)
-def test_work_of_devices_is_what_the_account_counts(mask, layout):
-    account = parallel.explain(
-        *[jax.ShapeDtypeStruct((1, 2, 4096, 8), "float32")] * 3,
-        mesh=jax.sharding.AbstractMesh((8,), ("sequence",)), axis="sequence", mask=mask, plan="ring",
-        layout=layout,
-    )  # fmt: skip
+def test_work_of_devices_is_what_the_account_counts(layout):
+    problem = pose(1, 2, 4096, 8, mask=CAUSAL & masks.sliding_window(700))
+    candidate = Candidate(1, 8, 1, 1, layout)
+    account = candidate.place().explain(problem)
     assert account.counted == "128 x 128"
-    problem = canonicalize(*[jax.ShapeDtypeStruct((1, 2, 4096, 8), "float32")] * 3, mask=mask)
-    division = Candidate(1, 8, 1, 1, layout).cut(problem)
-    load = Rings(problem, Work.count(problem)).load(8, layout, division.queries.chunk)
+    load = Rings(problem, Work.count(problem)).load(8, layout, candidate.cut(problem).queries.chunk)
     np.testing.assert_allclose(load.cells, np.asarray(account.tiles) * 128 * 128)
 
 
 def test_a_length_that_tiles_do_not_divide_is_counted_whole():
-    problem = canonicalize(*[jax.ShapeDtypeStruct((1, 1, 1009, 8), "float32")] * 3, mask=CAUSAL)
+    problem = pose(1, 1, 1009, 8, mask=CAUSAL)
     work = Work.count(problem)
     side = np.minimum(np.arange(1, 9) * 128, 1009)
-    assert work.total == sum(
-        (rows - before) * rows for before, rows in zip([0, *side[:-1]], side, strict=True)
-    )
+    assert work.total == np.sum(np.diff(side, prepend=0) * side)
     queries = Candidate(1, 3, 1, 1, "balanced").cut(problem).queries
     assert queries.padded == 1014
     assert Rings(problem, work).load(3, "balanced", queries.chunk).cells.sum() == pytest.approx(work.total)
 
 
-@pytest.mark.slow
 def test_causal_work_is_even_in_balance():
-    report = plan(length="1M", devices=256, heads=32, mask=CAUSAL)
-    uneven, even = (found(report, sequence=256, layout=layout) for layout in ("contiguous", "balanced"))
+    report = plan(length="64k", devices=32, mask=CAUSAL)
+    uneven, even = (found(report, sequence=32, layout=layout) for layout in ("contiguous", "balanced"))
     assert even.balance <= 1.1
-    assert uneven.balance > 100
-    assert uneven.flops == pytest.approx(2 * even.flops, rel=0.01)
-    assert report.kept == pytest.approx(0.5, rel=0.001)
+    assert uneven.balance > 30
+    assert uneven.flops == pytest.approx(2 * even.flops, rel=0.03)
+    assert report.kept == pytest.approx(0.5, rel=0.01)
 
 
 def test_a_mask_that_is_not_known_counts_whole():
@@ -218,7 +181,8 @@ def test_exchange_and_heads_cost_what_is_counted_by_hand():
 
 def test_seconds_on_links_are_those_counted_by_hand():
     # Neighbours 2 apart in hosts of 4: two of 8 are near, and a ring always leaves the host.
-    line = Line(8, 2)
+    line = Candidate(3, 8, 1, 2, "contiguous").line("sequence")
+    assert line == Line(8, 2)
     assert hop_seconds(PLAIN, line, 100) == 100 / 1e4
     assert hop_seconds(PLAIN, Line(2, 2), 100) == 100 / 1e5
     assert hop_seconds(PLAIN, line, 100, 8) == hop_seconds(PLAIN, Line(1, 1), 100) == 0
@@ -247,9 +211,7 @@ def test_shares_and_messages_are_taken_off():
 # Candidates and their order.
 
 
-@pytest.mark.parametrize(
-    ("devices", "batch", "heads", "key_heads"), [(1, 1, 1, 1), (12, 3, 8, 4), (30, 5, 6, 6), (16, 2, 8, 1)]
-)
+@pytest.mark.parametrize(("devices", "batch", "heads", "key_heads"), [(12, 3, 8, 4), (16, 2, 8, 1)])
 def test_every_mesh_is_there_once_and_serves(devices, batch, heads, key_heads):
     query, key = (jax.ShapeDtypeStruct((batch, count, 64, 4), "float32") for count in (heads, key_heads))
     problem = canonicalize(query, key, key)
@@ -274,13 +236,10 @@ def test_every_mesh_is_there_once_and_serves(devices, batch, heads, key_heads):
     assert expected
 
 
-@pytest.mark.slow
 def test_the_bytes_are_those_of_the_account():
-    report = plan(
-        length=1009, heads=4, devices=8, batch=2, mask=CAUSAL & masks.sliding_window(100), backward=True
-    )
-    array = jax.ShapeDtypeStruct((2, 4, 1009, 64), "bfloat16")
-    problem = canonicalize(array, array, array, mask=CAUSAL & masks.sliding_window(100))
+    mask = CAUSAL & masks.sliding_window(100)
+    report = plan(length=1009, heads=4, batch=2, mask=mask, backward=True)
+    problem = pose(2, 4, 1009, 64, dtype="bfloat16", mask=mask)
     assert len(report.ranking) > 10
     for item in report.ranking:
         account = item.candidate.place().explain(problem)
@@ -289,7 +248,7 @@ def test_the_bytes_are_those_of_the_account():
 
 
 def test_of_the_fastest_the_best_sends_least_and_the_rest_go_by_time():
-    report = plan(length="256k", heads=32, key_heads=8, devices=64, chip="v5e", mask=CAUSAL, assumptions=None)
+    report = plan(length="64k", heads=32, key_heads=8, devices=32, chip="v5e", mask=CAUSAL, assumptions=None)
     best, *rest = report.ranking
     fitting = [item for item in report.ranking if item.fits]
     fastest = min(item.seconds for item in fitting)
@@ -303,6 +262,10 @@ def test_of_the_fastest_the_best_sends_least_and_the_rest_go_by_time():
     said = [report.explain_loss(item) for item in rest]
     assert any("the work on the busiest device" in text for text in said)
     assert any("the bytes" in text for text in said)
+    slowest = next(item for item in reversed(rest) if item.fits)
+    assert report.explain_loss(slowest).startswith(f"{slowest.seconds / best.seconds - 1:.0%} slower: ")
+    spelled = [spell_seconds(seconds) for seconds in (0, 2.5, 0.0034, 5e-6)]
+    assert spelled == ["0 s", "2.5 s", "3.4 ms", "5 us"]
 
 
 def test_meshes_that_do_not_fit_come_last_and_say_so():
@@ -316,38 +279,33 @@ def test_meshes_that_do_not_fit_come_last_and_say_so():
 
 
 WINDOW = CAUSAL & masks.sliding_window(1023)
-QUICK = [
-    ({"length": 512, "heads": 8, "chip": "h100"}, 1),
-    ({"length": 4096, "heads": 8, "chip": "h100", "devices": 13}, 8),
-    ({"length": "64k", "heads": 8, "key_heads": 2, "chip": "h100"}, 36),
-    ({"length": 1009, "heads": 7, "chip": "v5p"}, 1),
-    ({"length": "128k", "heads": 8, "chip": "v5e", "fixed": {"data": 2}, "batch": 3}, 64),
-]
-LONG = [
-    ({"length": 4096, "heads": 8, "chip": "h100", "mask": WINDOW}, 4),
-    ({"length": "1M", "heads": 8, "chip": "h100", "mask": CAUSAL}, 64),
-    ({"length": "1M", "heads": 8, "chip": "v5e", "mask": WINDOW}, 64),
-    ({"length": 30011, "heads": 6, "chip": "v5p", "mask": CAUSAL, "backward": True}, 48),
-    ({"length": 8192, "heads": 16, "key_heads": 1, "chip": "v6e", "mask": CAUSAL, "batch": 5}, 45),
-    ({"length": 2048, "heads": 4, "chip": "a100", "batch": 7, "backward": True}, 56),
-    ({"length": "16k", "heads": 12, "chip": "b200", "mask": masks.prefix(5000)}, 8),
-]
 
 
-@pytest.mark.parametrize(
-    ("options", "count"), QUICK + [pytest.param(*each, marks=pytest.mark.slow) for each in LONG]
-)
-def test_the_best_number_of_devices_is_that_of_trying_all(options, count, monkeypatch):
-    searches = []
-    find = Search.find_best
+def watch_search(monkeypatch):
+    """The searches to come."""
+    searches, find = [], Search.find_best
     monkeypatch.setattr(
         Search, "find_best", lambda self, devices: searches.append(self) or find(self, devices)
     )
-    options = {"devices": 64, "width": 128, **options}
-    best = planning.plan(**options).best
+    return searches
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({"length": 512, "chip": "h100", "devices": 16}, 1),
+        ({"length": 4096, "chip": "h100", "devices": 13}, 8),
+        ({"length": 4096, "chip": "h100", "mask": WINDOW, "devices": 16}, 4),
+        ({"length": "64k", "key_heads": 2, "chip": "h100", "devices": 64}, 36),
+        ({"length": "128k", "chip": "v5e", "fixed": {"data": 2}, "batch": 3, "devices": 64}, 64),
+    ],
+)
+def test_the_best_number_of_devices_is_that_of_trying_all(options, count, monkeypatch):
+    searches = watch_search(monkeypatch)
+    best, devices = planning.plan(heads=8, width=128, **options).best, options["devices"]
     step = math.prod(options.get("fixed", {}).values())
-    counts = range(step, options["devices"] + 1, step)
-    every = [searches[0].weigh(one) for devices in counts for one in searches[0].list(devices)]
+    counts = range(step, devices + 1, step)
+    every = [searches[0].weigh(one) for some in counts for one in searches[0].list(some)]
     fastest = min(item.seconds for item in every if item.fits)
     alike = [item for item in every if item.fits and item.seconds <= 1.02 * fastest]
     even = [item for item in alike if not (item.candidate.tokens or item.candidate.rows)]
@@ -355,12 +313,11 @@ def test_the_best_number_of_devices_is_that_of_trying_all(options, count, monkey
     assert best.candidate.devices == count == min(item.candidate.devices for item in even or alike)
 
 
-@pytest.mark.slow
 def test_rounds_of_rings_are_those_of_the_calls():
     """Found by shapes that are compiled once; beyond 1024 chunks, from larger ones, at most twice as many."""
-    problem = canonicalize(*[jax.ShapeDtypeStruct((1, 2, 30011, 8), "bfloat16")] * 3, mask=WINDOW)
+    problem = pose(1, 2, 30011, 8, dtype="bfloat16", mask=WINDOW)
     rings = Rings(problem, Work.count(problem))
-    for ring, layout in ((3, "contiguous"), (7, "balanced"), (61, "contiguous"), (127, "balanced")):
+    for ring, layout in ((3, "contiguous"), (61, "balanced")):
         division = Candidate(1, ring, 1, 1, layout).cut(problem)
         exact = [step.number for step in plan_rounds(problem, division)]
         assert [step.number for step in rings.divide(division)[0].rounds] == exact
@@ -372,55 +329,40 @@ def test_rounds_of_rings_are_those_of_the_calls():
     assert len(more) <= 2 * len(exact)
 
 
-def test_what_balance_moves_is_what_its_routes_do():
-    problem = canonicalize(*[jax.ShapeDtypeStruct((1, 2, 8192, 8), "bfloat16")] * 3, mask=CAUSAL)
-    for ring in range(2, 17):
-        division = Candidate(1, ring, 1, 1, "balanced").cut(problem)
-        sent = [here != there for route in _routes(division) for here, there in route]
-        assert moved_halves(division) == pytest.approx(sum(sent) / (2 * ring))
-
-
 def test_padding_makes_meshes_divide():
     """With tokens and sequences appended, devices do what they do where there are as many to begin with."""
     options = {"length": 1013, "batch": 5, "chip": PLAIN, "heads": 2, "mask": CAUSAL}
-    report = plan(devices=6, **options)
-    item = found(report, data=3, sequence=2, tokens=1, rows=1)
+    item = found(plan(devices=6, **options), data=3, sequence=2, tokens=1, rows=1)
     whole = found(plan(devices=6, **{**options, "length": 1014, "batch": 6}), data=3, sequence=2)
-    assert (item.gathered_bytes, item.sent_bytes, item.memory_bytes) == (
-        0,
-        whole.sent_bytes,
-        whole.memory_bytes,
-    )
+    assert item.gathered_bytes == 0
+    assert (item.sent_bytes, item.memory_bytes) == (whole.sent_bytes, whole.memory_bytes)
     assert item.flops == pytest.approx(whole.flops, rel=0.01)
-    gathered = found(plan(devices=2, **options), sequence=2)
+    two, three = (plan(devices=devices, **options) for devices in (2, 3))
+    gathered = found(two, sequence=2)
     assert gathered.gathered_bytes > 0
-    assert found(plan(devices=2, **options), sequence=2, tokens=1).seconds < gathered.seconds
-    assert "padding    to 6 x " in str(plan(devices=3, **options))
-    assert "# append 1 sequences" in plan(devices=3, **options).code()
+    assert found(two, sequence=2, tokens=1).seconds < gathered.seconds
+    assert "padding    to 6 x " in str(three)
+    assert "# append 1 sequences" in three.code()
 
 
-@pytest.mark.slow
-def test_many_devices_are_planned_in_seconds():
-    """Counted in work, as other programs run here: rings that are looked at, of 384 numbers of devices."""
-    begun = time.process_time()
-    report = planning.plan(
-        length="1M", heads=32, key_heads=8, devices=65_536, chip="v5p", mask=CAUSAL, batch=2
-    )
+def test_many_devices_are_planned_by_looking_at_few_meshes(monkeypatch):
+    """Of the meshes of 384 numbers of devices, some hundreds are weighed."""
+    weighed, weigh = [], Search.weigh
+    monkeypatch.setattr(Search, "weigh", lambda self, one: weighed.append(one) or weigh(self, one))
+    options = {"heads": 32, "key_heads": 8, "devices": 65_536, "chip": "v5p", "batch": 2}
+    report = planning.plan(length="128k", mask=CAUSAL, **options)
     assert report.best.candidate.devices < 20_000
     assert report.best.seconds < 0.2 * report.spread.seconds
-    assert time.process_time() - begun < 10  # some 2 on a machine without others
-
-
-def test_given_sizes_stay():
-    report = plan(devices=32, batch=4, fixed={"data": 2, "heads": 1})
-    assert {(item.candidate.data, item.candidate.heads) for item in report.ranking} == {(2, 1)}
+    assert len(weighed) < 500
 
 
 def test_a_window_is_best_on_a_ring_and_everything_on_an_exchange():
-    near = plan(length="1M", heads=8, devices=8, chip="h100", mask=masks.chunked(1 << 17))
+    near = plan(length="1M", chip="h100", mask=masks.chunked(1 << 17))
     assert near.best.sent_bytes == 0
     assert near.best.candidate.mesh == {"sequence": 8}
-    assert plan(length="1M", heads=8, devices=8, chip="h100").best.candidate.mesh == {"exchange": 8}
+    assert plan(length="1M", chip="h100").best.candidate.mesh == {"exchange": 8}
+    report = plan(devices=32, batch=4, fixed={"data": 2, "heads": 1})
+    assert {(item.candidate.data, item.candidate.heads) for item in report.ranking} == {(2, 1)}
 
 
 # Whole steps.
@@ -430,27 +372,23 @@ EXPERTS = {"num_experts": 7, "experts_per_token": 2, "expert_width": 20, "gated"
 MIXED = dataclasses.replace(TINY, **EXPERTS, dense_layers=(0,))
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt2", "llama-3.1-8b", "qwen3-0.6b", "gemma-2-2b", "qwen3-30b-a3b", "gpt-oss-20b"]
-)
+@pytest.mark.parametrize("name", ["gpt2", "gemma-2-2b", "qwen3-30b-a3b", "gpt-oss-20b", "mixed"])
 def test_parameters_are_those_of_the_model(name):
-    config = dataclasses.replace(PRESETS[name].config, num_layers=2)
-    check_parameters(config)
-    check_parameters(dataclasses.replace(config, sinks=True, tied_output=False, attention_bias=True))
-
-
-def check_parameters(config):
+    if name == "mixed":
+        config = dataclasses.replace(MIXED, first_norm=False, tied_output=True)
+    else:
+        config = dataclasses.replace(PRESETS[name].config, num_layers=2)
+    if name == "gemma-2-2b":
+        config = dataclasses.replace(config, sinks=True, tied_output=False, attention_bias=True)
     leaves = jax.tree.leaves(nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))), nnx.Param))
     assert sum(planning.count_parameters(config).values()) == sum(math.prod(leaf.shape) for leaf in leaves)
 
 
-def test_parameters_of_some_layers_with_experts_are_those_of_the_model():
-    check_parameters(dataclasses.replace(MIXED, first_norm=False, tied_output=True))
+STEP = {"length": 256, "batch": 4, "chip": PLAIN, "assumptions": ALL}
 
 
 def test_a_step_is_what_is_counted_by_hand():
-    options = {"length": 256, "batch": 4, "chip": PLAIN, "assumptions": ALL}
-    step = planning.plan_step(TINY, devices=2, fixed={"data": 2}, **options)
+    step = planning.plan_step(TINY, devices=2, fixed={"data": 2}, **STEP)
     tokens, parts = 2 * 256, planning.count_parameters(TINY)
     assert parts["attention"] == 3 * (2 * 12 * 12 + 2 * 12 * 6 + 12 + 2 * 6 + 12)
     assert parts["feed_forward"] == 3 * (2 * 12 * 40 + 40 + 12)
@@ -463,28 +401,18 @@ def test_a_step_is_what_is_counted_by_hand():
     assert step.seconds_of["products"] == pytest.approx(flops / 1e9)
     assert step.seconds_of["weights"] == pytest.approx(3 * 2 * step.parameters / 2 / 1e5)
     assert step.seconds_of["update"] == pytest.approx(2 * 16 * step.parameters / 2 / 1e6)
-    alone = plan(
-        length=256,
-        heads=4,
-        key_heads=2,
-        width=3,
-        batch=4,
-        devices=2,
-        mask=CAUSAL,
-        backward=True,
-        fixed={"data": 2},
-    )
+    options = {"heads": 4, "key_heads": 2, "width": 3, "devices": 2, "fixed": {"data": 2}, "backward": True}
+    alone = plan(length=256, batch=4, mask=CAUSAL, **options)
     assert step.seconds_of["attention"] == pytest.approx(3 * alone.best.seconds)
     assert f"{step.parameters:,}" in str(step)
-    config = dataclasses.replace(TINY, remat="full")
-    again = planning.plan_step(config, devices=2, fixed={"data": 2}, **options)
+    again = planning.plan_step(dataclasses.replace(TINY, remat="full"), devices=2, fixed={"data": 2}, **STEP)
     assert again.held["activations"] == 2 * tokens * (3 * 12 + 48 + 2 * 12 + 2 * 6 + 2 * 40)
     assert again.seconds > step.seconds
 
 
 def test_a_step_of_experts_is_what_is_counted_by_hand():
-    options = {"length": 256, "batch": 4, "chip": PLAIN, "assumptions": ALL, "devices": 4}
-    step = planning.plan_step(MIXED, fixed={"data": 2, "heads": 2}, **options)
+    options = {**STEP, "devices": 4, "fixed": {"data": 2, "heads": 2}}
+    step = planning.plan_step(MIXED, **options)
     tokens, parts, one = 2 * 256, planning.count_parameters(MIXED), 3 * 12 * 20 + 2 * 20 + 12
     assert parts["experts"] == 2 * 7 * one
     # Tiles of the mean of 1,024 choices, 147; at most 146 rows of each of the seven last ones are empty.
@@ -500,38 +428,18 @@ def test_a_step_of_experts_is_what_is_counted_by_hand():
     assert step.held["gathered"] == 2 * (2 * block + rows // 147 * 12 * 20) / 2
     sent = 2 * 2 / 2 * 2 * 12 * (tokens + 2 * rows)
     assert step.seconds_of["sums"] == pytest.approx(sent / 1e5)
-    again = planning.plan_step(
-        dataclasses.replace(MIXED, remat="full"), fixed={"data": 2, "heads": 2}, **options
-    )
+    again = planning.plan_step(dataclasses.replace(MIXED, remat="full"), **options)
     assert again.held["activations"] == 2 * (3 * tokens * 12 + inside + routed)
 
 
-QWEN, GPT_OSS = (PRESETS[name].config for name in ("qwen3-30b-a3b", "gpt-oss-20b"))
-STEPS = [
-    (QWEN, {"length": 4096, "batch": 24, "chip": "h200"}, 8),
-    (MIXED, {"length": 1009, "batch": 3, "chip": "v5e", "assumptions": ALL}, 3),
-    (MIXED, {"length": 512, "batch": 8, "chip": "h100"}, 1),
-    (MIXED, {"length": "64k", "batch": 5, "chip": "b200"}, 40),
-    (GPT_OSS, {"length": 2048, "batch": 7, "chip": "v6e"}, 56),
-    (QWEN, {"length": 4096, "batch": 36, "chip": "v5p"}, 64),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", mostly_slow(range(len(STEPS)), 1))
-def test_the_best_number_of_devices_for_experts_is_that_of_trying_all(case, monkeypatch):
-    config, options, count = STEPS[case]
-    searches = []
-    find = Search.find_best
-    monkeypatch.setattr(
-        Search, "find_best", lambda self, devices: searches.append(self) or find(self, devices)
-    )
-    config = dataclasses.replace(config, remat="full")
-    best, (search,) = planning.plan_step(config, devices=64, **options), searches
+def test_the_best_number_of_devices_for_experts_is_that_of_trying_all(monkeypatch):
+    searches, config = watch_search(monkeypatch), dataclasses.replace(MIXED, remat="full")
+    options = {"length": 1009, "batch": 3, "chip": "v5e", "assumptions": ALL}
+    best, (search,) = planning.plan_step(config, devices=32, **options), searches
     room = search.chip.memory_bytes * search.assumptions.memory_share
     every = [
         (search.total(search.weigh(one)), one)
-        for devices in range(1, 65)
+        for devices in range(1, 33)
         for one in search.list(devices)
         if search.peak(one) + search.beside(one).bytes <= room
     ]
@@ -539,13 +447,14 @@ def test_the_best_number_of_devices_for_experts_is_that_of_trying_all(case, monk
     alike = [one for seconds, one in every if seconds <= 1.02 * fastest]
     even = [one for one in alike if not (one.tokens or one.rows)]
     assert best.seconds <= 1.02 * fastest
-    assert best.candidate.devices == count == min(one.devices for one in even or alike)
+    assert best.candidate.devices == 3 == min(one.devices for one in even or alike)
 
 
 def test_windows_of_a_step_are_weighed_each():
-    options = {"length": 4096, "batch": 2, "devices": 1, "chip": PLAIN, "assumptions": ALL}
-    mixed = planning.plan_step(dataclasses.replace(TINY, windows=(127, None)), **options)
-    one = {"length": 4096, "heads": 4, "key_heads": 2, "width": 3, "batch": 2, "devices": 1, "backward": True}
+    options = {"length": 4096, "batch": 2, "devices": 1}
+    config = dataclasses.replace(TINY, windows=(127, None))
+    mixed = planning.plan_step(config, chip=PLAIN, assumptions=ALL, **options)
+    one = {**options, "heads": 4, "key_heads": 2, "width": 3, "backward": True}
     near, far = (plan(**one, mask=mask).best.seconds for mask in (CAUSAL & masks.sliding_window(127), CAUSAL))
     assert mixed.seconds_of["attention"] == pytest.approx(2 * near + far)
 
@@ -554,7 +463,7 @@ def test_a_step_takes_the_best_number_of_devices():
     """As trying each number does; and memory may ask for more than would be fastest."""
     options = {"length": 512, "batch": 8}
     best = planning.plan_step(TINY, devices=16, chip="h100", **options)
-    alone = [planning.plan_step(TINY, devices=n, chip="h100", **options).seconds for n in range(1, 17)]
+    alone = [planning.plan_step(TINY, devices=n, chip="h100", **options).seconds for n in (1, 2, 4, 8, 16)]
     assert best.seconds <= 1.02 * min(alone)
     assert best.candidate.devices == 1
     small = dataclasses.replace(planning.CHIPS["h100"], memory_bytes=1.2 * sum(best.held.values()) / 2)
@@ -565,10 +474,6 @@ def test_a_step_takes_the_best_number_of_devices():
         planning.MemoryTooSmallError, match="no mesh of up to 1 h100 holds the step; take more"
     ):
         planning.plan_step(TINY, devices=1, chip=small, **options)
-    with pytest.raises(ValueError, match="config: expected vocab_size, as a Decoder predicts tokens"):
-        planning.plan_step(
-            dataclasses.replace(TINY, vocab_size=None, input_width=3), devices=1, chip="h100", **options
-        )
 
 
 # Errors.
@@ -578,94 +483,65 @@ def test_a_step_takes_the_best_number_of_devices():
     ("options", "message"),
     [
         ({"length": "1x"}, "length: expected a whole number"),
-        ({"length": 10**400}, "length: expected at most 2147483647"),
-        ({"devices": 10**30}, "devices: expected at most 1048576"),
         ({"devices": 2**20 + 1}, "devices: expected at most 1048576, got 1048577"),
-        ({"devices": 0}, "devices: expected a whole number"),
         ({"key_heads": 3}, "heads: expected a multiple of key_heads, 3; got 8"),
         (
             {"chip": "h1000"},
-            "chip: expected one of a100, h100, h200, b200, v5e, v5p, v6e, cpu, or a planning.Chip",
+            "chip: expected one of a100, h100, h200, b200, v5e, v5p, v6e, cpu, or a planning",
         ),
-        ({"chip": None}, "chip: expected one of .*; got None"),
         ({"fixed": {"rows": 2}}, "fixed: expected axes among data, sequence, exchange, heads; got rows"),
         ({"fixed": {"data": 3}}, "expected sizes whose product divides the 8 devices"),
         ({"fixed": {"data": -2, "sequence": -2}}, r"fixed\['data'\]: expected a whole number"),
         (
             {"fixed": {"data": 2}},
-            "no mesh of up to 8 with data=2 divides the call; data is at most the batch, 1",
+            "no mesh of up to 8 with data=2 divides the call; data is at most the batch",
         ),
-        (
-            {"dtype": "float64", "chip": "v5e"},
-            "dtype: expected one that v5e multiplies, bfloat16, float32; got float64",
-        ),
+        ({"dtype": "float64", "chip": "v5e"}, "dtype: expected one that v5e multiplies, bfloat16, float32"),
+        ({"dtype": "bfloat17"}, "dtype: expected the name of one, such as 'bfloat16', got str"),
     ],
 )
 def test_a_wrong_request_says_what_was_expected(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         plan(**options)
 
 
-@pytest.mark.parametrize(
-    ("name", "number", "message"),
-    [
+def test_assumptions_are_shares():
+    for name, number, message in (
         ("compute_efficiency", 0, r"expected a share in \(0, 1\], got 0"),
         ("memory_share", 1.1, "expected a share"),
         ("link_efficiency", float("nan"), "expected a share"),
         ("memory_efficiency", "most", "expected a number known before tracing"),
         ("message_seconds", -1e-5, "expected seconds of at least 0"),
-    ],
-)
-def test_assumptions_are_shares(name, number, message):
-    with pytest.raises((ValueError, TypeError), match=f"{name}: {message}"):
-        planning.Assumptions(**{name: number})
-
-
-def test_a_dtype_that_is_none_is_refused_by_name():
-    with pytest.raises(TypeError, match="dtype: expected the name of one, such as 'bfloat16', got str"):
-        plan(dtype="bfloat17")
+    ):
+        with pytest.raises((ValueError, TypeError), match=f"{name}: {message}"):
+            planning.Assumptions(**{name: number})
 
 
 def test_a_call_without_work_takes_no_time_on_any_mesh():
     report = plan(length=512, devices=2, mask=masks.lengths(0))
-    assert report.best.seconds == 0
-    assert report.best.balance == 1
+    assert (report.best.seconds, report.best.balance) == (0, 1)
     losses = [report.explain_loss(item) for item in report.ranking]
     assert all(
         loss.startswith(("best", "as fast")) or re.match(r"[\d.]+ s slower: ", loss) for loss in losses
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"devices": 0}, "devices: expected a whole number"),
-        ({"batch": "many"}, "batch: expected a whole number"),
-        ({"fixed": {"rows": 2}}, "fixed: expected axes among data, sequence, exchange, heads; got rows"),
-        ({"fixed": {"data": 0}}, r"fixed\['data'\]: expected a whole number"),
-        (
-            {"fixed": {"data": 8}},
-            "no mesh of up to 8 with data=8 divides the call; data is at most the batch, 2",
-        ),
-    ],
-)
-def test_a_step_refuses_what_a_plan_refuses(options, message):
-    with pytest.raises(ValueError, match=message):
-        planning.plan_step(TINY, **{"length": 512, "batch": 2, "devices": 8, "chip": "h100", **options})
+def test_a_step_refuses_what_a_plan_refuses():
+    for config, options, message in (
+        (TINY, {"batch": "many"}, "batch: expected a whole number"),
+        (TINY, {"fixed": {"data": 8}}, "no mesh of up to 8 with data=8 divides the call"),
+        (dataclasses.replace(TINY, vocab_size=None, input_width=3), {}, "config: expected vocab_size, as"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            planning.plan_step(config, **{"length": 512, "batch": 2, "devices": 8, "chip": "h100", **options})
 
 
-@pytest.mark.slow
 def test_too_little_memory_says_how_many_devices_would_do():
-    options = {
-        "length": "16M",
-        "heads": 32,
-        "chip": "v5e",
-        "mask": CAUSAL,
-        "assumptions": None,
-        "backward": True,
-    }
+    """Of meshes that there are; or that no number of them would."""
+    small = dataclasses.replace(planning.CHIPS["v5e"], memory_bytes=16e6)
+    options = {"length": "16k", "heads": 32, "chip": small, "assumptions": None, "backward": True}
     with pytest.raises(
-        planning.MemoryTooSmallError, match=r"14.4 GB there are for arrays; (\d+) devices"
+        planning.MemoryTooSmallError, match=r"14.4 MB there are for arrays; (\d+) devices"
     ) as caught:
         plan(devices=8, **options)
     count = int(str(caught.value).split("; ")[1].split()[0])
@@ -674,49 +550,28 @@ def test_too_little_memory_says_how_many_devices_would_do():
         plan(devices=count // 2, **options)
     with pytest.raises(planning.MemoryTooSmallError, match="more devices do not help"):
         plan(devices=8, fixed={"sequence": 1, "exchange": 1}, **options)
-
-
-def test_too_little_memory_is_told_of_meshes_that_there_are():
     with pytest.raises(planning.MemoryTooSmallError, match=r"it takes [\d.]+ [GT]B per device"):
         plan(length="16M", heads=1, chip="v5e", devices=512, fixed={"sequence": 1}, width=1024)
 
 
 # The command.
 
-COMMAND = [
-    "plan",
-    "--length",
-    "128k",
-    "--heads",
-    "8",
-    "--devices",
-    "16",
-    "--chip",
-    "h100",
-    "--mask",
-    "causal()",
-]
+COMMAND = ["plan", "--length", "128k", "--heads", "8", "--devices", "16", "--chip", "h100"]
 
 
 def test_the_command_prints_a_table_and_all_assumptions(capsys):
-    assert main([*COMMAND, "--top", "3"]) == 0
+    assert main([*COMMAND, "--mask", "causal()", "--top", "3"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "1 x 131,072 tokens, 8 heads, width 128, bfloat16, forward" in text
     assert text.count(" balanced: ") + text.count(" contiguous: ") == 3
-    for words in (
-        "50% reached",
-        "3.35 TB/s",
-        "NVIDIA H100 data sheet",
-        "jax.make_mesh(",
-        "on hosts of 8: 2",
-    ):
+    sources = ("50% reached", "3.35 TB/s", "NVIDIA H100 data sheet", "on hosts of 8: 2")
+    for words in (*sources, "jax.make_mesh("):
         assert words in text
 
 
 def test_the_command_writes_json_lines(capsys):
-    assert (
-        main([*COMMAND, "--json", "--quiet", "--top", "2", "--fix", "heads=1", "--efficiency", "0.25"]) == 0
-    )
+    words = ["--json", "--quiet", "--top", "2", "--fix", "heads=1", "--efficiency", "0.25"]
+    assert main([*COMMAND, *words]) == 0
     head, *rows = map(json.loads, capsys.readouterr().out.splitlines())
     assert (head["event"], head["request"]["length"], head["chip"]["name"]) == ("plan", 131072, "h100")
     assert head["assumptions"]["compute_efficiency"] == 0.25
@@ -731,39 +586,29 @@ MODEL = ["plan", "--model", "gpt2", "--length", "1k", "--batch", "8", "--devices
 def test_the_command_plans_a_whole_model(capsys):
     assert main([*MODEL, "--remat"]) == 0
     text = capsys.readouterr().out
-    assert "parameters 124,439,808" in text
-    assert "8 x 1,024 tokens, remat full" in text
-    assert "of 8 x a100: " in text
+    for words in ("parameters 124,439,808", "8 x 1,024 tokens, remat full", "of 8 x a100: "):
+        assert words in text
     assert main([*MODEL, "--json", "--quiet"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["event"], found["parameters"], found["devices"] <= 8) == ("step", 124_439_808, True)
-    for words, message in (
-        (["--heads", "3"], "plans a whole training step; leave out --heads, for attention alone"),
-        (["--dtype", "float32", "--width", "64"], "leave out --width, --dtype, for"),
-        (["--backward", "--top", "3"], "leave out --backward, --top, for"),
-        (["--model", "gpt3"], "preset: expected one of "),
-    ):
-        assert main([*MODEL, *words]) == 2
-        assert message in capsys.readouterr().err
-    assert main(["plan", "--length", "1k", "--devices", "8", "--chip", "a100"]) == 2
-    assert "plan needs --heads, or a --model that says them" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--chip", "v1"], 2, "chip: expected one of"),
-        (["--fix", "heads"], 2, "--fix must be sizes of axes such as data=2,heads=1"),
-        (["--fix", "data=2, data=1"], 2, "--fix: expected every axis once, got data twice"),
-        (["--remat"], 2, "--remat is for a training step; give --model"),
-        (["--top", "0"], 2, "--top must be at least 1"),
-        (["--efficiency", "1.5"], 2, "--efficiency must be a share"),
-        (["--mask", "causual()"], 2, "causual"),
-        (["--length", "64M", "--backward"], 1, "devices would do"),
+        ([*MODEL, "--heads", "3"], 2, "plans a whole training step; leave out --heads, for attention alone"),
+        ([*MODEL, "--dtype", "float32", "--width", "64"], 2, "leave out --width, --dtype, for"),
+        ([*MODEL, "--backward", "--top", "3"], 2, "leave out --backward, --top, for"),
+        ([*MODEL, "--model", "gpt3"], 2, "preset: expected one of "),
+        (["plan", *COMMAND[1:3], *COMMAND[5:]], 2, "plan needs --heads, or a --model that says them"),
+        ([*COMMAND, "--fix", "data=2, data=1"], 2, "--fix: expected every axis once, got data twice"),
+        ([*COMMAND, "--remat"], 2, "--remat is for a training step; give --model"),
+        ([*COMMAND, "--efficiency", "1.5"], 2, "--efficiency must be a share"),
+        ([*COMMAND, "--length", "64M", "--backward"], 1, "devices would do"),
     ],
 )
 def test_the_command_refuses_what_makes_no_sense(capsys, arguments, code, message):
-    assert main([*COMMAND, *arguments]) == code
+    assert main(arguments) == code
     assert message in capsys.readouterr().err
 
 
@@ -797,10 +642,7 @@ def compile_call(item, problem, backward):
         return jax.jit(step, out_shardings=sharding).lower(query, key, key, query).compile()
     return jax.jit(call, out_shardings=sharding).lower(query, key, key).compile()
 
-MESHES = [
-    {"sequence": 8}, {"data": 2, "exchange": 4}, {"sequence": 4, "exchange": 2}, {"sequence": 4, "heads": 2}
-]
-for backward in (False, True):
+for backward in (BACKWARD,):
     report = planning.plan(
         length=16384, heads=8, key_heads=4, width=64, batch=2, devices=8, chip="a100", mask=masks.causal(),
         dtype="float32", backward=backward,
@@ -824,9 +666,9 @@ for backward in (False, True):
 """
 
 
-def check_compiled(code, count, least_memory):
-    lines = on_eight_devices(code).split()
-    assert len(lines) == count
+def check_compiled(code, meshes, count, least_memory, backward=False):
+    lines = on_eight_devices(f"MESHES, BACKWARD = {meshes}, {backward}\n{code}").split()
+    assert len(lines) == count  # with the orders of each
     for line in lines:
         *_, sent, memory = line.split(";")
         assert float(sent) == pytest.approx(1, abs=0.05), line
@@ -834,18 +676,21 @@ def check_compiled(code, count, least_memory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backward", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_bytes_and_memory_are_those_of_compiled_programs(backward):
-    check_compiled(COMPILED.replace("(False, True)", f"({backward},)"), 7, 0.9)  # meshes and orders
+@pytest.mark.parametrize(
+    ("mesh", "count"),
+    [({"sequence": 4, "exchange": 2}, 2), ({"sequence": 4, "heads": 2}, 2), ({"data": 2, "exchange": 4}, 1)],
+    ids=str,
+)
+def test_bytes_and_memory_are_those_of_compiled_programs(mesh, count):
+    check_compiled(COMPILED, [mesh], count, 0.9, backward=True)
 
 
 @pytest.mark.slow
 def test_a_length_that_nothing_divides_costs_what_is_planned():
     """Rows are whole on every device but in attention."""
-    meshes = "MESHES = [{'sequence': 8}, {'sequence': 4, 'exchange': 2}]"
-    code = COMPILED.replace("16384", "16001").replace("for backward in", f"{meshes}\nfor backward in")
+    code = COMPILED.replace("16384", "16001")
     code = code.replace("spec = item.candidate.cut(problem).outside(problem.query)", "spec = jax.P()")
-    check_compiled(code.replace("(False, True)", "(False,)"), 4, 0.75)
+    check_compiled(code, [{"sequence": 4, "exchange": 2}], 2, 0.75)
 
 
 RUN = """

@@ -1,5 +1,6 @@
 """Trainings over a mesh, for tests: run in a process of its own, which has eight devices; not a test."""
 
+import dataclasses
 import re
 import tempfile
 from pathlib import Path
@@ -12,22 +13,22 @@ from regard.training import checkpoints, loop, runs, settings, tasks
 from regard.training.meshes import read_mesh
 from regard.training.programs import make_feed
 from regard.training.sharding import Deployment
-from small_runs import read_lines, stop_after
+from small_runs import assert_same_arrays, last_arrays, read_lines, stop_after
 
 STEPS = 4
 CADENCE = settings.Cadence(log_every=1, evaluate_every=3, checkpoint_every=3, heads_every=0)
 OPTIMIZATION = settings.Optimization(steps=11, batch_size=16, learning_rate=0.01, weight_decay=0.1)
 
 
-def copy(length, **changes):
+def copy(length, dropout_rate=0.0, **changes):
     """Eleven steps; a row is one longer than `length`, a table has 12 rows."""
-    model = settings.Sizes(d_model=24, num_heads=4, d_ff=40, **changes)
+    model = settings.Sizes(d_model=24, num_heads=4, d_ff=40, dropout_rate=dropout_rate)
     return tasks.Copy(
         vocab_size=11,
         length=length,
         held_out_size=32,
         model=model,
-        optimization=OPTIMIZATION,
+        optimization=dataclasses.replace(OPTIMIZATION, **changes),
         cadence=CADENCE,
     )
 
@@ -137,10 +138,6 @@ def train(directory, task, spec, *, seed=0, stop=None):
     return loop.train(run, deployment=deployment, **options)
 
 
-def last_arrays(directory):
-    return checkpoints.load(checkpoints.list_checkpoints(directory / "checkpoints")[-1]).arrays
-
-
 def check_resumed(task, first, *others):
     """Begun on one mesh: goes on there bit for bit, elsewhere but for rounding."""
     folder = Path(tempfile.mkdtemp())
@@ -155,9 +152,7 @@ def check_resumed(task, first, *others):
         found = read_lines(directory)
         if spec == first:
             assert found == expected
-            one, other = last_arrays(directory), last_arrays(folder / "whole")
-            assert one.keys() == other.keys()
-            assert all(one[name].tobytes() == other[name].tobytes() for name in one)
+            assert_same_arrays(last_arrays(directory), last_arrays(folder / "whole"))
             continue
         assert [line["step"] for line in found] == [line["step"] for line in expected]
         assert found[:5] == expected[:5]

@@ -12,7 +12,15 @@ import jax
 from regard.training import checkpoints, loop, programs, runs, settings, tasks
 
 SIZES = settings.Sizes(d_model=6, num_heads=2, d_ff=7, dropout_rate=0.25)
-CADENCE = settings.Cadence(log_every=3, evaluate_every=5, checkpoint_every=7, heads_every=0)
+CADENCE = settings.Cadence(log_every=3, evaluate_every=5, checkpoint_every=7, heads_every=4)
+
+# The words that train `tiny_copy()`.
+COPY = [
+    *("train", "copy", "--vocab-size", "11", "--length", "3", "--held-out-size", "13", "--steps", "17"),
+    *("--d-model", "6", "--num-heads", "2", "--d-ff", "7", "--dropout-rate", "0.25", "--batch-size", "5"),
+    *("--learning-rate", "0.01", "--clip-norm", "0.125", "--log-every", "3", "--evaluate-every", "5"),
+    *("--checkpoint-every", "7", "--heads-every", "4", "--schedule", "cosine"),
+]
 
 
 def tiny_copy(**changes):
@@ -31,10 +39,10 @@ def tiny_copy(**changes):
     return tasks.Copy(optimization=settings.Optimization(**optimization), **chosen)
 
 
-def train(directory, task, *, seed=0, resume="auto", force=False, compiled=None, **options):
-    """Opens a run and trains it; with `Compiled`, by the programs of the last run of these settings."""
+def train(directory, task, *, seed=0, resume="auto", force=False, fresh=False, **options):
+    """Opens a run and trains it, by the programs of an earlier run of these settings unless `fresh`."""
     run = runs.open_run(directory, task, seed=seed, resume=resume, force=force)
-    with compiled.serve() if compiled else contextlib.nullcontext():
+    with contextlib.nullcontext() if fresh else share_programs():
         return loop.train(run, **options)
 
 
@@ -42,39 +50,35 @@ def begin(directory, task):
     """What a training of no more than one step leaves: settings, what the task keeps, a checkpoint."""
     run = runs.open_run(directory, task)
     run.begin(task.keep())
-    checkpoints.save(run.checkpoints_path, 1, programs.make_program(task, run.seed).start(), {})
+    checkpoints.save(run.checkpoints_path, 1, _share(task, run.seed).start(), {})
 
 
-class Compiled:
-    """Programs by the settings and the seed that they were made from, each compiled once.
+def share_programs():
+    """A block within which trainings that differ in where they begin and end compile each program once."""
+    return mock.patch.object(loop, "make_program", _share)
 
-    For trainings that differ in where they begin and end, and in who listens.
-    """
 
-    def __init__(self):
-        self.programs = {}
+def _share(task, seed, deployment=None):
+    assert deployment is None
+    # Neither how often is looked, nor where a text is read from, does a program know.
+    known = dataclasses.replace(task, cadence=CADENCE, **{"files": ()} if hasattr(task, "files") else {})
+    key = (repr(known), seed)
+    if key not in _programs:
+        _programs[key] = _keep(programs.make_program(task, seed))
+    return _programs[key]
 
-    def serve(self):
-        """A block within which all training takes its programs from here."""
-        return mock.patch.object(loop, "make_program", self.make_program)
 
-    def make_program(self, task, seed, deployment=None):
-        assert deployment is None
-        # Where a text is read from, no program knows: it is given the text.
-        known = dataclasses.replace(task, files=()) if hasattr(task, "files") else task
-        key = (repr(known), seed)
-        if key not in self.programs:
-            self.programs[key] = self._keep(programs.make_program(task, seed))
-        return self.programs[key]
+_programs = {}
 
-    def _keep(self, program):
-        first = functools.cache(lambda: jax.device_get(program.start()))
 
-        def start():
-            # The first update takes the memory of what it is given.
-            return jax.tree.map(lambda leaf: jax.device_put(leaf, may_alias=False), first())
+def _keep(program):
+    first = functools.cache(lambda: jax.device_get(program.start()))
 
-        return _CompiledOnce(**vars(program) | {"start": start})
+    def start():
+        # The first update takes the memory of what it is given.
+        return jax.tree.map(lambda leaf: jax.device_put(leaf, may_alias=False), first())
+
+    return _CompiledOnce(**vars(program) | {"start": start})
 
 
 class _CompiledOnce(programs.Program):
@@ -100,6 +104,28 @@ def read_lines(directory):
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
+def split_lines(directory):
+    """The lines about heads, and all others."""
+    lines = read_lines(directory)
+    return [line for line in lines if "split" in line], [line for line in lines if "split" not in line]
+
+
+def last_arrays(directory):
+    return checkpoints.load(checkpoints.list_checkpoints(directory / "checkpoints")[-1]).arrays
+
+
+def assert_same_arrays(one, other):
+    """Parameters and optimizer, bit for bit."""
+    assert one.keys() == other.keys()
+    assert all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def assert_same_run(one, other):
+    """Parameters, optimizer and metrics, bit for bit."""
+    assert_same_arrays(last_arrays(one), last_arrays(other))
+    assert read_lines(one) == read_lines(other)
+
+
 def snapshot(directory):
     """Every file below a directory with the digest of its contents."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
@@ -110,3 +136,34 @@ def stop_after(count):
     """A stop function that answers yes from its count-th question on."""
     asked = iter(range(1, 10**9))
     return lambda: next(asked) >= count
+
+
+class Killer(loop.Progress):
+    """A listener that remembers events; it dies at one of them."""
+
+    def __init__(self, *moment):
+        self.events, self.moment = [], moment
+
+    def remember(self, *event):
+        self.events.append(event)
+        if event == self.moment:
+            raise RuntimeError("killed")
+
+    @contextlib.contextmanager
+    def preparing(self):
+        self.remember("preparing", "began")
+        yield
+        self.remember("preparing", "ended")
+
+    def compiling(self, what):
+        self.remember("compiling", what)
+        return contextlib.nullcontext()
+
+    def stepped(self, step, steps, metrics, steps_per_second):
+        self.remember("stepped", step)
+
+    def evaluated(self, step, metrics):
+        self.remember("evaluated", step)
+
+    def saved(self, step):
+        self.remember("saved", step)

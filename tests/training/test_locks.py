@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from regard.training import checkpoints, locks, loop, processes, runs
-from small_runs import begin, snapshot, tiny_copy
+from regard.training import locks, loop, processes, runs
+from small_runs import snapshot, tiny_copy
 
 HOLD = """
 import sys, time
@@ -22,14 +22,6 @@ with locks.hold(Path(sys.argv[1])):
 """
 
 
-@pytest.fixture(scope="module")
-def begun(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("locks") / "run"
-    begin(directory, tiny_copy())
-    return directory
-
-
-@pytest.mark.slow
 def test_a_second_trainer_is_told_who_is_first_until_that_is_killed(begun):
     before = snapshot(begun)
     opened = runs.open_run(begun, tiny_copy())
@@ -77,7 +69,6 @@ def test_processes_that_train_together_do_not_shut_each_other_out(begun, monkeyp
     (begun / locks.LOCK).unlink()
 
 
-@pytest.mark.slow
 def test_a_run_that_another_process_trained_meanwhile_is_refused(begun):
     opened = runs.open_run(begun, tiny_copy())
     later = begun / "checkpoints" / "00000002"
@@ -97,4 +88,3 @@ def test_what_kills_left_is_cleared_away(begun):
     (begun / ".mine.draft").unlink()
     assert snapshot(begun) == before
     assert sorted(os.listdir(begun / "checkpoints")) == ["00000001"]
-    assert checkpoints.list_checkpoints(begun / "checkpoints")

@@ -1,6 +1,7 @@
 """Training over a mesh of eight devices: the numbers of one device, in parts; and what a mesh may be."""
 
 import json
+import shutil
 
 import pytest
 
@@ -9,7 +10,7 @@ from regard.training import runs, settings, tasks
 from regard.training.membership import find_membership
 from regard.training.meshes import MeshSpec, read_mesh
 from regard.training.sharding import divide_array
-from small_runs import stop_after, tiny_copy, train
+from small_runs import tiny_copy
 
 
 def check(call):
@@ -32,13 +33,9 @@ def test_a_mesh_is_read():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "expected axes with sizes, such as data=2,tensor=4; got ''"),
-        ("data", "such as data=2,tensor=4; got 'data'"),
+        ("data", "expected axes with sizes, such as data=2,tensor=4; got 'data'"),
         ("dta=2", "got 'dta'; did you mean data"),
-        ("tensor=2,model=3", "every axis once, got tensor twice"),
         ("data=0", r"devices for data, 1 or more, or \*; got '0'"),
-        ("data=-2", "got '-2'"),
-        ("data=two", "got 'two'"),
         ("data=*,fsdp=-1", r"at most one size \* or -1"),
     ],
 )
@@ -84,11 +81,8 @@ def test_a_mesh_divides_the_model_and_the_batch():
         ("params/entry/table/embedding", (18, 24), ("tensor", "fsdp"), ("tensor", None)),
         ("params/entry/table/embedding", (17, 10), (None, "tensor"), (None, None)),
         ("params/entry/position_table/embedding", (9, 7), ("fsdp", None), (None, None)),
-        ("params/entry/position_table/embedding", (9, 15), (None, "fsdp"), (None, None)),
         ("params/widen/kernel", (7, 12), (None, ("tensor", "fsdp")), (None, "tensor")),
-        ("params/widen/kernel", (7, 10), (None, "tensor"), (None, "tensor")),
         ("params/feed_forward/widen/kernels", (5, 9, 4), (None, "fsdp", "tensor"), (None, None, "tensor")),
-        ("params/feed_forward/narrow/kernels", (5, 4, 9), (None, "tensor", "fsdp"), (None, "tensor", None)),
         ("params/feed_forward/widen/biases", (9, 4), ("fsdp", "tensor"), (None, "tensor")),
         ("params/blocks/0/attention/sinks", (4,), ("tensor",), ("tensor",)),
         ("optimizer/1/0/count", (), (), ()),
@@ -134,12 +128,8 @@ def test_flags_come_before_the_environment():
     [
         (("a:1", None, None), {}, r"still needed: --processes .*, --process \(or JAX_PROCESS_ID\)"),
         ((None, 2, 1), {}, r"still needed: --coordinator \(or JAX_COORDINATOR_ADDRESS\)$"),
-        ((None, None, None), {"JAX_PROCESS_ID": "0"}, "still needed: --coordinator"),
-        (("a:1", 2, 2), {}, "expected 0 to 1, as there are 2 processes; got 2"),
         (("a:1", 0, 0), {}, "processes: expected at least 1, got 0"),
         (("a", 2, 0), {}, "expected HOST:PORT of process 0, .*, or auto; got 'a'"),
-        (("a:99999", 2, 0), {}, "a port from 1 to 65535, or auto; got 'a:99999'"),
-        (("a:0", 2, 0), {}, "a port from 1 to 65535, or auto; got 'a:0'"),
         ((None, None, None), {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES: expected a number, got 'two'"),
     ],
 )
@@ -151,14 +141,12 @@ def test_an_incomplete_membership_is_refused(arguments, environment, message):
 # Runs
 
 
-@pytest.mark.slow
-def test_a_run_remembers_its_mesh_and_goes_on_on_another(tmp_path):
-    train(tmp_path / "run", tiny_copy(), stop=stop_after(3))
-    path = tmp_path / "run" / "config.json"
+def test_a_run_remembers_its_mesh_and_goes_on_on_another(begun, tmp_path):
+    path = shutil.copytree(begun, tmp_path / "run") / "config.json"
     before = json.loads(path.read_text())
     assert before["mesh"] is None
     run = runs.open_run(tmp_path / "run", tiny_copy(), mesh="data=2")
-    assert run.start.step == 3
+    assert run.start.step == 1
     run.begin({})
     assert json.loads(path.read_text()) == before | {"mesh": "data=2"}
     del before["mesh"]  # as an older version wrote it
@@ -172,21 +160,12 @@ def test_a_run_remembers_its_mesh_and_goes_on_on_another(tmp_path):
 
 @pytest.mark.processes
 def test_copying_over_a_mesh_is_copying_on_one_device():
-    """Dropout too; 9 positions, which do not divide."""
-    check("check_losses(copy(8, dropout_rate=0.25), 'data=2,fsdp=2,tensor=2', 'fsdp=2,sequence=2,tensor=2')")
+    """With dropout, batches in parts and an average; 9 positions, which do not divide."""
+    options = "accumulate_steps=2, ema_decay=0.5, dropout_rate=0.25"
+    check(f"check_losses(copy(8, {options}), 'data=2,fsdp=2,tensor=2', 'fsdp=2,sequence=2,tensor=2')")
 
 
 @pytest.mark.processes
-@pytest.mark.slow
-def test_a_batch_in_parts_and_an_average_over_a_mesh_are_those_of_one_device():
-    changes = "optimization=dataclasses.replace(task.optimization, accumulate_steps=4, ema_decay=0.5)"
-    check(
-        f"import dataclasses\ntask = copy(7)\ntask = dataclasses.replace(task, {changes})\n"
-        "check_losses(task, 'data=2,fsdp=2,tensor=2')"
-    )
-
-
-@pytest.mark.slow
 def test_a_language_is_learned_over_a_mesh_as_on_one_device():
     check("check_losses(text(22), 'data=2,fsdp=2,sequence=2')")
 
@@ -196,23 +175,6 @@ def test_a_run_goes_on_over_another_mesh():
     check("check_resumed(copy(7), 'data=2,fsdp=4', 'fsdp=2,tensor=4', None)")
 
 
-@pytest.mark.slow
+@pytest.mark.processes
 def test_devices_make_their_own_rows_alone():
     check("check_own_rows(copy(7), 48)\ncheck_fetched_rows(text(22), 48)")
-
-
-AXES = "data=8", "fsdp=8", "data=2,tensor=4", "sequence=8"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "specs"),
-    [
-        ("copy(7)", AXES),
-        ("text(32)", AXES),
-        ("copy(8, dropout_rate=0.25)", ("sequence=4,tensor=2", "data=2,sequence=4,model=1")),
-        ("text(23)", ("fsdp=4,sequence=2", "data=2,sequence=2,tensor=2")),
-    ],
-)
-def test_every_mesh_gives_the_numbers_of_one_device(task, specs):
-    check(f"check_losses({task}, *{specs})")

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from regard.training import metrics
@@ -14,36 +15,19 @@ def path(tmp_path):
     return tmp_path / "metrics.jsonl"
 
 
-def test_lines_come_back_in_order(path):
-    metrics.append(path, [{"step": 2, "loss": 0.1}])
-    metrics.append(path, [{"step": 3, "loss": 1e-7, "held_out_loss": 5.0}, {"step": 5}])
-    assert metrics.read(path) == [
-        {"step": 2, "loss": 0.1},
-        {"step": 3, "loss": 1e-7, "held_out_loss": 5.0},
-        {"step": 5},
-    ]
-
-
 def test_a_missing_file_has_no_lines(path):
     assert metrics.read(path) == []
     assert metrics.cut(path, 7) == 0
     assert not path.exists()
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_values_that_json_lacks_become_null_and_then_nan(path, value):
-    metrics.append(path, [{"step": 3, "loss": value}, {"step": 5, "loss": 0.25}])
-    assert "null" in path.read_text()
-    assert json.loads(path.read_text().splitlines()[0]) == {"step": 3, "loss": None}
+def test_values_that_json_lacks_become_null_and_then_nan(path):
+    values = [math.nan, math.inf, -math.inf, 0.25]
+    metrics.append(path, [{"step": 3}, *({"step": 5, "loss": value} for value in values)])
+    assert [json.loads(line).get("loss") for line in path.read_text().splitlines()] == [*[None] * 4, 0.25]
     steps, losses = metrics.columns(metrics.read(path), "loss")
-    assert steps == [3, 5]
-    assert math.isnan(losses[0])
-    assert losses[1] == 0.25
-
-
-def test_columns_leave_out_lines_without_the_metric():
-    lines = [{"step": 2, "loss": 0.5}, {"step": 3}, {"step": 5, "loss": 0.25}]
-    assert metrics.columns(lines, "loss") == ([2, 5], [0.5, 0.25])
+    assert steps == [5, 5, 5, 5], "without the line that lacks it"
+    np.testing.assert_array_equal(losses, [*[math.nan] * 3, 0.25])
 
 
 def test_a_line_torn_by_a_kill_is_left_out(path):
@@ -52,25 +36,22 @@ def test_a_line_torn_by_a_kill_is_left_out(path):
     assert [line["step"] for line in metrics.read(path)] == [2, 3]
 
 
-@pytest.mark.parametrize(
-    ("line", "name"),
-    [
+def test_a_value_of_another_kind_is_named(path):
+    own, layers = {"step": 2, "split": "mine", "words": ["kept"]}, {"blocks.0": [1.0, None, 3]}
+    sound = [own, {"step": 3, "loss": None, "seconds": 7}, {"step": 3, "split": "heads", "entropy": layers}]
+    for line, name in (
         ({"loss": "x"}, "loss"),
-        ({"held_out_loss": [1.0]}, "held_out_loss"),
-        ({"split": "heads", "entropy": [1.0]}, "entropy"),
         ({"split": "heads", "entropy": {"blocks.0": 1.0}}, "entropy"),
         ({"split": "heads", "max_score": {"blocks.0": [1.0, "x"]}}, "max_score"),
-    ],
-)
-def test_a_value_of_another_kind_is_named(path, line, name):
-    own = {"step": 2, "split": "mine", "words": ["kept"]}
-    layers = {"blocks.0": [1.0, None, 3], "blocks.1": [2.0]}
-    sound = [own, {"step": 3, "loss": None, "seconds": 7}, {"step": 3, "split": "heads", "entropy": layers}]
-    metrics.append(path, sound)
-    assert metrics.read(path) == sound
-    metrics.append(path, [{"step": 5, **line}])
-    with pytest.raises(ValueError, match=rf"metrics\.jsonl, line 4 has a {name} that training never logs: "):
-        metrics.read(path)
+    ):
+        path.unlink(missing_ok=True)
+        metrics.append(path, sound)
+        assert metrics.read(path) == sound
+        metrics.append(path, [{"step": 5, **line}])
+        with pytest.raises(
+            ValueError, match=rf"metrics\.jsonl, line 4 has a {name} that training never logs"
+        ):
+            metrics.read(path)
 
 
 def test_numbers_that_no_line_of_ours_has_are_read_as_null(path):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import check_reach, read_array, whole_number
+from regard.arguments import LARGEST, check_reach, read_array, whole_number
 from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.cache.rows import Chunk, Rows, check_room
 from regard.engine.call.canonicalization import float_dtype
@@ -164,7 +164,8 @@ class KVCache(Rows):
     def positions(self) -> Int[Array, "batch capacity"]:
         """Positions of all slots, `key_positions=` of `attend`; those at `lengths` and beyond are empty."""
         slots = jnp.arange(self.capacity, dtype=jnp.int32)[None]
-        return jnp.where(slots < self.first, slots, slots + self.start[:, None])
+        start = jnp.minimum(self.start[:, None], LARGEST - slots)  # empty ones end where int32 does
+        return jnp.where(slots < self.first, slots, slots + start)
 
     @property
     def _places(self) -> dict[str, Any]:

@@ -80,14 +80,14 @@ def _open_pretrained(directory: Path) -> TextModel:
         raise ValueError(
             f"{directory} has no tokenizer; put its tokenizer.json (or vocab.json and merges.txt) there"
         )
-    ends = settings.get("eos_token_id")
-    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    start = None
+    ends, firsts = (_read_tokens(directory, settings, name) for name in ("eos_token_id", "bos_token_id"))
+    first, start = next(iter(firsts), None), None
     if isinstance(model, EncoderDecoder):
-        start = settings.get("decoder_start_token_id", settings.get("pad_token_id", 0))
+        names = ("decoder_start_token_id", "pad_token_id")
+        start = next((token for name in names for token in _read_tokens(directory, settings, name)), 0)
 
     def encode(text: str) -> list[int]:
-        tokens, first = tokenizer.encode(text).ids, settings.get("bos_token_id")
+        tokens = tokenizer.encode(text).ids
         if tokens or start is not None:
             return tokens
         if first is None:
@@ -101,6 +101,18 @@ def _open_pretrained(directory: Path) -> TextModel:
         title=f"{loaded.kind}, {tokenizer.get_vocab_size()} tokens",
         encode=encode,
         spell=lambda prompt: TokenizerSpelling(tokenizer, prompt if start is None else ()),
-        stop_tokens=tuple(ends),
+        stop_tokens=ends,
         start_token=start,
     )
+
+
+def _read_tokens(directory: Path, settings: dict[str, Any], name: str) -> tuple[int, ...]:
+    """Return the tokens that an entry of config.json names: one, several or none."""
+    value = settings.get(name)
+    tokens = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token) is int for token in tokens):
+        raise ValueError(
+            f"{directory}: expected a token or a list of them as {name} of {CONFIG} or {DEFAULTS}, got"
+            f" {value!r}; correct it, or take it out"
+        )
+    return tuple(tokens)

@@ -11,6 +11,7 @@ from regard.derivation.notation import Notation, spell
 from regard.derivation.steps import Step
 from regard.engine.call.problem import Problem
 from regard.engine.softmax import dropout
+from regard.engine.softmax.exponential import finite_base
 from regard.engine.softmax.products import product as multiply
 from regard.engine.softmax.score_rows import chosen_indices, score_stages
 from regard.engine.softmax.sinks import sink
@@ -236,11 +237,11 @@ class Course:
         score, total = Symbol("S", self.pairs), Symbol("L", self.queries)
         terms: Formula = Sum("j", Exponential(score))
         # The largest score is subtracted first, so that nothing overflows.
-        peak = scores.max(-1, initial=-jnp.inf)
-        alive = peak != -jnp.inf
-        base = jnp.where(alive, peak, 0)
+        base = finite_base(scores.max(-1, initial=-jnp.inf))
         exponentials = jnp.exp(scores - base[..., None])
-        sums = jnp.where(alive, exponentials.sum(-1), 1)
+        sums = exponentials.sum(-1)
+        alive = sums != 0
+        sums = jnp.where(alive, sums, 1)
         lse = jnp.where(alive, base + jnp.log(sums), -jnp.inf)
         weights = exponentials / sums[..., None]
         entropy = _surprise(weights).sum(-1)

@@ -140,7 +140,7 @@ def read_tokens(name: str, tokens: Any) -> Tokens:
 
 
 def number_tokens(*sides: Tokens | None) -> list[np.ndarray] | None:
-    """Number the tokens of all sides together, by their ids or else their texts; None where neither tells."""
+    """Enumerate the tokens of all sides together, by their ids or else their texts, or None."""
     known = [side for side in sides if side is not None]
     if len(known) < len(sides):
         return None

@@ -158,7 +158,7 @@ def linear_attention(
     Raises:
         TypeError: inputs that are not of floating point, a chunk that is not an integer.
         ValueError: shapes or head counts that do not fit, an unknown rule, a rule without what it reads or
-            with what it does not, a chunk below 1.
+            with what it does not, a decay above 0 outside jit, a chunk below 1.
 
     Example:
         >>> import jax.numpy as jnp

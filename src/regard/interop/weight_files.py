@@ -140,11 +140,11 @@ def _open_shards(index: Path) -> WeightFiles:
         places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         # A name with folders in it could point anywhere.
         files = {index.parent / Path(place).name for place in places.values()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        absent = sorted(file.name for file in files if not file.is_file())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightFileError(
             f"{index}: expected JSON with a weight_map of tensor and file names ({error!r})"
         ) from error
-    absent = sorted(file.name for file in files if not file.is_file())
     if absent:
         raise WeightFileError(f"{index}: names files that are not beside it: {', '.join(absent)}")
     held = {file: _open_file(file) for file in sorted(files)}

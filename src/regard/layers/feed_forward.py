@@ -120,4 +120,7 @@ def activate(activation: str, gate: Array | None, widened: Array, limit: float |
         return ACTIVATIONS[activation](widened)
     if limit is None:
         return ACTIVATIONS[activation](gate) * widened
-    return ACTIVATIONS[activation](jnp.minimum(gate, limit)) * (jnp.clip(widened, -limit, limit) + 1)
+    # A minimum loses NaN where XLA's CPU makes it part of a product's kernel.
+    least, most = (jnp.asarray(bound, gate.dtype) for bound in (-limit, limit))
+    gate = jax.lax.clamp(jnp.asarray(-jnp.inf, gate.dtype), gate, most)
+    return ACTIVATIONS[activation](gate) * (jax.lax.clamp(least, widened, most) + 1)

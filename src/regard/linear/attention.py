@@ -54,8 +54,9 @@ def attend(
         key: floating-point array. The delta rule is stable where rate * |key|^2 is at most 2: normalise keys.
         value: floating-point array.
         decay: log of the factor in (0, 1] that a token keeps of the state before it: at most 0, -inf forgets
-            all. Its axes broadcast to `(*B, K, S)`, or to `(*B, K, S, D)` for one factor per channel of key.
-            None keeps all.
+            all. Its axes broadcast to `(*B, K, S)`, or to `(*B, K, S, D)` for the log of one factor per
+            channel of key. None keeps all. Under jit nothing can be raised: with a number above 0 there, the
+            state grows by a factor above 1, as the recurrence says.
         rate: how much of what is stored under a key is replaced (beta), usually in [0, 1]; its axes broadcast
             to `(*B, K, S)`. None adds without replacing.
         feature_map: what query and key pass through first: "identity", "elu1" (elu + 1), "relu", "exp", or a
@@ -79,8 +80,9 @@ def attend(
 
     Raises:
         TypeError: an argument of the wrong type.
-        ValueError: shapes that do not fit, T other than S with `causal`, an unknown feature map, `normalise`
-            together with `rate` or `scale`, a chunk that is no power of two.
+        ValueError: shapes that do not fit, T other than S with `causal`, a decay above 0 of a valid token
+            outside jit, an unknown feature map, `normalise` together with `rate` or `scale`, a chunk that is
+            no power of two.
 
     Example:
         >>> import jax.numpy as jnp
@@ -142,7 +144,7 @@ def step(
     Args:
         state: what `attend(..., return_state=True)` or the last step returned; None is a state of zeros.
         query, key, value: floating-point arrays; the output has the dtype of query.
-        decay: as in `attend`, `(*B, K)` or `(*B, K, D)`.
+        decay: as in `attend`, at most 0, `(*B, K)` or `(*B, K, D)`.
         rate: as in `attend`, `(*B, K)`.
         feature_map, normalise, scale, precision: as in `attend`.
 

@@ -15,7 +15,7 @@ from regard.axes import Array
 from regard.engine.call import canonicalization
 from regard.engine.call.problem import Problem
 from regard.masks.data import check_rows, check_width
-from regard.masks.grid import spread
+from regard.masks.grid import is_concrete, spread
 
 # Measured on CPU at T = 16,384 and D = E = 64, where longer chunks lose, most of all in gradients.
 CHUNK, CHUNK_OF_DELTA = 64, 32
@@ -124,7 +124,7 @@ def canonicalize(
         query, key = (_map_features(feature_map, name, x) for name, x in (("query", query), ("key", key)))
         feature_map = "identity"
     width, per_token = key.shape[-1], (*batch, problem.S)
-    decay = _check_decay(decay, per_token, width)
+    decay = _check_decay(decay, per_token, width, valid)
     rate = _check_rate(rate, per_token)
     memory, key_sum = _check_initial(initial, problem, batch, width, normalise)
     chunk = _check_chunk(chunk, problem.S, CHUNK if rate is None else CHUNK_OF_DELTA)
@@ -167,19 +167,36 @@ def _check_valid(valid: Any, problem: Problem, batch: tuple[int, ...]) -> Any:
     return spread(valid, len(batch) + 1, trailing=1)
 
 
-def _check_decay(decay: Any, per_token: tuple[int, ...], width: int) -> Any:
+def _check_decay(decay: Any, per_token: tuple[int, ...], width: int, valid: Any) -> Any:
     if decay is None:
         return None
     decay = canonicalization.float_array("decay", decay, 0)
-    if _fits(decay.shape, per_token):
-        return decay[..., None]
-    if _fits(decay.shape, (*per_token, width)):
-        return decay
-    raise ValueError(
-        f"decay: expected {len(per_token)} axes that broadcast to (*B, K, S) = {per_token}, one factor per"
-        f" token, or {len(per_token) + 1} that broadcast to (*B, K, S, D) = {(*per_token, width)}, one per"
-        f" channel; got shape {decay.shape}. An axis of size 1 serves all"
-    )
+    if not (_fits(decay.shape, per_token) or _fits(decay.shape, (*per_token, width))):
+        raise ValueError(
+            f"decay: expected {len(per_token)} axes that broadcast to (*B, K, S) = {per_token}, the log of"
+            f" one factor per token, or {len(per_token) + 1} that broadcast to (*B, K, S, D) ="
+            f" {(*per_token, width)}, of one per channel; got shape {decay.shape}. An axis of size 1 serves"
+            " all"
+        )
+    decay = decay[..., None] if decay.ndim == len(per_token) else decay
+    _demand_logs(decay, valid)
+    return decay
+
+
+def _demand_logs(decay: Any, valid: Any) -> None:
+    """Raise for a token that would keep more than all, where the numbers are known."""
+    if not is_concrete((decay, valid)) or not getattr(decay, "is_fully_addressable", True):
+        return
+    with jax.transfer_guard_device_to_host("allow"):
+        logs = np.asarray(decay)
+        # What a token that is not valid holds does not matter.
+        logs = logs if valid is None else np.where(np.asarray(valid)[..., None], logs, 0)
+    if (logs > 0).any():
+        raise ValueError(
+            "decay: expected logs of what tokens keep of the state, factors in (0, 1], so numbers of at most"
+            f" 0; got up to {float(np.nanmax(logs)):.6g}. Pass jnp.log(factor), or of a gate"
+            " jax.nn.log_sigmoid(gate)"
+        )
 
 
 def _check_rate(rate: Any, per_token: tuple[int, ...]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import LARGEST
 from regard.axes import Array
 from regard.masks.runs import Run
 from regard.records import record
@@ -31,12 +32,19 @@ class Consecutive:
 
     def at(self, index: Array, span: Run | None, axis: int, leading_axes: int) -> Array:
         """Return the positions of rows that lie on an axis, -2 or -1; what is not moved is the same array."""
-        return index if self.offset is None else index + offset_column(self.offset, leading_axes)
+        return index if self.offset is None else self._move(index, offset_column(self.offset, leading_axes))
+
+    def _move(self, index: Array, offset: Array) -> Array:
+        """Add rows and an offset: the last rows, which may hold nothing, end where int32 does."""
+        if isinstance(self.offset, int):  # which was checked
+            return index + offset
+        return index + jnp.minimum(offset, LARGEST - index)
 
     def pick(self, index: Array, leading_axes: int) -> Array:
         """Return the positions of one row for each query, (*B, T)."""
         column = offset_column(self.offset, leading_axes)
-        return index + column.reshape((*(1,) * (index.ndim + 1 - column.ndim), *column.shape[:-1]))
+        column = column.reshape((*(1,) * (index.ndim + 1 - column.ndim), *column.shape[:-1]))
+        return self._move(index, column)
 
     def ends(
         self, first: Array, last: Array, block: int, axis: int, leading_axes: int
@@ -48,7 +56,7 @@ class Consecutive:
         """Return the position of the first of `size` rows, or where they differ between examples of each."""
         if self.leading_axes == 0:
             return 0 if self.offset is None else self.offset
-        return jnp.asarray(self.offset)[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
+        return self._move(jnp.arange(size, dtype=jnp.int32)[None], jnp.asarray(self.offset)[:, None])
 
     def number(self, index: Array, position: Array) -> Array:
         """Return what tells rows of the whole call apart, whatever part of it this is."""
@@ -123,6 +131,13 @@ def offset_column(offset: Offset, leading_axes: int) -> Array:
     if offset.dtype != jnp.int32:
         offset = offset.astype(jnp.int32)
     return spread(offset, leading_axes + 2)
+
+
+def signed_distance(key: Array, query: Array) -> Array:
+    """Return key position - query position, or the nearest number that int32 holds on both sides of 0."""
+    before, difference = key < query, key - query
+    beyond = (difference < 0) != before
+    return jnp.where(beyond, jnp.where(before, -LARGEST, LARGEST), jnp.maximum(difference, -LARGEST))
 
 
 def _along(data: Array, axis: int, leading_axes: int) -> Array:

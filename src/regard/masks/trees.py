@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import evaluate, integers
+from regard.arguments import LARGEST, check_reach, evaluate, integers
 from regard.axes import Array, ArrayLike
 from regard.masks.bounds import Bounds
 from regard.masks.data import literal
@@ -44,7 +44,7 @@ def tree(parents: ArrayLike, start: ArrayLike = 0) -> Mask:
 
     Raises:
         TypeError: arguments that are not integers, or parents without an axis.
-        ValueError: a parent that does not come before its child.
+        ValueError: a parent that does not come before its child, or nodes at positions beyond int32.
 
     Example:
         >>> from regard import masks
@@ -67,7 +67,10 @@ def tree(parents: ArrayLike, start: ArrayLike = 0) -> Mask:
     # What is known while tracing stays known, so that the mask still prints and compares.
     with jax.ensure_compile_time_eval() if concrete else contextlib.nullcontext():
         enter, leave = evaluate(jnp.vectorize(_walk, signature="(n)->(n),(n)"), found)
-    return Tree(found, integers("start", start), enter, leave)
+    count, first = found.shape[-1], integers("start", start, most=LARGEST - found.shape[-1])
+    if isinstance(first, np.ndarray | np.generic) and first.size:
+        check_reach("parents, start", int(np.max(first)) + count)
+    return Tree(found, first, enter, leave)
 
 
 def _check_order(parents: np.ndarray) -> None:
@@ -84,7 +87,7 @@ def _check_order(parents: np.ndarray) -> None:
 
 @jax.jit
 def _walk(parents: Array) -> tuple[Array, Array]:
-    """Number the nodes (N,) as a depth-first walk enters them, and say where it leaves each one's subtree.
+    """Enumerate the nodes (N,) as a depth-first walk enters them, and say where it leaves each one's subtree.
 
     Pointers to ancestors double their reach in each of log N steps, so that depth costs nothing.
     """
@@ -125,11 +128,16 @@ class Tree(Stored, Intervals):
 
     def interval(self, position: Array, leading_axes: int) -> tuple[Array, Array]:
         count = np.shape(self.parents)[-1]
-        node = position - spread(jnp.asarray(self.start), leading_axes + 2)
-        enter, leave = (look_up(jnp.asarray(data), node, leading_axes) for data in (self.enter, self.leave))
-        # The text before the tree is a chain that everything continues; what comes after it, nothing.
-        inside = (node >= 0) & (node < count)
-        return jnp.where(inside, enter, jnp.minimum(node, count)), jnp.where(inside, leave, count)
+        # The text before the tree is a chain that everything continues, whose numbers are its positions; what
+        # comes after the tree, nothing. A position is subtracted from only where int32 holds the difference.
+        first = jnp.minimum(spread(jnp.asarray(self.start), leading_axes + 2), LARGEST - count)
+        end = first + count
+        before, inside = position < first, (position >= first) & (position < end)
+        node = jnp.where(inside, position - first, 0)
+        enter, leave = (
+            first + look_up(jnp.asarray(data), node, leading_axes) for data in (self.enter, self.leave)
+        )
+        return jnp.where(before, position, jnp.where(inside, enter, end)), jnp.where(inside, leave, end)
 
     def number(self, position: Array, leading_axes: int) -> Array:
         return self.interval(position, leading_axes)[0]

@@ -85,9 +85,10 @@ def beam_search(
 
     Every beginning is tried with every token. Of the `num_beams` best trials, those that end with a stop
     token are put aside; the best that do not end go on. A prompt's search is over when `num_beams` texts are
-    aside and no beginning has a better score than the worst of them. At `max_tokens`, what was going on
-    counts as found, too. One beam is greedy writing. With as many beams as there are texts, the search is
-    exhaustive.
+    aside and no beginning can come to a better score than the worst of them, at whatever length up to
+    `max_tokens`: with a penalty above 0 a longer text of the same log-probability is better. At `max_tokens`,
+    what was going on counts as found, too. One beam is greedy writing. With as many beams as there are texts,
+    the search is exhaustive.
 
     Args:
         model, prompts, lengths, start_token, capacity, chunk, padding, cache: as in `generate`. The cache
@@ -196,7 +197,13 @@ def _extend(
     ended = _keep_best(search, texts[:, :width], ends, penalty, stopped=True)
     sums, chosen = jax.lax.top_k(jnp.where(stopped, none, sums), width)
     live = jnp.take_along_axis(texts, chosen[..., None], axis=1)
-    hope = sums[:, 0] / _length_factor(search.step + 1, penalty, sums.dtype)
+    # No token adds to a sum, and scores rise or fall with the length: the best that a beginning comes to is
+    # at the next length, or at the last, if all tokens to come are certain.
+    length, last = search.step + 1, jnp.int32(search.live.shape[-1])
+    reachable = (jnp.minimum(length + 1, last), last)
+    hope = functools.reduce(
+        jnp.maximum, [sums[:, 0] / _length_factor(one, penalty, sums.dtype) for one in reachable]
+    )
     searching = search.searching & (hope > ended.scores[:, -1])
     return (
         Search(live, sums, ended, searching, search.step + 1),

@@ -46,7 +46,7 @@ def forward(shard: Shard, arrays: Operands, *, reversible: bool) -> Results:
     vectors = {
         "log_total": state.log_total(),
         "entropy": state.entropy() if "entropy" in stats else None,
-        "peak": state.peak,
+        "peak": state.row_max(),
         "argmax": state.argmax,
     }
     joined = {name: _join(array, -1) for name, array in vectors.items() if array is not None}

@@ -13,7 +13,7 @@ from regard.axes import Array
 from regard.engine.call.problem import Problem
 from regard.engine.flash.loops import TileLoop
 from regard.engine.flash.tiles import TileView
-from regard.engine.softmax.exponential import exp
+from regard.engine.softmax.exponential import exp, finite_base, nan_where_total_is
 from regard.engine.softmax.products import product
 from regard.masks.offsets import offset_column
 from regard.readouts.accumulators import Found, Norm, PerKey, PerQuery, SweepConfig, Tokens
@@ -165,7 +165,7 @@ class _Counting:
             view = self.tiling.view(here.leading, here.first_query, start)
             scores = self.tiling.scores(query, view, partly)
             peak = jnp.maximum(running[0], scores.max(0, keepdims=True))
-            base = jnp.where(peak == -jnp.inf, 0, peak)
+            base = finite_base(peak)
             return peak, running[1] * exp(running[0] - base) + exp(scores - base).sum(0, keepdims=True)
 
         empty = jnp.zeros((1, query.shape[0]), self.tiling.config.dtype)
@@ -176,7 +176,7 @@ class _Counting:
         peak, total = self.tiling.loop.tiles(
             self.tiling.context.by_query, here.leading, number, body, running
         )
-        return Norm(peak, jnp.log(jnp.where(peak == -jnp.inf, 1, total)))
+        return Norm(nan_where_total_is(total, peak), jnp.log(jnp.where(total == 0, 1, total)))
 
     def _count(self, row_block: _RowBlock, start: Any, partly: Any, carry: Any) -> Any:
         rows, count, running_top, columns = carry

@@ -204,14 +204,13 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_conf
     )
     block_rows = padded.reshape((*problem.leading, blocks, sweep_config.query_block)).sum(-1, dtype=jnp.int32)
     seen = jnp.maximum(block_rows, 1).astype(dtype)[..., None]
-    off = jnp.where(alive, jnp.abs(rows.total + sunk - 1), jnp.where(sound, 0.0, jnp.nan).astype(dtype))
+    off = jnp.where(alive, jnp.abs(rows.total + sunk - 1), 0)
     counted = [found.astype(jnp.int32) for found in rows.keys]
     counted += [jnp.zeros_like(found.keys)] * (len(PATTERNS) - len(counted))
     rows = jax.tree.map(lambda row: jnp.where(sound, row, jnp.nan), rows)
     found_mass = dict(zip(PATTERNS, rows.mass, strict=False))
     mass: dict[str, Any] = {f"{name}_mass": found_mass.get(name) for name in PATTERNS}
     entropy = jnp.where(sound, entropy, jnp.nan)
-    top = jnp.where(sound[..., None], top, jnp.nan)
     return Readout(
         lse=norm.peak + norm.rest,
         keys=found.keys,
@@ -228,7 +227,8 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_conf
         block_mass=found.block_mass / seen,
         block_max=found.block_max,
         block_rows=block_rows,
-        trust=off.max(-1, initial=0),
+        # Selected last: XLA's CPU loses NaN in a maximum.
+        trust=jnp.where(sound.all(-1), off.max(-1, initial=0), jnp.nan),
         query_block=sweep_config.query_block,
         key_block=sweep_config.key_block,
         first=sweep_config.first,

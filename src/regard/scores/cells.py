@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import LARGEST
 from regard.axes import Array
 from regard.masks.grid import Grid
+from regard.masks.offsets import signed_distance
 from regard.masks.runs import Span
 
 Bucket = Callable[[Array], Array]  # the row of a table for each distance, key position - query position
@@ -94,7 +96,7 @@ class Block:
         # Where heads are the only leading axis, it is theirs that an offset per row goes by.
         by_head = max(shape[-3:-2], default=1) > 1
         if by_head or not self.grid.is_consecutive:
-            distance = self.grid.key_position - self.grid.query_position
+            distance = signed_distance(self.grid.key_position, self.grid.query_position)
             return scores + self.over_scores(_entries_of_pairs(table, bucket(distance)))
         rows, columns = self.grid.rows, self.grid.columns
         assert rows is not None
@@ -102,21 +104,27 @@ class Block:
         height, width = rows.length, columns.length
         if 0 in (height, width):
             return scores
-        base = self.grid.key_position[..., :1] - self.grid.query_position[..., :1, :]  # of the first cell
-        base = base.reshape((*base.shape[:-3], 1, 1))  # for (..., heads, distances)
+        first_key, first_query = (
+            position.reshape((*position.shape[:-3], 1, 1))  # for (..., heads, distances)
+            for position in (self.grid.key_position[..., :1], self.grid.query_position[..., :1, :])
+        )
+        base = signed_distance(first_key, first_query)
 
         def run(row: Any, column: Any) -> Array:
-            # One entry per distance, from that of the last query and first key upwards.
-            steps = jnp.arange(height + width, dtype=jnp.int32).reshape((*(1,) * (base.ndim - 1), -1))
-            first = base + ((column - columns.first) - (row - rows.first) - np.int32(height - 1))
-            return _toeplitz(_entries(table, bucket(first + steps)), height, width)
+            # One entry per distance, from that of the last query and first key upwards: each of two positions
+            # that are there, as int32 may not hold a step beyond them.
+            steps = jnp.arange(1 - height, width + 1, dtype=jnp.int32).reshape((*(1,) * (base.ndim - 1), -1))
+            key = first_key + (column - columns.first) + jnp.maximum(steps, 0)
+            query = first_query + (row - rows.first) + jnp.maximum(-steps, 0)
+            return _toeplitz(_entries(table, bucket(signed_distance(key, query))), height, width)
 
         def near(scores: Array) -> Array:
             return scores + self.over_scores(rows.read(lambda row: columns.read(partial(run, row), -1), -2))
 
         if base.size != 1 or (height, width) != (rows.size, columns.size):
             return near(scores)
-        away = (base - (height - 1) > reach) | (base + (width - 1) < -reach)
+        after, before = min(reach + height - 1, LARGEST), min(reach + width - 1, LARGEST)
+        away = (base > after) | (base < -before)
         # Far off it is one number for all cells of a head, which costs no pass over the scores. What does
         # nothing is the first branch: as the second, XLA's CPU makes it a copy.
         entry = _entries(table, bucket(jnp.sign(base) * np.int32(reach + 1)))
@@ -137,7 +145,7 @@ class Picks:
         return array.reshape(()) if array.size == 1 else array[self.head]
 
     def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
-        rows = bucket(self.key_position - self.query_position)
+        rows = bucket(signed_distance(self.key_position, self.query_position))
         return scores + table[rows, self.head if table.shape[1] > 1 else 0]
 
 
@@ -149,7 +157,7 @@ class HeadPicks(Picks):
         return array.reshape((*(1,) * (self.key_position.ndim - 2), -1, 1))
 
     def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
-        rows = bucket(self.key_position - self.query_position)
+        rows = bucket(signed_distance(self.key_position, self.query_position))
         entries = table.T.reshape((*(1,) * (rows.ndim - 2), *table.shape[::-1]))
         return scores + jnp.take_along_axis(entries, rows, -1)
 

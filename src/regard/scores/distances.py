@@ -72,6 +72,7 @@ class Alibi(Score):
     meaning = ": a key loses in proportion to its distance."
     reads_batch = False
     adds = True
+    casts_parameters = True
 
     @staticmethod
     def maker(slopes: Any) -> Score:
@@ -79,9 +80,11 @@ class Alibi(Score):
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         slopes = cells.per_head(jnp.asarray(self.slopes).astype(scores.dtype))
-        # Rounded only once: positions are whole numbers, exact as integers beyond 2^24 too.
-        distance = jnp.abs(cells.query_position - cells.key_position).astype(scores.dtype)
-        return scores - slopes * distance
+        # Rounded only once: positions are whole numbers, exact as integers beyond 2^24 too. Of two of them
+        # that are far apart uint32 holds the distance, and int32 does not.
+        query, key = cells.query_position, cells.key_position
+        distance = (jnp.maximum(query, key) - jnp.minimum(query, key)).astype(jnp.uint32)
+        return scores - slopes * distance.astype(scores.dtype)
 
     def formula(self, terms: Terms) -> Formula:
         distance = Function("abs", (Row((terms.query_position, terms.key_position), "-"),))
@@ -154,6 +157,7 @@ class RelativeBias(Score):
     meaning = ": a learned number for each distance, near ones apart, far ones in coarse buckets."
     reads_batch = False
     adds = True
+    casts_parameters = True
 
     @staticmethod
     def maker(table: Any, bidirectional: bool, max_distance: int) -> Score:

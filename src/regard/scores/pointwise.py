@@ -65,6 +65,7 @@ class Softcap(Score):
     reads_batch = False
     reads_positions = False
     bounded = True
+    casts_parameters = True
 
     @property
     def caps(self) -> Any:
@@ -107,7 +108,9 @@ def _bend(scores: Array, cap: Array) -> Array:
             total = total * square + np.float32(coefficient)
         return total
 
-    return jnp.clip(scores * polynomial(_NUMERATOR) / polynomial(_DENOMINATOR), -cap, cap)
+    bent = scores * polynomial(_NUMERATOR) / polynomial(_DENOMINATOR)
+    # Not a minimum and a maximum, which lose NaN where XLA's CPU makes them part of a product's kernel.
+    return jax.lax.clamp(jnp.broadcast_to(-cap, bent.shape), bent, jnp.broadcast_to(cap, bent.shape))
 
 
 _bend.defjvps(
@@ -158,6 +161,7 @@ class Temperature(Score):
     meaning = ": below 1 weights sharpen, above 1 they spread."
     reads_batch = False
     reads_positions = False
+    casts_parameters = True
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         return scores * (1 / cells.per_head(jnp.asarray(self.value).astype(scores.dtype)))
@@ -179,8 +183,8 @@ def modifier(fn: Modify) -> Score:
         fn: called on scalars (it is mapped over all pairs): the score in the accumulation dtype, and int32
             `batch` (index on the first leading axis; 0 where heads are the only one), `head` (query head),
             `query_position` and `key_position`. It returns the new score. Arrays that it closes over may be
-            traced; floating-point ones have gradients. It is part of the compiled program: define it once,
-            because a new function object compiles again.
+            traced, and it sees them in the dtype they have; floating-point ones have gradients. It is part of
+            the compiled program: define it once, because a new function object compiles again.
 
     Returns:
         A score.
@@ -253,10 +257,15 @@ class Modifier(Modified):
         if len(answers) != 1 or answers[0].shape or not jnp.issubdtype(answers[0].dtype, jnp.floating):
             found = ", ".join(map(str, answers)) or "nothing"
             raise TypeError(f"modifier: expected fn to return one floating-point score, got {found}")
-        return HoistedModifier(tuple(program.consts), program.jaxpr, self.expression())
+        return HoistedModifier(tuple(map(_fix_dtype, program.consts)), program.jaxpr, self.expression())
 
     def expression(self) -> str:
         return f"modifier({getattr(self.fn, '__qualname__', repr(self.fn))})"
+
+
+def _fix_dtype(constant: Any) -> Any:
+    """Return a constant of a program, whose dtype the program knows: it may not follow that of scores."""
+    return constant.astype(constant.dtype) if jax.typeof(constant).weak_type else constant
 
 
 @record

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -41,6 +42,8 @@ class Score:
     """True if it only adds finite numbers: -inf stays, with derivatives that are 0 times 1."""
     bounded: ClassVar[bool] = False
     """True if it makes a finite number of every score but NaN, and has a `derivative`."""
+    casts_parameters: ClassVar[bool] = False
+    """True if it uses its parameters in the dtype of scores alone, whatever they come in."""
     head_axes: ClassVar[Mapping[str, int]] = {}
     """Fields that may hold an entry per query head, and on which axis; `Cells` takes them out."""
     meaning: ClassVar[str] = " of every score."
@@ -69,8 +72,11 @@ class Score:
         raise NotImplementedError
 
     def closure_convert(self, dtype: Any) -> Score:
-        """Return the score with arrays that its functions close over as leaves, for scores of this dtype."""
-        return self
+        """Return the score with arrays that its functions close over as leaves, for scores of this dtype.
+
+        A function sees each parameter in the dtype that it has; one that is cast anyway may be so beforehand.
+        """
+        return jax.tree.map(lambda leaf: _cast(leaf, dtype), self) if self.casts_parameters else self
 
     def check(self, leading: tuple[int, ...]) -> None:
         """Raise ValueError where a parameter does not fit a call with these leading axes."""
@@ -144,6 +150,10 @@ class Chain(Score):
 
     def expression(self) -> str:
         return f"[{', '.join(map(repr, self.parts))}]"
+
+
+def _cast(leaf: Any, dtype: Any) -> Any:
+    return jnp.asarray(leaf).astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
 def compose(score: Score | Sequence[Score] | None) -> Chain | None:

@@ -153,7 +153,8 @@ def attention_steps(
         capped = given["softcap"] * jnp.tanh(capped / given["softcap"])
     rows, columns = (jnp.arange(length, dtype=jnp.int32) for length in pairs[-2:])
     position = jnp.asarray(query_offset, jnp.int32) + rows
-    distance = jnp.abs(position[:, None] - columns[None]).astype(dtype)
+    ends = (function(position[:, None], columns[None]) for function in (jnp.maximum, jnp.minimum))
+    distance = jnp.subtract(*ends).astype(jnp.uint32).astype(dtype)  # which int32 may not hold
     scores = capped
     if given["slopes"] is not None:
         slope = operands.broadcast("slopes", given["slopes"], leading)[..., None, None]

@@ -57,7 +57,11 @@ class Checkpoint:
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by path, whole, as NumPy arrays of this process."""
-        return self.read({name: np.zeros(*kind) for name, kind in self.kinds.items()})
+        try:
+            templates = {name: np.zeros(*kind) for name, kind in self.kinds.items()}
+        except (MemoryError, ValueError) as error:
+            raise CheckpointError(f"{self.path} lists arrays that memory cannot hold: {error}") from error
+        return self.read(templates)
 
     def read(self, templates: Mapping[str, Any]) -> dict[str, Any]:
         """Read arrays in the form of templates: NumPy arrays, or `jax.ShapeDtypeStruct` with a sharding."""
@@ -304,35 +308,77 @@ def _write_index(draft: Path, step: int, kinds: Mapping[str, Any], record: Mappi
 
 
 def _read_index(path: Path) -> dict[str, Any]:
-    """Read the body of checkpoint.json, and check it against its own digest."""
+    """Read the body of checkpoint.json, and check it against its own digest and for what `load` reads."""
     index = path / INDEX
     try:
         sealed = json.loads(index.read_text(encoding="utf-8"))
-        body, seal = sealed["body"], sealed["sha256"]
+        if not isinstance(sealed, dict) or sealed.keys() != {"body", "sha256"}:
+            raise ValueError(f"expected an object of body and sha256, got {str(sealed)[:80]!r}")
+        body = sealed["body"]
+        seal = hashlib.sha256(json.dumps(body).encode()).hexdigest()
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is not a complete Regard checkpoint: it has no {INDEX}") from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{index} is damaged: {error}") from error
-    if hashlib.sha256(json.dumps(body).encode()).hexdigest() != seal:
+    if sealed["sha256"] != seal:
         raise CheckpointError(f"{index} is damaged: its contents do not match their SHA-256")
-    if body["format"] != FORMAT:
-        raise CheckpointError(f"{index} has format {body['format']}, this version of Regard reads {FORMAT}")
+    version = body.get("format") if isinstance(body, dict) else None
+    if _is_count(version) and version != FORMAT:
+        raise CheckpointError(f"{index} has format {version}, this version of Regard reads {FORMAT}")
+    for expected, value in _list_faults(body):
+        raise CheckpointError(f"{index} is damaged: expected {expected}, got {str(value)[:80]!r}")
     return body
+
+
+def _list_faults(body: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what was expected in the body of checkpoint.json, and what is there."""
+    body = body if isinstance(body, dict) else {}
+    for name in ("format", "step"):
+        if not _is_count(body.get(name)):
+            yield f"a whole number as {name}", body.get(name)
+    for name in ("record", "arrays", "files"):
+        if not isinstance(body.get(name), dict):
+            yield f"an object as {name}", body.get(name)
+            return
+    for name, kind in body["arrays"].items():
+        pair = kind if isinstance(kind, list) and len(kind) == 2 else (None, None)
+        if not (isinstance(pair[0], list) and all(map(_is_count, pair[0])) and _is_dtype(pair[1])):
+            yield f"a shape and a dtype as arrays[{name!r}]", kind
+    for name, mark in body["files"].items():
+        pair = mark if isinstance(mark, list) and len(mark) == 2 else (None, None)
+        if not (_is_count(pair[0]) and isinstance(pair[1], str)):
+            yield f"a size and a SHA-256 as files[{name!r}]", mark
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_dtype(name: Any) -> bool:
+    """Return True for the name of a dtype of numbers or booleans."""
+    try:
+        dtype = jax.numpy.dtype(name) if isinstance(name, str) else np.dtype(object)
+    except (TypeError, ValueError, SyntaxError):
+        return False
+    return any(jax.numpy.issubdtype(dtype, kind) for kind in (jax.numpy.number, jax.numpy.bool_))
 
 
 def _verify_files(path: Path, files: Mapping[str, tuple[int, str]]) -> None:
     """Raise at the first file that is missing, cut short or changed."""
     for name, (size, digest) in files.items():
-        file = path / name
-        if not file.is_file():
-            problem = "is missing"
-        elif file.stat().st_size != size:
-            problem = f"has {file.stat().st_size} bytes, {size} were written"
-        elif _digest(file) != digest:
-            problem = "does not match the SHA-256 taken when it was written"
-        else:
-            continue
-        raise CheckpointError(f"checkpoint {path} is damaged: {file} {problem}")
+        file, cause = path / name, None
+        try:
+            if not file.is_file():
+                problem = "is missing"
+            elif file.stat().st_size != size:
+                problem = f"has {file.stat().st_size} bytes, {size} were written"
+            elif _digest(file) != digest:
+                problem = "does not match the SHA-256 taken when it was written"
+            else:
+                continue
+        except (OSError, ValueError) as error:  # ValueError: no file has such a name
+            problem, cause = f"cannot be read ({error})", error
+        raise CheckpointError(f"checkpoint {path} is damaged: {file} {problem}") from cause
 
 
 def _digest(path: Path) -> str:

@@ -41,7 +41,9 @@ def measure_heads(task: Task, model: Any, batch: Batch) -> HeadStats:
         entropy, largest = (seen[name] for name in AUX)
         reads = largest != -jnp.inf
         found["entropy"][layer] = jnp.mean(entropy, axis=(0, 2), where=reads)
-        found["max_score"][layer] = jnp.max(largest, axis=(0, 2))
+        # XLA's CPU loses NaN in a maximum.
+        diverged = jnp.isnan(largest).any(axis=(0, 2))
+        found["max_score"][layer] = jnp.where(diverged, jnp.nan, jnp.max(largest, axis=(0, 2)))
     return found
 
 

@@ -75,5 +75,5 @@ def _read_holder(directory: Path) -> str:
     try:
         holder = json.loads((directory / HOLDER).read_text(encoding="utf-8"))
         return f"process {holder['process']} on {holder['host']} since {holder['since']}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "another process"

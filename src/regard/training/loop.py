@@ -125,7 +125,7 @@ def train(
         processes.alone(run.tidy)
         if run.is_finished:
             assert run.start is not None
-            return Outcome("already finished", run.start.step, **run.start.record)
+            return Outcome("already finished", run.start.step, **_read_record(run))
         session = _Session(run, progress or Progress(), log, profile)
         with session.progress.preparing():
             advance = _prepare(session, deployment)
@@ -149,6 +149,25 @@ def _prepare(session: "_Session", deployment: Deployment | None) -> Callable[[Ca
     return session.prepare(program, state)
 
 
+def _read_record(run: Run) -> dict[str, Any]:
+    """Return the clocks and metrics of the sessions before, as the checkpoint of a run that goes on has them.
+
+    Raises:
+        checkpoints.CheckpointError: when they are no numbers.
+    """
+    own = run.start.record if run.start is not None and run.source is None else {}
+    found = {name: own.get(name, 0.0) for name in ("seconds", "compile_seconds", "elapsed_seconds")}
+    held_out = own.get("held_out", {})
+    numbers = [*found.values(), *held_out.values()] if isinstance(held_out, dict) else [None]
+    if not all(type(number) in (int, float) for number in numbers):
+        assert run.start is not None
+        raise checkpoints.CheckpointError(
+            f"{run.start.path / checkpoints.INDEX} is damaged: expected seconds and metrics as record, got"
+            f" {str(own)[:80]!r}"
+        )
+    return found | {"held_out": held_out}
+
+
 class _Session:
     """One process's share of a run: its clocks, and the metrics that are still on the device."""
 
@@ -158,11 +177,11 @@ class _Session:
         self.task, self.run, self.progress, self.log, self.profile = run.task, run, progress, log, profile
         self.began = time.perf_counter()
         self.first, self.saved = (run.start.step, run.start.path) if run.start else (0, None)
-        own = run.start.record if run.start and run.source is None else {}
-        self.seconds: float = own.get("seconds", 0.0)
-        self.compile_seconds: float = own.get("compile_seconds", 0.0)
-        self.elapsed_before: float = own.get("elapsed_seconds", 0.0)
-        self.held_out: dict[str, float] = own.get("held_out", {})
+        own = _read_record(run)
+        self.seconds: float = own["seconds"]
+        self.compile_seconds: float = own["compile_seconds"]
+        self.elapsed_before: float = own["elapsed_seconds"]
+        self.held_out: dict[str, float] = own["held_out"]
         self.saving: tuple[int, checkpoints.Saving] | None = None
         self.pending: list[tuple[int, Metrics]] = []
         self.head_stats: list[tuple[int, heads.HeadStats]] = []

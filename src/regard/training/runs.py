@@ -19,9 +19,9 @@ from flax.traverse_util import flatten_dict
 
 from regard.training import checkpoints, locks, metrics, tasks
 from regard.training.compilation import run_once
+from regard.training.run_configs import FORMAT, check_entries
 from regard.training.versions import compare_versions, read_versions
 
-FORMAT = 1
 SEEDS = range(-(2**63), 2**63)
 OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures", "profile")
 
@@ -336,19 +336,14 @@ def _read_config(directory: Path) -> _Config | None:
             f"{directory} is not empty and not a Regard run (it holds {shown}); give another --out"
         )
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        complete = isinstance(config["seed"], int) and isinstance(config["versions"], dict)
-        if not (complete and config["format"] == FORMAT):
-            raise ValueError(f"format {config['format']!r}, seed {config['seed']!r}")
+        config = check_entries(json.loads(path.read_text(encoding="utf-8")))
         task = tasks.from_settings(config["task"], config["settings"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
             f"{path} is damaged or not Regard's ({type(error).__name__}: {error}); "
             "give another --out, or remove the directory yourself"
         ) from error
-    return _Config(
-        task, config["seed"], config["versions"], config.get("kept", {}), config.get("continued_from")
-    )
+    return _Config(task, config["seed"], config["versions"], config["kept"], config["continued_from"])
 
 
 def _demand_same(

@@ -218,7 +218,25 @@ def _read_record(folder: Path, inputs: str) -> dict[str, Any] | None:
     """Read the record of a folder; None where there is none, one of other inputs, or a file cut short."""
     try:
         found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        sizes = {name: (folder / name).stat().st_size for name in found["sizes"]}
-        return found["record"] if (found["inputs"], found["sizes"]) == (inputs, sizes) else None
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.name != RECORD}
+        whole = (found["inputs"], found["sizes"]) == (inputs, sizes)
+        return found["record"] if whole and _is_sound(**found["record"]) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _is_sound(facts: Any, overlap: Any, skipped: Any) -> bool:
+    """Tell whether a record holds what `open_tokens` writes there."""
+    pairs = {"documents": int, "bytes": int, "tokens": int, "sha256": str}
+    return (
+        isinstance(facts, dict)
+        and facts.keys() == {*pairs, "tokenizer"}
+        and isinstance(facts["tokenizer"], str | None)
+        and all(_is_list_of(facts[name], kind) and len(facts[name]) == 2 for name, kind in pairs.items())
+        and type(overlap) in (int, float)
+        and _is_list_of(skipped, str)
+    )
+
+
+def _is_list_of(found: Any, kind: type) -> bool:
+    return isinstance(found, list) and all(type(entry) is kind for entry in found)

@@ -23,14 +23,10 @@ test("file names hold nothing that a file system refuses", () => {
 
 test("names of heads are never cut", () => {
   const long = "a run of many words ".repeat(20);
-  const names = [
-    [[0, 1]],
-    [[11, 1]],
-    [
-      [0, 1],
-      [11, 1],
-    ],
-  ].map((heads) => safeName(long, "png", namedHeads(heads, "mean")));
+  const [one, other] = [0, 11].map((c) => [c, 1]);
+  const names = [[one], [other], [one, other]].map((heads) =>
+    safeName(long, "png", namedHeads(heads, "mean")),
+  );
   assert.match(names[0], /^a-run-of.*-layer-0-head-1\.png$/);
   assert.match(names[2], /-mean-of-heads-0-1-11-1\.png$/);
   assert.equal(new Set(names).size, 3);
@@ -40,12 +36,7 @@ test("names of heads are never cut", () => {
 });
 
 test("NPY files follow the format, aligned to 64 bytes", () => {
-  for (const [rows, columns] of [
-    [3, 5],
-    [0, 7],
-    [1, 1],
-    [12345, 1],
-  ]) {
+  for (const [rows, columns] of ["3 5", "0 7", "12345 1"].map((shape) => shape.split(" ").map(Number))) {
     const values = Float32Array.from({ length: rows * columns }, (_, n) => n / 7);
     const bytes = npyBytes(values, [rows, columns]);
     assert.deepEqual([...bytes.slice(0, 8)], [0x93, 78, 85, 77, 80, 89, 1, 0]);
@@ -73,36 +64,16 @@ test("NumPy reads them", {
 });
 
 const excerpt = {
-  values: Float32Array.from([0.5, NaN, 0.25, 1e-7]),
-  rows: 2,
-  columns: 2,
-  row0: 3,
-  column0: 5,
-  queryBlock: 4,
-  keyBlock: 2,
-  channel: "mass",
-  heads: [[0, 0]],
-  exact: false,
+  ...{ values: Float32Array.from([0.5, NaN, 0.25, 1e-7]), rows: 2, columns: 2, row0: 3, column0: 5 },
+  ...{ queryBlock: 4, keyBlock: 2, channel: "mass", heads: [[0, 0]], exact: false },
 };
 
 test("CSV says what it holds and where each number lies", () => {
   const lines = csvText(excerpt, `a\nb: ${describeExcerpt(excerpt)}`, { query: 100, key: 0 }).split("\n");
   assert.equal(lines[0], "# a b: mean over 4 queries of the weight on 2 keys");
   assert.deepEqual(lines.slice(1), ["query\\key,10,12", "112,0.5,", "116,0.25,1e-7", ""]);
-  assert.equal(
-    describeExcerpt(
-      {
-        ...excerpt,
-        exact: true,
-        heads: [
-          [0, 0],
-          [0, 1],
-        ],
-      },
-      { aggregate: "max" },
-    ),
-    "attention weights, largest of 2 heads",
-  );
+  const both = { ...excerpt, exact: true, heads: [0, 1].map((h) => [0, h]) };
+  assert.equal(describeExcerpt(both, { aggregate: "max" }), "attention weights, largest of 2 heads");
   const added = { ...excerpt, channel: "value" };
   assert.equal(describeExcerpt({ ...added, exact: true }), "norm of what is added");
   assert.ok(describeExcerpt(added).startsWith("largest norm of what is added of each block"));
@@ -126,30 +97,16 @@ test("SVG text cannot become markup", () => {
     xmlText("</text><script>\u0000\ud800&\"'"),
     "&#60;/text&#62;&#60;script&#62;\ufffd\ufffd&#38;&#34;&#39;",
   );
-  const layout = {
-    width: 10,
-    height: 10,
-    plot: { x: 0, y: 0, width: 5, height: 5 },
-    bar: { x: 6, y: 0, width: 1, height: 5 },
-    texts: [{ x: 1, y: 2, text: "<b>", size: 11 }],
-    lines: [[0, 0, 1, 1]],
-    frames: [[0, 0, 5, 5]],
-  };
+  const plot = { x: 0, y: 0, width: 5, height: 5 };
+  const texts = [{ x: 1, y: 2, text: "<b>", size: 11 }];
+  const layout = { width: 10, height: 10, plot, bar: plot, texts, lines: [], frames: [] };
   const text = svgText({ title: "</title><script>" }, layout, ["data:image/png;base64,AA==", "data:,"]);
   assert.ok(!text.includes("<script") && !text.includes("<b>"));
 });
 
 test("Python asks for the window that is seen", () => {
-  const what = {
-    c: 2,
-    heads: [[2, 3]],
-    view: { q0: 8.5, q1: 17.2, k0: 0, k1: 30 },
-    scale: "power",
-    channel: "mass",
-    name: "a\nimport os",
-    rows: 61,
-    keys: 29,
-  };
+  const place = { c: 2, heads: [[2, 3]], view: { q0: 8.5, q1: 17.2, k0: 0, k1: 30 }, rows: 61, keys: 29 };
+  const what = { ...place, scale: "power", channel: "mass", name: "a\nimport os" };
   const text = pythonText(what);
   assert.ok(text.includes("call.window(rows=slice(8, 18), columns=slice(0, 29), heads=[3])[0]"));
   assert.ok(text.includes('scale="linear"') && text.includes('save("layer-2-head-3.pdf")'));
@@ -171,43 +128,25 @@ test("the finest level that is few enough", () => {
 });
 
 test("an excerpt stitches tiles and averages heads", async () => {
-  const rows = 601,
-    keys = 523,
-    value = (h, i, j) => (h + 1) * 1e-6 * (i * keys + j);
+  const [rows, keys] = [601, 523];
+  const value = (h, i, j) => (h + 1) * 1e-6 * (i * keys + j);
   const source = {
     call: () => ({ heads: 2, rows, keys }),
-    levels: () => [
-      { queryBlock: 1, keyBlock: 1 },
-      { queryBlock: 2, keyBlock: 2 },
-    ],
+    levels: () => [1, 2].map((n) => ({ queryBlock: n, keyBlock: n })),
     tile: async (t, c, h, qb, kb, up, across) =>
       Float32Array.from({ length: 65536 }, (_, n) => value(h, up * 256 + (n >> 8), across * 256 + (n & 255))),
   };
-  const state = {
-    t: 0,
-    c: 0,
-    h: 1,
-    selection: [
-      [0, 0],
-      [0, 1],
-    ],
-    aggregate: "mean",
-    channel: "mass",
-    view: { q0: 250.5, q1: 521, k0: 200, k1: 523 },
-  };
+  const selection = [0, 1].map((h) => [0, h]);
+  const view = { q0: 250.5, q1: 521, k0: 200, k1: 523 };
+  const state = { t: 0, c: 0, h: 1, selection, aggregate: "mean", channel: "mass", view };
   const found = await readExcerpt(source, state);
   assert.deepEqual(
     [found.rows, found.columns, found.row0, found.column0, found.exact],
     [271, 323, 250, 200, true],
   );
-  for (const [i, j] of [
-    [0, 0],
-    [5, 55],
-    [6, 56],
-    [270, 322],
-    [131, 312],
-  ]) {
-    assert.ok(Math.abs(found.values[i * 323 + j] - value(0.5, 250 + i, 200 + j)) < 1e-6);
+  for (const at of [0, 5 * 323 + 55, 6 * 323 + 56, 131 * 323 + 312, 270 * 323 + 322]) {
+    const wanted = value(0.5, 250 + Math.floor(at / 323), 200 + (at % 323));
+    assert.ok(Math.abs(found.values[at] - wanted) < 1e-6);
   }
   const one = await readExcerpt(source, { ...state, selection: [[0, 1]] });
   assert.ok(Math.abs(one.values[7] - value(1, 250, 207)) < 1e-6);

@@ -11,15 +11,8 @@ const WEIGHTS = [
   [1, 0, 0, 0.75, 0.25, 0, 0.125, 0.125, 0.75],
 ];
 const call = {
-  heads: 2,
-  rows: 3,
-  keys: 3,
-  query_offset: 0,
-  key_offset: 0,
-  query_sequence: 0,
-  key_sequence: 0,
-  permitted: "causal",
-  labels: [[], [{ name: "induction", value: 0.7, rows: 5 }]],
+  ...{ heads: 2, rows: 3, keys: 3, query_offset: 0, key_offset: 0, query_sequence: 0, key_sequence: 0 },
+  ...{ permitted: "causal", labels: [[], [{ name: "induction", value: 0.7, rows: 5 }]] },
 };
 const source = {
   document: { traces: [{ calls: [call], sequences: [{ kind: "text" }] }] },
@@ -29,37 +22,26 @@ const source = {
   weights: async (_t, _c, h) => ({ values: Float32Array.from(WEIGHTS[h]), rows: 3, keys: 3 }),
 };
 const any = { query: "", key: "", offset: "", label: "" };
-const found = async (question) =>
-  (await findHeads(source, 0, { ...any, ...question })).found.map(({ h, weight, pairs }) => [
-    h,
-    weight,
-    pairs,
-  ]);
+const makeState = () => new State([[{ heads: 2, rows: 3, keys: 3 }]]);
 
-test("weights are averaged over the pairs that may attend", async () => {
-  assert.deepEqual(await found({ key: "THE", query: "cat" }), [
-    [1, 0.75, 1],
-    [0, 0.5, 1],
-  ]);
-  assert.deepEqual(await found({ offset: "1" }), [
-    [1, 0.4375, 2],
-    [0, 0.375, 2],
-  ]);
-  assert.deepEqual(await found({ key: "cat the", label: "induction" }), [[1, 3 / 6, 6]]);
-  assert.deepEqual(await found({ label: "induction" }), [[1, 0.7, 5]]);
-  assert.deepEqual(await found({ offset: "-1" }), []);
-});
-
-test("what the page does not have is counted", async () => {
+test("weights are averaged over the pairs that may attend, and what the page lacks is counted", async () => {
+  const found = async (question) => {
+    const heads = (await findHeads(source, 0, { ...any, ...question })).found;
+    return heads.map(({ h, weight, pairs }) => `${h}: ${weight} of ${pairs}`).join(", ");
+  };
+  assert.equal(await found({ key: "THE", query: "cat" }), "1: 0.75 of 1, 0: 0.5 of 1");
+  assert.equal(await found({ offset: "1" }), "1: 0.4375 of 2, 0: 0.375 of 2");
+  assert.equal(await found({ key: "cat the", label: "induction" }), "1: 0.5 of 6");
+  assert.equal(await found({ label: "induction" }), "1: 0.7 of 5");
+  assert.equal(await found({ offset: "-1" }), "");
   const none = { ...source, weights: async () => null };
   assert.deepEqual(await findHeads(none, 0, { ...any, key: "the" }), { found: [], unknown: 2 });
 });
 
 test("a question stays in the address, whatever its words", () => {
-  const state = new State([[{ heads: 2, rows: 3, keys: 3 }]]);
+  const [state, again] = [makeState(), makeState()];
   const words = ["Mary, John", "100 % <b>", "-3", "sink"];
   state.set({ find: words.map(encodeURIComponent).join(",") });
-  const again = new State(state.shapes);
   again.fromHash(state.toHash());
   assert.deepEqual(Object.values(readQuestion(again.find)), words);
   for (const wrong of ["a,b", "a,b,c,", "%,,,", "a,b,1,<i>", `${"x".repeat(300)},,,`]) {
@@ -69,27 +51,21 @@ test("a question stays in the address, whatever its words", () => {
   }
 });
 
-test("notes are kept, and an older address takes none away", () => {
-  const state = new State([[{ heads: 2, rows: 3, keys: 3 }]]);
+test("notes are kept, an older address takes none away, and what is no note is left out", () => {
+  const [state, again] = [makeState(), makeState()];
   state.set({ notes: writeNotes({ "0.0.1": "copies <names> & 100 %", "0.0.0": "" }) });
   assert.deepEqual(readNotes(state.notes), { "0.0.1": "copies <names> & 100 %" });
-  assert.equal(
-    notesOn(state, [
-      [0, 0],
-      [0, 1],
-    ]),
-    "layer 0 head 1: copies <names> & 100 %",
+  const told = notesOn(
+    state,
+    [0, 1].map((h) => [0, h]),
   );
-  const again = new State(state.shapes);
+  assert.equal(told, "layer 0 head 1: copies <names> & 100 %");
   again.fromHash(state.toHash());
   assert.equal(again.notes, state.notes);
   again.fromHash("h=1");
   assert.equal(again.notes, state.notes);
   again.set({ notes: "" });
   assert.equal(again.notes, "");
-});
-
-test("what is no note is left out", () => {
   for (const wrong of ["", "null", "{", '{"a":"b"}', '{"0.0.0":7}', '{"0.0.0":""}'])
     assert.deepEqual(readNotes(wrong), {});
   assert.equal(readNotes(JSON.stringify({ "0.0.0": "x".repeat(999) }))["0.0.0"].length, 200);

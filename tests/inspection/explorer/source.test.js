@@ -32,15 +32,18 @@ function page(exact) {
     return name;
   };
   const log8 = (name, shape, values) => {
+    const codes = Uint8Array.from(values, (x) => encodeLog8(x));
+    return add(name, "u8", shape, codes, "log8");
+  };
+  const i32 = (name, shape, of) => {
+    const length = shape.reduce((all, n) => all * n);
     return add(
       name,
-      "u8",
+      "i32",
       shape,
-      Uint8Array.from(values, (x) => encodeLog8(x)),
-      "log8",
+      Int32Array.from({ length }, (_, i) => of(i)),
     );
   };
-  const counts = (n, of) => Int32Array.from({ length: n }, (_, i) => of(i));
   const head = {
     weights: exact ? add("weights", "f32", [T, S], weightsOf()) : null,
     levels: [
@@ -49,34 +52,19 @@ function page(exact) {
         key_block: 1,
         mass: log8("fine", [150, 5], Array(750).fill(0.2)),
         max: log8("most", [150, 5], Array(750).fill(0.25)),
-        rows: add(
-          "fineRows",
-          "i32",
-          [150],
-          counts(150, (i) => (i === 0 ? 1 : 2)),
-        ),
+        rows: i32("fineRows", [150], (i) => (i === 0 ? 1 : 2)),
       },
       {
         query_block: 8,
         key_block: 4,
         mass: log8("coarse", [38, 2], Array(76).fill(0.5)),
         max: null,
-        rows: add(
-          "coarseRows",
-          "i32",
-          [38],
-          counts(38, (i) => ({ 0: 7, 37: 4 })[i] ?? 8),
-        ),
+        rows: i32("coarseRows", [38], (i) => ({ 0: 7, 37: 4 })[i] ?? 8),
       },
     ],
     last_row: log8("last", [3], [1, 0.5, 0.25]),
     last_row_bin: 2,
-    top_keys: add(
-      "top",
-      "i32",
-      [T, 2],
-      counts(2 * T, (i) => (i === 3 ? -1 : i % 2)),
-    ),
+    top_keys: i32("top", [T, 2], (i) => (i === 3 ? -1 : i % 2)),
     top_weights: log8("topWeights", [T, 2], Array(2 * T).fill(0.5)),
   };
   const text = new TextEncoder().encode(JSON.stringify(["a", "</script>"]));
@@ -168,15 +156,8 @@ test("the largest weights come from the weights, or from the list", async () => 
   assert.deepEqual(top, sorted.slice(0, 3));
   assert.deepEqual(await exact.topKeys(0, 0, 0, 1, 3), []);
   const source = new Source(...Object.values(page()).slice(0, 2));
-  assert.deepEqual(
-    (await source.topKeys(0, 0, 0, 0, 8)).map(({ key }) => key),
-    [0, 1],
-  );
-  assert.deepEqual((await source.topKeys(0, 0, 0, 0, 1)).length, 1);
-  assert.deepEqual(
-    (await source.topKeys(0, 0, 0, 1, 8)).map(({ key }) => key),
-    [0],
-  );
+  const listed = async (row, count) => (await source.topKeys(0, 0, 0, row, count)).map(({ key }) => key);
+  assert.deepEqual([await listed(0, 8), await listed(0, 1), await listed(1, 8)], [[0, 1], [0], [0]]);
 });
 
 test("a server is asked for what is finer, by its protocol", async () => {
@@ -277,10 +258,7 @@ test("a server that is gone is asked less and less often, and all goes on as it 
   const waiting = Array.from({ length: 50 }, (_, n) => text(`b${n}`));
   while (probes.length < 4) await new Promise((done) => setTimeout(done, 1));
   // A timer is late on a busy machine, and never early but for a millisecond.
-  assert.deepEqual(
-    [10, 20, 20].filter((least, n) => probes[n + 1] - probes[n] < least - 1.5),
-    [],
-  );
+  for (const [n, least] of [10, 20, 20].entries()) assert.ok(probes[n + 1] - probes[n] >= least - 1.5);
   assert.equal(asked.length, 1 + 50);
   assert.deepEqual(told, ["lost"]);
   const given = new AbortController();
@@ -310,12 +288,8 @@ test("of channel value, weights are multiplied by what their keys add, and block
   const weights = weightsOf();
   assert.deepEqual(source.levels(0, 0, 0, "value"), source.levels(0, 0, 0));
   const tile = await source.tile(0, 0, 0, 1, 1, 0, 0, "value");
-  for (const [i, j] of [
-    [0, 0],
-    [7, 3],
-    [9, 4],
-  ])
-    assert.equal(tile[256 * i + j], Math.fround(weights[i * S + j] * norms[j]));
+  for (const at of [0, 7 * S + 3, 9 * S + 4])
+    assert.equal(tile[256 * Math.floor(at / S) + (at % S)], Math.fround(weights[at] * norms[at % S]));
   // Nothing is added with a weight of 0, and a length that is no number makes none.
   assert.deepEqual(Array.from(tile.subarray(256, 256 + S)), [0, 0, 0, 0, 0]);
   assert.ok(Number.isNaN(tile[2]) && tile[1] === 0);

@@ -25,39 +25,22 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import drawn_weights
 
 LLAMA = {
-    "vocab_size": 61,
-    "hidden_size": 24,
-    "intermediate_size": 37,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": 61, "hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 T5 = {
-    "vocab_size": 61,
-    "d_model": 24,
-    "d_kv": 6,
-    "d_ff": 37,
-    "num_layers": 2,
-    "num_heads": 3,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 11,
+    "vocab_size": 61, "d_model": 24, "d_kv": 6, "d_ff": 37, "num_layers": 2, "num_heads": 3,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 11,
     "decoder_start_token_id": 0,
-}
+}  # fmt: skip
 
 # name: (model, config, tokens per row)
 MODELS = {
     "bert": (
         transformers.BertModel,
         transformers.BertConfig(
-            vocab_size=67,
-            hidden_size=24,
-            num_hidden_layers=3,
-            num_attention_heads=3,
-            intermediate_size=37,
+            vocab_size=67, hidden_size=24, num_hidden_layers=3, num_attention_heads=3, intermediate_size=37,
             max_position_embeddings=19,
         ),
         13,
@@ -65,13 +48,7 @@ MODELS = {
     "gpt2": (
         transformers.GPT2LMHeadModel,
         transformers.GPT2Config(
-            vocab_size=71,
-            n_embd=30,
-            n_layer=2,
-            n_head=5,
-            n_inner=41,
-            n_positions=17,
-            bos_token_id=1,
+            vocab_size=71, n_embd=30, n_layer=2, n_head=5, n_inner=41, n_positions=17, bos_token_id=1,
             eos_token_id=2,
         ),
         11,
@@ -81,12 +58,8 @@ MODELS = {
         transformers.LlamaConfig(
             **LLAMA,
             rope_parameters={
-                "rope_type": "llama3",
-                "rope_theta": 500.0,
-                "factor": 4.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 23,
+                "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 23,
             },
         ),
         13,
@@ -94,17 +67,14 @@ MODELS = {
     "mistral": (
         transformers.MistralForCausalLM,
         transformers.MistralConfig(
-            **{**LLAMA, "hidden_size": 36, "num_key_value_heads": 3}, sliding_window=5
+            **{**LLAMA, "hidden_size": 36, "num_key_value_heads": 3}, sliding_window=5,
         ),
         17,
     ),
     "qwen2": (
         transformers.Qwen2ForCausalLM,
         transformers.Qwen2Config(
-            **LLAMA,
-            use_sliding_window=True,
-            sliding_window=4,
-            max_window_layers=1,
+            **LLAMA, use_sliding_window=True, sliding_window=4, max_window_layers=1,
             rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
         ),
         11,
@@ -112,13 +82,9 @@ MODELS = {
     "qwen3": (
         transformers.Qwen3ForCausalLM,
         transformers.Qwen3Config(
-            **LLAMA,
-            head_dim=10,
-            tie_word_embeddings=True,
+            **LLAMA, head_dim=10, tie_word_embeddings=True,
             rope_parameters={
-                "rope_type": "yarn",
-                "rope_theta": 1000.0,
-                "factor": 4.0,
+                "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0,
                 "original_max_position_embeddings": 16,
             },
         ),
@@ -127,11 +93,7 @@ MODELS = {
     "gemma2": (
         transformers.Gemma2ForCausalLM,
         transformers.Gemma2Config(
-            **LLAMA,
-            head_dim=10,
-            sliding_window=4,
-            query_pre_attn_scalar=7,
-            attn_logit_softcapping=5.0,
+            **LLAMA, head_dim=10, sliding_window=4, query_pre_attn_scalar=7, attn_logit_softcapping=5.0,
             final_logit_softcapping=3.0,
         ),
         13,
@@ -139,12 +101,8 @@ MODELS = {
     "gemma3_text": (
         transformers.Gemma3ForCausalLM,
         transformers.Gemma3TextConfig(
-            **{**LLAMA, "num_hidden_layers": 3},
-            head_dim=10,
-            rms_norm_eps=1e-3,
-            sliding_window=4,
-            sliding_window_pattern=3,
-            query_pre_attn_scalar=7,
+            **{**LLAMA, "num_hidden_layers": 3}, head_dim=10, rms_norm_eps=0.001, sliding_window=4,
+            sliding_window_pattern=3, query_pre_attn_scalar=7,
             rope_parameters={
                 "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
@@ -155,32 +113,19 @@ MODELS = {
     "qwen3_moe": (
         transformers.Qwen3MoeForCausalLM,
         transformers.Qwen3MoeConfig(
-            **{**LLAMA, "num_hidden_layers": 3},
-            head_dim=10,
-            num_experts=7,
-            num_experts_per_tok=3,
-            moe_intermediate_size=11,
-            mlp_only_layers=[1],
+            **{**LLAMA, "num_hidden_layers": 3}, head_dim=10, num_experts=7, num_experts_per_tok=3,
+            moe_intermediate_size=11, mlp_only_layers=[1],
         ),
         13,
     ),
     "gpt_oss": (
         transformers.GptOssForCausalLM,
         transformers.GptOssConfig(
-            **{**LLAMA, "intermediate_size": 11},
-            head_dim=10,
-            sliding_window=5,
-            num_local_experts=5,
-            num_experts_per_tok=2,
-            swiglu_limit=0.75,
+            **{**LLAMA, "intermediate_size": 11}, head_dim=10, sliding_window=5, num_local_experts=5,
+            num_experts_per_tok=2, swiglu_limit=0.75,
             rope_parameters={
-                "rope_type": "yarn",
-                "rope_theta": 1000.0,
-                "factor": 4.0,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "truncate": False,
-                "original_max_position_embeddings": 16,
+                "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                "truncate": False, "original_max_position_embeddings": 16,
             },
         ),
         17,
@@ -188,19 +133,9 @@ MODELS = {
     "modernbert": (
         transformers.ModernBertModel,
         transformers.ModernBertConfig(
-            vocab_size=67,
-            hidden_size=24,
-            intermediate_size=37,
-            num_hidden_layers=4,
-            num_attention_heads=3,
-            max_position_embeddings=64,
-            norm_eps=1e-3,
-            local_attention=6,
-            pad_token_id=0,
-            bos_token_id=1,
-            cls_token_id=1,
-            eos_token_id=2,
-            sep_token_id=2,
+            vocab_size=67, hidden_size=24, intermediate_size=37, num_hidden_layers=4, num_attention_heads=3,
+            max_position_embeddings=64, norm_eps=0.001, local_attention=6, pad_token_id=0, bos_token_id=1,
+            cls_token_id=1, eos_token_id=2, sep_token_id=2,
             rope_parameters={
                 "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
@@ -208,7 +143,11 @@ MODELS = {
         ),
         13,
     ),
-    "t5": (transformers.T5ForConditionalGeneration, transformers.T5Config(**T5), 13),
+    "t5": (
+        transformers.T5ForConditionalGeneration,
+        transformers.T5Config(**T5),
+        13,
+    ),
     "t5_gated": (
         transformers.T5ForConditionalGeneration,
         transformers.T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
@@ -217,16 +156,12 @@ MODELS = {
     "vit": (
         transformers.ViTModel,
         transformers.ViTConfig(
-            hidden_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=3,
-            intermediate_size=37,
-            image_size=(12, 20),
-            patch_size=4,
+            hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=37,
+            image_size=(12, 20), patch_size=4,
         ),
         None,
     ),
-}
+}  # fmt: skip
 
 # Hidden states and weights are stored for every so many positions.
 STEP = 4

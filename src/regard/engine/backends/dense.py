@@ -14,7 +14,7 @@ from regard.engine.call.checkpoint_names import OUTPUT
 from regard.engine.call.problem import Problem
 from regard.engine.call.stores import FEW_QUERIES, Store, Whole
 from regard.engine.softmax import dropout
-from regard.engine.softmax.exponential import subtract_peak
+from regard.engine.softmax.exponential import finite_base, nan_where_total_is, subtract_peak
 from regard.engine.softmax.online_softmax import first_largest
 from regard.engine.softmax.score_rows import take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores, scale_early, scale_late
@@ -107,9 +107,9 @@ class _Weighed(NamedTuple):
         """Return what `aux` calls so, a column or a matrix."""
         alive = jnp.full_like(self.peak, True, dtype=bool) if self.alive is None else self.alive
         if name == "max_score":
-            return _largest_score(self.scores, alive)
+            return nan_where_total_is(self.total, _largest_score(self.scores, alive))
         if name == "argmax":
-            return jnp.where(alive, jnp.where(jnp.isnan(self.peak), 0, _argmax(self.scores)), -1)
+            return jnp.where(alive, jnp.where(jnp.isnan(self.total), 0, _argmax(self.scores)), -1)
         if name == "scores":
             return self.scores
         if name == "weights":
@@ -149,13 +149,14 @@ def _weigh(problem: Problem, keep: Array | None, query: Array, key: Store) -> _W
     else:
         scores = _scores(problem, query, key, keep)
         peak = _largest(scores)
-        alive = None if certain else peak != -jnp.inf
-        base = peak if alive is None else jnp.where(alive, peak, 0)
+        alive, base = None, peak if certain else finite_base(peak)
         ends_in_sum = not problem.low_precision if problem.score is None else problem.score.adds
         shifted = scores - base if ends_in_sum else subtract_peak(scores, base)
     weights = jnp.exp(shifted)
     total = weights.sum(-1, keepdims=True)
-    total = total if alive is None else jnp.where(alive, total, 1)
+    if not certain:  # a peak of -inf may be that of NaN, which XLA's CPU loses in a maximum
+        alive = total != 0
+        total = jnp.where(alive, total, 1)
     return _Weighed(scores, peak, shifted, weights, total, alive)
 
 

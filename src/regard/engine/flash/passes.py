@@ -69,7 +69,7 @@ def forward(inputs: Operands, context: Context, config: TileConfig, *, reversibl
             argmax="argmax" in config.stats,
         )
         end = loop.tiles(context.by_query, leading, number, body, empty)
-        found: dict[str, Any] = {"log_total": end.log_total(), "peak": end.peak}
+        found: dict[str, Any] = {"log_total": end.log_total(), "peak": end.row_max()}
         if "entropy" in config.stats:
             found["entropy"] = end.entropy()
         if "argmax" in config.stats:

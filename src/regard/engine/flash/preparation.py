@@ -38,7 +38,7 @@ def prepare(
 
 
 def _numbers(leading: tuple[int, ...]) -> tuple[Array, Array]:
-    """Number the rows on the first of several leading axes, and the query heads."""
+    """Enumerate the rows on the first of several leading axes, and the query heads."""
     *rows, heads = leading or (1,)
     row = jnp.arange(rows[0] if rows else 1, dtype=jnp.int32)
     head = jnp.arange(heads, dtype=jnp.int32)

@@ -34,7 +34,8 @@ class TileScores(NamedTuple):
             return change * self.derivative
         zeros = {name: jnp.zeros_like(array) for name, array in self.parameters.items()}
         tangents = zeros | {
-            name: self.view.parameter(tangents[name]) for name in zeros.keys() & tangents.keys()
+            name: self.view.parameter(tangents[name]).astype(zeros[name].dtype)
+            for name in zeros.keys() & tangents.keys()
         }
         return jax.jvp(self.apply, (self.raw, self.parameters), (change, tangents))[1]
 
@@ -129,7 +130,7 @@ def zero_unattended(
     """
 
     def find_asked() -> Array:
-        return jnp.expand_dims(finished.masked.max(query_axis) != -jnp.inf, -3 - key_axis)
+        return jnp.expand_dims((finished.masked != -jnp.inf).any(query_axis), -3 - key_axis)
 
     return _zero_unless(find_asked, has_nonfinite, view, tiles)
 

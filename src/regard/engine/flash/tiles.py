@@ -134,15 +134,15 @@ class TileView:
     # Parameters have axes of their own after those that vmap added.
 
     def parameter(self, array: Array) -> Array:
-        """Read this leading position's parameter, in the dtype of sums."""
+        """Read this leading position's parameter."""
         added, own = self.config.added, array.shape[self.config.added :]
-        array = array.astype(self.config.dtype)
         if not added:
             return array
         return slice_at(array, self._added_starts(array), (*(1,) * added, *own)).reshape(own)
 
     def add_parameter(self, array: Array, change: Array) -> Array:
-        """Add to this leading position's parameter."""
+        """Add to this leading position's parameter, in the dtype of sums."""
+        change = change.astype(array.dtype)
         if not self.config.added:
             return array + change
         starts = self._added_starts(array)

@@ -156,9 +156,12 @@ def read_tuning(path: Path) -> Tuning:
     except (OSError, UnicodeDecodeError) as error:
         return _ignore(path, error)
     try:
-        entry = json.loads(text).get(device_key())
+        entries = json.loads(text)
+        if not isinstance(entries, dict):
+            raise ValueError(f"expected an object with an entry for each device; got {str(entries)[:80]}")
+        entry = entries.get(device_key())
         return default_tuning() if entry is None else _checked(entry)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError) as error:
         return _ignore(path, error)
 
 
@@ -167,7 +170,7 @@ def write_tuning(path: Path, found: Tuning) -> None:
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         entries = entries if isinstance(entries, dict) else {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         entries = {}
     entries[device_key()] = dataclasses.asdict(found)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,8 @@ from regard.engine.flash.sparsity import TileLists
 from regard.engine.flash.tile_calls import TileSpec
 from regard.engine.flash.tiles import TileView
 from regard.engine.hopper.pair_programs import Lists, PairFunction, PairProgram, Pairs, Side
+from regard.engine.softmax.exponential import nan_where_total_is
+from regard.masks.offsets import signed_distance
 from regard.scores.cells import Block, Bucket
 
 BLOCK, ROWS = 128, 64  # rows of a block and keys of a tile; queries of a tile that the gradient of keys reads
@@ -144,7 +146,7 @@ class _Call:
         output, log_total, peak = (
             one[:, :, :length].reshape((*self.config.rows, *one.shape[3:])) for one in found
         )
-        return Results(output[..., :width], log_total, peak=peak)
+        return Results(output[..., :width], log_total, peak=nan_where_total_is(log_total, peak))
 
     def backward(
         self, results: Results, cotangents: Results, shapes: Mapping[str, tuple[int, ...]]
@@ -250,7 +252,7 @@ class _Cells(Block):
         with jax.ensure_compile_time_eval():
             distances = np.arange(-reach - 1, reach + 2, dtype=np.int32)
             buckets = np.asarray(bucket(jnp.asarray(distances)))
-        distance = self.key_position - self.query_position
+        distance = signed_distance(self.key_position, self.query_position)
         entry = table[buckets[0], 0]
         for number in np.flatnonzero(np.diff(buckets)) + 1:
             entry = jnp.where(distance >= distances[number], table[buckets[number], 0], entry)

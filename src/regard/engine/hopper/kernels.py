@@ -37,7 +37,7 @@ def attend(block: KernelBlock) -> None:
             start = pl.multiple_of(start_of(turn), block.tile)
             scores = block.finish(scores, start, head, masked).scores
             new_peak = jnp.maximum(peak, scores.max(axis=1))
-            base = jnp.where(new_peak == -jnp.inf, 0.0, new_peak)
+            base = jnp.where(new_peak > -jnp.inf, new_peak, 0.0)
             shrink, weights = jnp.exp(peak - base), jnp.exp(scores - spread(base, scores))
             gpu.barrier_wait(ready[1])
             part = multiply(block.factor(weights), values)
@@ -46,7 +46,7 @@ def attend(block: KernelBlock) -> None:
 
         empty = fill((ROWS, value.shape[3]), 0), fill((ROWS,), 0), fill((ROWS,), -np.inf)
         weighted, total, peak = visit(full, kept, step, empty)
-        total = jnp.where(peak == -jnp.inf, 1.0, total)
+        total = jnp.where(total == 0.0, 1.0, total)
         block.put(weighted / spread(total, weighted), jnp.log(total), peak)
 
     block.divide_work(compute, lambda: block.stream_keys(kept, start_of, key, value))

@@ -157,8 +157,9 @@ class PairProgram:
         seen.add(atom)
         kind = self._outside(atom)
         if kind is not None:
-            if self._tape.types[atom].dtype.itemsize > 4:
-                raise UnpairedError("numbers of 64 bits")
+            dtype = self._tape.types[atom].dtype
+            if dtype.itemsize != 4 and not jnp.issubdtype(dtype, bool):
+                raise UnpairedError(f"numbers of {8 * dtype.itemsize} bits")
             self._reads[atom] = kind
             return
         step = self._tape.maker.get(atom)

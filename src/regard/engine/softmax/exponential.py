@@ -1,4 +1,4 @@
-"""exp for softmax: of differences to a peak, so never of a large positive number; and these differences."""
+"""exp for softmax, of differences to a peak and so never of large numbers; these, and NaN among them."""
 
 from typing import Any
 
@@ -27,7 +27,9 @@ def exp(x: Array) -> Array:
     """
     if x.dtype != jnp.float32:
         return jnp.exp(x)
-    y = jnp.maximum(x * np.float32(_LOG2_E), np.float32(_LEAST))
+    y = x * np.float32(_LOG2_E)
+    # Not a maximum, which loses NaN where XLA's CPU makes it part of a product's kernel.
+    y = jnp.where(y < np.float32(_LEAST), np.float32(_LEAST), y)
     fraction = y - jax.lax.round(y, jax.lax.RoundingMethod.TO_NEAREST_EVEN)
     power = jnp.full_like(fraction, _POLYNOMIAL[-1])
     for coefficient in _POLYNOMIAL[-2::-1]:
@@ -56,3 +58,16 @@ def subtract_peak(scores: Array, peak: Array) -> Array:
 @subtract_peak.defjvp
 def _subtract_peak_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
     return subtract_peak(*primals), tangents[0] - tangents[1]
+
+
+def finite_base(peak: Array) -> Array:
+    """Return what scores are lessened by: their peak; 0 where it is -inf or NaN, less which -inf is NaN."""
+    return jnp.where(peak > -jnp.inf, peak, 0)
+
+
+def nan_where_total_is(total: Array, statistic: Array) -> Array:
+    """Return a statistic of rows, NaN where their sums of exponentials are.
+
+    The NaN is theirs: XLA's CPU computes the exponential of a selected constant NaN wrongly.
+    """
+    return jnp.where(jnp.isnan(total), total, statistic)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, ArrayLike, Float
+from regard.engine.softmax.exponential import finite_base
 
 
 def merge(parts: Iterable[Sequence[ArrayLike]]) -> tuple[Float[Array, "*B T E"], Float[Array, "*B T"]]:
@@ -54,11 +55,10 @@ def merge(parts: Iterable[Sequence[ArrayLike]]) -> tuple[Float[Array, "*B T E"],
     dtype = np.float64 if any(array.dtype == np.float64 for array in arrays) else np.float32
     outputs, sums = zip(*((output.astype(dtype), lse.astype(dtype)) for output, lse in pairs), strict=True)
 
-    # The peak cancels, also in derivatives.
-    peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, sums))
-    alive = peak != -jnp.inf
-    base = jnp.where(alive, peak, 0)
+    # The peak cancels, also in derivatives. It may have lost NaN, so `present` says who is alive.
+    base = finite_base(jax.lax.stop_gradient(functools.reduce(jnp.maximum, sums)))
     present = [lse != -jnp.inf for lse in sums]
+    alive = functools.reduce(jnp.logical_or, present)
     weights = [
         jnp.where(here, jnp.exp(jnp.where(here, lse - base, 0)), 0)
         for here, lse in zip(present, sums, strict=True)

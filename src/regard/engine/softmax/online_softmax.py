@@ -1,4 +1,8 @@
-"""Running: softmax-weighted sums over keys that arrive in parts. A monoid: parts may come in any order."""
+"""Running: softmax-weighted sums over keys that arrive in parts. A monoid: parts may come in any order.
+
+XLA's CPU loses NaN in the maximum of larger arrays, so a peak does not say that a row has NaN nor, where it
+is -inf, that it has no key. The sum of exponentials does: NaN stays in it, and with a key it is at least 1.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine.softmax.exponential import exp
+from regard.engine.softmax.exponential import exp, finite_base, nan_where_total_is
 from regard.engine.softmax.products import product
 
 
@@ -22,6 +26,7 @@ from regard.engine.softmax.products import product
 class Running:
     """Sums over some keys for each query, shifted by the largest score among them.
 
+    peak may be any number where total is NaN; `row_max` is NaN there.
     total = sum_s e^(score_s - peak), weighted = sum_s e^(score_s - peak) value_s,
     moment = sum_s e^(score_s - peak) (score_s - peak), argmax = the first key whose score is peak.
     The last two are None where nobody asks for them.
@@ -60,7 +65,7 @@ class Running:
         """
         block_peak = scores.max(-1)
         peak = jnp.maximum(self.peak, block_peak)
-        base = jnp.where(peak == -jnp.inf, 0, peak)
+        base = finite_base(peak)
         shrink = exp(self.peak - base)
         shifted = subtract(scores, base[..., None])
         weights = exp(shifted)
@@ -86,7 +91,7 @@ class Running:
     def merge(self, other: Running) -> Running:
         """Add the keys of another."""
         peak = jnp.maximum(self.peak, other.peak)
-        base = jnp.where(peak == -jnp.inf, 0, peak)
+        base = finite_base(peak)
         mine, theirs = self._onto(base), other._onto(base)
         moment = argmax = None
         if mine.moment is not None and theirs.moment is not None:
@@ -112,7 +117,11 @@ class Running:
     @property
     def alive(self) -> Array:
         """True for queries that have met a key."""
-        return self.peak != -jnp.inf
+        return self.total != 0
+
+    def row_max(self) -> Array:
+        """Return the largest score; -inf without keys, NaN where the softmax is."""
+        return nan_where_total_is(self.total, self.peak)
 
     def output(self) -> Array:
         """Return the weighted mean; 0 without keys."""

@@ -78,11 +78,16 @@ def scale_late(scores: Array, scale: Any, low_precision: bool) -> Array:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Scoring:
-    """A score whose floating-point leaves are taken out: a call is differentiated by them."""
+    """A score whose floating-point leaves are taken out: a call is differentiated by them.
+
+    They come at least as wide as sums are, as their gradients are summed over tiles, and go into the score in
+    the dtype that it was made with.
+    """
 
     structure: Any = dataclasses.field(metadata={"static": True})
     places: tuple[int, ...] = dataclasses.field(metadata={"static": True})  # of parameters among the leaves
     head_axes: tuple[int | None, ...] = dataclasses.field(metadata={"static": True})  # of the parameters
+    dtypes: tuple[Any, ...] = dataclasses.field(metadata={"static": True})  # of the parameters in the score
     rest: tuple[Any, ...]
 
     @classmethod
@@ -94,13 +99,18 @@ class Scoring:
         places = tuple(place for place, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, np.floating))
         rest = tuple(leaf for place, leaf in enumerate(leaves) if place not in places)
         head_axes = tuple(_head_axis(score, paths[place][0]) for place in places)
-        return cls(structure, places, head_axes, rest), tuple(jnp.asarray(leaves[place]) for place in places)
+        arrays = [jnp.asarray(leaves[place]) for place in places]
+        # A number of Python's has no dtype of its own: it meets scores in theirs.
+        dtypes = tuple(np.dtype(dtype) if jax.typeof(x).weak_type else x.dtype for x in arrays)
+        wide = (own if own.itemsize > np.dtype(dtype).itemsize else dtype for own in dtypes)
+        parameters = tuple(x.astype(sums) for x, sums in zip(arrays, wide, strict=True))
+        return cls(structure, places, head_axes, dtypes, rest), parameters
 
     def join(self, parameters: tuple[Array, ...]) -> Score:
         """Return the score with these parameters."""
         leaves = list(self.rest)
-        for place, parameter in zip(self.places, parameters, strict=True):
-            leaves.insert(place, parameter)
+        for place, parameter, dtype in zip(self.places, parameters, self.dtypes, strict=True):
+            leaves.insert(place, parameter.astype(dtype))
         return jax.tree.unflatten(self.structure, leaves)
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
+from regard.engine.softmax.exponential import finite_base
 
 
 class Sunk(NamedTuple):
@@ -26,10 +27,9 @@ def sink(sinks: Array, lse: Array, entropy: Array) -> Sunk:
     A logit of -inf is no sink; without keys lse is -inf, and the share 0.
     """
     sinks = sinks.astype(lse.dtype)
-    peak = jax.lax.stop_gradient(jnp.maximum(lse, sinks))
-    base = jnp.where(peak == -jnp.inf, 0, peak)
+    base = finite_base(jax.lax.stop_gradient(jnp.maximum(lse, sinks)))
     keys, rest = jnp.exp(lse - base), jnp.exp(sinks - base)
-    some = peak != -jnp.inf
+    some = (lse != -jnp.inf) | (sinks != -jnp.inf)
     total = jnp.where(some, keys + rest, 1)
     share, rest = keys / total, rest / total
     entropy = share * entropy + _entropy_term(share) + _entropy_term(rest)

@@ -54,7 +54,7 @@ def name_itself(owner: Any) -> str | None:
 
 
 def number_layers(names: Sequence[str]) -> list[int]:
-    """Number the layers by name: the last number that tells it from others, else the order."""
+    """Enumerate the layers by name: the last number that tells it from others, else the order."""
     found = {name: [int(number) for number in re.findall(r"\d+", name)] for name in names}
     alike: dict[str, list[str]] = {}
     for name in found:

@@ -130,7 +130,7 @@ class Text(Task):
             )
         known = self._recall(FACTS)
         if known is not None:
-            _demand_same_facts(json.loads(known), tokens.facts)
+            _demand_same_facts(known, tokens.facts)
         return tokens
 
     def prepare(self, report: Report) -> None:
@@ -364,8 +364,12 @@ def _average(sums: Metrics) -> tuple[jax.Array, Metrics]:
     return loss, {"bits_per_byte": bits_per_byte, "token_accuracy": right / tokens}
 
 
-def _demand_same_facts(known: dict[str, Any], found: dict[str, Any]) -> None:
-    """Raise with the differences from the text that the run began with."""
+def _demand_same_facts(kept: str, found: dict[str, Any]) -> None:
+    """Raise with the differences from the text that the run began with, of which corpus.json says this."""
+    try:
+        known = dict(json.loads(kept).items())
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{FACTS} of this run is damaged ({error}); bring it back as it was") from error
     differences = "".join(
         f"  {name}: it had {known.get(name)}, now {value}\n"
         for name, value in found.items()

@@ -1,0 +1,30 @@
+"""When a beam search is over: beside every text there is."""
+
+import itertools
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from economy import mostly_slow
+from regard.models import beam_search
+from test_beams import find_all, gains_after
+from test_generation import build
+
+
+@pytest.mark.parametrize("penalty", mostly_slow([-1.0, 0.0, 0.5, 1.0, 2.0], 2.0))
+def test_a_search_is_over_when_no_longer_text_can_win(penalty):
+    """Of two tokens, one of which ends a text, two beams find the best of all texts."""
+    model, length = nnx.clone(build(vocab_size=2)), 7
+    model.head.kernel[...] = 3 * model.head.kernel[...]
+    prompts = [list(prompt) for size in (1, 2, 3) for prompt in itertools.product(range(2), repeat=size)]
+    found = beam_search(
+        model, prompts, num_beams=2, max_tokens=length, length_penalty=penalty, stop_tokens=(1,)
+    )
+    gains, won = gains_after(model), set()
+    for row, prompt in enumerate(prompts):
+        every = find_all(gains, tuple(prompt), 2, length, (1,), penalty)
+        assert found.rows()[row] == [text for _, text in every[:2]], prompt
+        np.testing.assert_allclose(found.scores[row], [score for score, _ in every[:2]], atol=1e-5)
+        won.add(len(every[0][1]))
+    assert len(won) > (penalty > 0)

@@ -1,0 +1,72 @@
+"""Run random programs: python tests/programs/fuzz.py --seed 1 --count 200, which is `make fuzz`."""
+
+import argparse
+import collections
+import multiprocessing
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+from checking import examine, shrink
+from generator import generate
+
+DEVICES = 4
+
+
+def try_one(seed, poison, number):
+    """Run one program, and the simplest that fails as it does; return what became of it, and CPU seconds."""
+    start = time.process_time()
+    program = generate(seed, number, poison)
+    outcome = examine(program)
+    if outcome.kind in ("wrong", "broken"):
+        program, outcome = shrink(program, outcome)
+    return number, program.family, outcome, time.process_time() - start
+
+
+def pretend():
+    """Let a process see several devices, as JAX asks for them on first use."""
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = (
+        "false"  # such programs may wait for ever (benchmarks/NOTES.md)
+    )
+
+
+def run_all(seed, numbers, jobs=1, poison=True):
+    """Yield what becomes of programs; those of a ring run in a process that has several devices."""
+    spawn, attempt = multiprocessing.get_context("spawn"), partial(try_one, seed, poison)
+    rings = [number for number in numbers if generate(seed, number, poison).family == "ring"]
+    others = [number for number in numbers if number not in rings]
+    if jobs == 1:
+        yield from map(attempt, others)
+    else:
+        with ProcessPoolExecutor(jobs, spawn) as pool:
+            yield from pool.map(attempt, others)
+    if rings:
+        with ProcessPoolExecutor(1, spawn, pretend) as pool:
+            yield from pool.map(attempt, rings)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--only", type=int, help="this number alone")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--finite", action="store_true", help="plant no NaN and no inf")
+    asked = parser.parse_args(arguments)
+    numbers = range(asked.count) if asked.only is None else [asked.only]
+    kinds, spent = collections.Counter(), 0.0
+    for number, family, outcome, seconds in run_all(asked.seed, numbers, asked.jobs, not asked.finite):
+        kinds[outcome.kind] += 1
+        spent += seconds
+        print(f"{asked.seed} {number} {family}: {outcome.kind}, {seconds:.1f} s", flush=True)
+        if outcome.kind in ("wrong", "broken"):
+            print(f"\n{outcome.words}\n", flush=True)
+    print(f"{dict(kinds)} with seed {asked.seed}, {spent / max(len(numbers), 1):.2f} CPU seconds each")
+    return 1 if kinds["wrong"] + kinds["broken"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Random programs, others with every commit; and faults that the comparison has to see."""
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from checking import examine
+from fuzz import run_all
+from generator import generate
+from program import Program
+from regard import attend, masks
+
+ROOT = Path(__file__).parents[2]
+
+
+def seed_of_commit():
+    """Return a seed that changes with the commit, or with the sources where there is no repository."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, check=False)
+    text = done.stdout or b"".join(path.read_bytes() for path in sorted((ROOT / "src").rglob("*.py")))
+    return int(hashlib.sha256(text).hexdigest()[:6], 16)
+
+
+SEED = seed_of_commit()
+
+
+@pytest.mark.parametrize("number", range(30))
+def test_a_random_program_is_right(number):
+    # Of NaN that is attended to, gradients promise less than the definition here: test_sizes.py says what.
+    ((_, _, outcome, _),) = run_all(SEED, [number], poison=False)
+    assert outcome.kind in ("right", "refused"), (
+        f"make fuzz SEED={SEED} FUZZ='--finite --only {number}'\n{outcome.words}"
+    )
+
+
+def test_a_program_is_the_same_wherever_it_runs():
+    assert generate(3, 5) == generate(3, 5) != generate(3, 6)
+
+
+def with_options(**more):
+    return lambda *arrays, **options: attend(*arrays, **options | more)
+
+
+def forget_a_key(query, key, value, **options):
+    return attend(query, key, value, **options | {"mask": options["mask"] & masks.prefix(130)})
+
+
+def drop_a_gradient(query, key, value, **options):
+    return attend(query, key.at[..., 5, :].set(jax.lax.stop_gradient(key[..., 5, :])), value, **options)
+
+
+def hide_nan(*arrays, **options):
+    output, aux = attend(*arrays, **options)
+    return jnp.nan_to_num(output), aux
+
+
+def let_nan_through(query, key, value, **options):
+    output, aux = attend(query, key, value, **options)
+    return output + 0 * value.sum(-2, keepdims=True), aux
+
+
+FAULTS = {
+    "the mask is off by one": (with_options(query_offset=1), {}),
+    "nothing is scaled": (with_options(scale=1.0), {}),
+    "one of 131 keys is forgotten": (forget_a_key, {}),
+    "one of 131 keys is forgotten, in bfloat16": (forget_a_key, {"dtype": "bfloat16"}),
+    "a key has no gradient": (drop_a_gradient, {}),
+    "a score parameter is ignored": (with_options(score=None), {"score": ("scores.softcap(3.0)",)}),
+    "NaN becomes 0": (hide_nan, {"changes": ("query[0, 3] = nan",), "derivative": None}),
+    "NaN that nobody attends to comes through": (let_nan_through, {"changes": ("value[:, 130] = nan",)}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_comparison_sees(fault, monkeypatch):
+    faulty, more = FAULTS[fault]
+    names, dtype = ("query", "key", "value"), more.pop("dtype", "float32") if more else "float32"
+    arrays = {name: f"rng('{name}').normal(size=(2, 131, 8))" for name in names}
+    parts = {"mask": "masks.causal()", "extras": {"aux": "('lse',)"}, "derivative": "vjp", **more}
+    if "130" in str(parts.get("changes")):
+        parts["mask"] = ("&", "masks.causal()", "masks.prefix(130)")
+    program = Program(0, 0, "attend", arrays, dict.fromkeys(names, dtype), **parts)
+    assert examine(program).kind == "right"
+    monkeypatch.setattr("regard.attend", faulty)
+    assert examine(program).kind == "wrong"

@@ -1,0 +1,174 @@
+"""A score's function sees each parameter in its own dtype, wherever the call runs."""
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import oracle
+from economy import mostly_slow
+from regard import attend, explain, scores
+from regard.engine.backends import dense, mosaic_gpu, tiled
+from regard.engine.call.canonicalization import canonicalize
+from regard.engine.flash.blocking import Blocking
+from regard.records import record
+from regard.scores.score import Score
+
+H, D, E = 2, 3, 5
+TABLE = np.array([2.0**-9, -(2.0**-11)])  # times up to 128 steps: exact in every dtype
+RUNS = {
+    "dense": dense.run,
+    "tiled": functools.partial(tiled.run, forward=Blocking(3, 4), backward=Blocking(2, 3)),
+    "in pieces": functools.partial(
+        tiled.run,
+        forward=Blocking(2, 3, blocks=2, pieces=2),
+        backward=Blocking(3, 2, blocks=3, pieces=2),
+    ),
+}
+DTYPES = ["bfloat16", "float16", "float32", "float64"]
+
+
+def bend(table, score, query, key, step):
+    """Add a product in the parameter's dtype: of another, `mul` takes neither."""
+    distance = (query // step - key // step).astype(table.dtype)
+    return score + jax.lax.mul(table, distance).astype(score.dtype)
+
+
+def close_over(table, step):
+    return scores.modifier(lambda score, b, head, q, k: bend(table[head], score, q, k, np.int32(step)))
+
+
+@record
+class Slanted(Score):
+    """The same by a score of one's own, whose parameter is a leaf."""
+
+    table: Any
+    step: Any
+
+    def apply(self, scores, cells):
+        table = jnp.broadcast_to(cells.per_head(self.table), scores.shape)
+        places = (
+            jnp.broadcast_to(place, scores.shape) for place in (cells.query_position, cells.key_position)
+        )
+        return bend(table, scores, *places, self.step)
+
+
+def hold_as_leaf(table, step):
+    return Slanted(table, np.int32(step))
+
+
+def draw(length, heads=H):
+    rng = np.random.default_rng(7)
+    return [rng.normal(size=(heads, length, width)).astype(np.float32) for width in (D, D, E)]
+
+
+def weigh(output):
+    """Return a number that depends on all of an output, none of it small."""
+    return jnp.sum(jnp.sin(jnp.arange(output.size, dtype=output.dtype)).reshape(output.shape) * output)
+
+
+def check(call, arrays, dtype, step=1):
+    """Hold the value, gradient and tangent of a call to the definition, in float64."""
+    exact = TABLE[: len(arrays[0])]
+    table = jnp.asarray(exact, dtype)
+
+    @jax.jit
+    def differentiate(table):
+        number = lambda table: weigh(call(table))
+        return *jax.value_and_grad(number)(table), jax.jvp(number, (table,), (jnp.ones_like(table),))[1]
+
+    value, grad, tangent = differentiate(table)
+    assert grad.dtype == table.dtype
+    place = np.arange(arrays[0].shape[1]) // step
+    distance = place[:, None] - place
+    cotangent = np.asarray(jax.grad(weigh)(jnp.zeros_like(arrays[2])), float)
+    truth = oracle.batched(*arrays, bias=exact[:, None, None] * distance, cotangent=cotangent)
+    terms = truth.d_bias * distance
+    sums, sizes = terms.sum((1, 2)), abs(terms).sum((1, 2))
+    np.testing.assert_allclose(value, np.sum(cotangent * truth.output), atol=1e-5 * abs(truth.output).sum())
+    np.testing.assert_array_less(
+        abs(np.asarray(grad, float) - sums), 2 * sizes * float(jnp.finfo(dtype).eps) + 1e-5 * sizes
+    )
+    np.testing.assert_array_less(abs(float(tangent) - sums.sum()), 1e-5 * sizes.sum())
+
+
+MAKERS = {"closed over": close_over, "leaf": hold_as_leaf}
+
+
+@pytest.mark.parametrize(
+    ("run", "make", "dtype"),
+    mostly_slow(
+        itertools.product(RUNS, MAKERS, DTYPES),
+        ("dense", "leaf", "bfloat16"),
+        ("tiled", "closed over", "bfloat16"),
+        ("tiled", "leaf", "float64"),
+        ("in pieces", "closed over", "float16"),
+    ),
+)
+def test_a_function_computes_in_the_dtype_of_its_parameter(run, make, dtype, x64):
+    arrays = draw(13)
+    check(lambda table: RUNS[run](canonicalize(*arrays, score=MAKERS[make](table, 1)))[0], arrays, dtype)
+
+
+@pytest.mark.parametrize(
+    ("length", "backend", "dtype"),
+    mostly_slow(
+        [(*side, dtype) for side in ((1024, "dense"), (1025, "tiled")) for dtype in DTYPES],
+        (1025, "tiled", "bfloat16"),
+    ),
+)
+def test_it_does_so_on_both_sides_of_where_tiles_begin(length, backend, dtype, x64):
+    arrays, step = draw(length, heads=1), 8
+    assert explain(*arrays, score=close_over(jnp.asarray(TABLE[:1], dtype), step)).backend == backend
+    check(lambda table: attend(*arrays, score=close_over(table, step)), arrays, dtype, step)
+
+
+def add_number(shift):
+    return scores.modifier(lambda score, b, h, q, k: score + shift.astype(score.dtype))
+
+
+def add_by_side(table):
+    return scores.relative_bias(table, bidirectional=False, max_distance=3)
+
+
+@pytest.mark.parametrize(("make", "expected"), [(add_number, 384), (add_by_side, [[51], [333]])])
+@pytest.mark.parametrize("run", ["tiled", "in pieces"])
+def test_gradients_are_summed_over_tiles_in_the_dtype_of_sums(run, make, expected):
+    """Of 384 rows each adds 1 to the gradient, in tiles of at most 1/2: bfloat16 would stop at 128."""
+    query, key = jnp.zeros((6, 64, 1)), jnp.zeros((6, 16, 1))
+
+    def lse(parameter):
+        options = {"score": make(parameter), "aux": ("lse",), "query_offset": 0}
+        return jnp.sum(RUNS[run](canonicalize(query, key, key, **options))[1]["lse"])
+
+    expected = jnp.asarray(expected, jnp.bfloat16)
+    np.testing.assert_array_equal(jax.jit(jax.grad(lse))(jnp.zeros_like(expected)), expected)
+
+
+def test_second_derivatives_reach_narrow_parameters():
+    """Of s times c: the variance of the scores, forward over reverse and reverse over reverse."""
+    arrays, scale = draw(13), jnp.asarray(1, jnp.bfloat16)
+
+    def lse(scale):
+        score = scores.modifier(lambda score, b, h, q, k: score * scale.astype(score.dtype))
+        return jnp.sum(RUNS["tiled"](canonicalize(*arrays, score=score, aux=("lse",)))[1]["lse"])
+
+    grad = jax.grad(lse)
+    twice = jax.jit(lambda scale: (jax.jvp(grad, (scale,), (scale,))[1], jax.grad(grad)(scale)))(scale)
+    truth = oracle.batched(*arrays)
+    means = (truth.weights * truth.scores).sum(-1, keepdims=True)
+    variance = (truth.weights * (truth.scores - means) ** 2).sum()
+    for second in twice:
+        assert second.dtype == jnp.bfloat16
+        np.testing.assert_allclose(float(second), variance, rtol=2**-6)
+
+
+@pytest.mark.parametrize(("dtype", "refusal"), [("float32", None), ("bfloat16", "numbers of 16 bits")])
+def test_the_kernel_for_hopper_leaves_narrow_numbers_of_pairs_to_the_tiles(dtype, refusal):
+    arrays = [jnp.asarray(array, jnp.bfloat16) for array in draw(13)]
+    found = mosaic_gpu._refuses_pairs(canonicalize(*arrays, score=close_over(jnp.asarray(TABLE, dtype), 1)))
+    assert found is None if refusal is None else refusal in found
