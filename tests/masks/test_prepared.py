@@ -121,7 +121,7 @@ def test_mistakes_are_explained():
     call = functools.partial(attend, mask=prepared, query_offset=0)
     rows = masks.causal().prepare(S, query_offset=[0, 1, 2])
     wrong = [
-        (f"expected a call with T = {T} and S = {S}.* got T = 60, S = {S}", lambda: call(query[:, 1:], *others)),
+        (f"a call with T = {T} and S = {S}.* got T = 60, S = {S}", lambda: call(query[:, 1:], *others)),
         (f"got T = {T}, S = 46", lambda: call(query, *(x[:, 1:] for x in others))),
         ("query_offset: expected where the queries sit", lambda: masks.causal().prepare(T, S)),
         ("block: expected an integer of at least 1, got 0", lambda: masks.causal().prepare(T, block=0)),
