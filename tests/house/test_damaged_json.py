@@ -246,7 +246,7 @@ def config_of_a_pretrained_model(folder):
     sizes = {"hidden_size": 6, "num_attention_heads": 3, "intermediate_size": 11, "num_hidden_layers": 1}
     rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     rope |= {"original_max_position_embeddings": 64}
-    more = {"vocab_size": 13, "max_position_embeddings": 8, "layer_types": ["full_attention"]}
+    more = {"vocab_size": 13, "max_position_embeddings": 8}
 
     def read(config):
         (folder / "config.json").write_text(json.dumps(config))

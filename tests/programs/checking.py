@@ -34,7 +34,7 @@ class Outcome:
 
 def examine(program):
     """Run a program, and compare what it returns."""
-    text, space = program.text(), {}
+    text, space, before = program.text(), {}, jax.config.read("jax_enable_x64")
     with jax.enable_x64("float64" in program.dtypes.values()), np.errstate(all="ignore"):
         try:
             exec(text, space)
@@ -46,6 +46,8 @@ def examine(program):
             return Outcome("refused", str(error))
         except Exception:
             return Outcome("broken", f"{text}\n{traceback.format_exc(limit=-4)}")
+        finally:
+            jax.config.update("jax_enable_x64", before)  # which a text sets for good
     return Outcome("right")
 
 
