@@ -91,7 +91,8 @@ def integers(
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name}: expected integers, got {array.dtype}")
     if isinstance(array, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(array.shape, np.int32)
+        width = jax.dtypes.canonicalize_dtype(array.dtype).itemsize
+        return jax.ShapeDtypeStruct(array.shape, np.int64 if wide and width > 4 else np.int32)
     on_host = not isinstance(array, jax.Array)
     if least is not None and on_host and np.any(array < least):
         raise ValueError(f"{name}: expected integers of at least {least}, got {array.min()}")

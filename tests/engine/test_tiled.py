@@ -40,8 +40,8 @@ def assert_same_bits(actual, expected):
 EVERYTHING = (0, 1, 2, 3, 4)  # query, key, value, bias, scale
 TILINGS = {
     "several heads": (Blocking(3, 2, 3), Blocking(2, 4, 2)),
-    # Several blocks at once, each against several tiles of its own list.
-    "in pieces": (Blocking(2, 3, blocks=2, pieces=2), Blocking(3, 2, blocks=3, pieces=2)),
+    # Several blocks at once, some of them beyond the end, each against several tiles of its own list.
+    "in pieces": (Blocking(2, 3, blocks=3, pieces=2), Blocking(3, 2, blocks=2, pieces=2)),
 }
 
 

@@ -122,7 +122,9 @@ def run_here(code, names):
     return printed.getvalue()
 
 
-@pytest.mark.parametrize(("page", "count"), [("README.md", 5), ("docs/derive.md", 4)])
+@pytest.mark.parametrize(
+    ("page", "count"), [("README.md", 5), pytest.param("docs/derive.md", 4, marks=pytest.mark.slow)]
+)
 def test_the_examples_print_what_is_shown(page, count, tmp_path, monkeypatch):
     """One after the other, as a reader would type them."""
     monkeypatch.chdir(tmp_path)

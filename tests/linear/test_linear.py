@@ -348,6 +348,7 @@ def test_one_key_for_all_tokens_holds_the_last_value():
 # Memory, transforms, edges.
 
 
+@pytest.mark.slow
 def test_memory_of_gradients_doubles_with_the_length():
     def temporary_bytes(length):
         shapes = dict.fromkeys(("query", "key", "value"), (1, 2, length, 16)) | {"decay": (1, 2, length)}

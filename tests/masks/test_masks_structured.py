@@ -115,19 +115,6 @@ def test_any_tree_is_walked_traced_or_not(count):
             np.testing.assert_array_equal(one, ancestors(parents))
 
 
-def test_a_new_tree_does_not_retrace_and_a_known_one_stays_known():
-    traces = []
-
-    @jax.jit
-    def dense(parents, start):
-        traces.append(repr(masks.tree([-1, 0], 3)))
-        return masks.tree(parents, start).dense(3, 5, query_offset=start)
-
-    for parents, start in (([-1, 0, 0], 2), ([-1, -1, 1], 1)):
-        np.testing.assert_array_equal(dense(np.array(parents), start), after_cache(parents, start, 5))
-    assert traces == ["tree([-1, 0], 3)"]
-
-
 def test_a_long_tree_holds_a_few_numbers_per_node():
     mask = masks.tree(np.arange(4096) // 2 - 1)
     assert sum(leaf.size for leaf in jax.tree.leaves(mask)) == 3 * 4096 + 1

@@ -185,39 +185,6 @@ def causal_at(query, key, value, places, call=attend):
     )  # fmt: skip
 
 
-def test_positions_may_be_traced_mapped_over_and_scanned():
-    inputs, call = arrays(), functools.partial(causal_at, call=in_small_tiles)
-    places = [(scatter(T, seed=n), scatter(S, seed=n + 50)) for n in range(2)]
-
-    @jax.jit
-    def run(stacked):
-        mapped = jax.vmap(call, (None, None, None, 0))(*inputs, stacked)
-        return mapped, jax.lax.scan(lambda _, place: (None, call(*inputs, place)), None, stacked)[1]
-
-    for found in run(tuple(np.stack(side) for side in zip(*places, strict=True))):
-        for output, place in zip(found, places, strict=True):
-            query, key = over_pairs(place)
-            truth = oracle.batched(*inputs, keep=key <= query, bias=scores_of_alibi(query, key))
-            np.testing.assert_allclose(output, truth.output, rtol=1e-5, atol=1e-5)
-
-
-def scores_of_alibi(query, key):
-    return -np.asarray(scores.alibi(H).slopes)[:, None, None] * np.abs(query - key)
-
-
-def test_new_positions_do_not_compile_again():
-    inputs, traces = arrays(), []
-
-    @jax.jit
-    def call(places):
-        traces.append(1)
-        return causal_at(*inputs, places, functools.partial(attend, backend="dense"))
-
-    for name in ("one row", "packed"):
-        call(tuple(jnp.asarray(side, jnp.int32) for side in PLACES[name]))
-    assert len(traces) == 1
-
-
 def test_a_second_derivative_and_rows_of_the_weights():
     inputs, places = arrays(), PLACES["by head"]
     score, chosen = [score for score, _ in SCORES.values()], {"rows": [5, 2], "heads": [4, 1]}
@@ -255,6 +222,7 @@ np.testing.assert_allclose(found, attend(*arrays, backend="dense", **options), r
 """
 
 
+@pytest.mark.slow
 def test_a_ring_drops_what_one_device_drops():
     on_eight_devices(DROPPED)
 

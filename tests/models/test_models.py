@@ -275,14 +275,6 @@ def test_wrong_models_and_inputs_are_told():
         learned.read(TOKENS[:, :2], cache)
 
 
-def test_unknown_names_are_refused_by_the_package():
-    import regard.models
-
-    assert {"Encoder", "Decoder", "EncoderDecoder", "Classifier"} <= set(dir(regard.models))
-    with pytest.raises(AttributeError, match="Perceiver"):
-        _ = regard.models.Perceiver
-
-
 # Dropout and seeds.
 
 

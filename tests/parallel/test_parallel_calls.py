@@ -190,7 +190,13 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize(("check", "way"), CHECKS.items())
+SLOW = "biased", "layers"
+
+
+@pytest.mark.parametrize(
+    ("check", "way"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in SLOW)) for case in CHECKS.items()],
+)
 def test_calls_on_eight_devices_agree_with_one(check, way):
     on_eight_devices(f"import test_parallel_calls\ntest_parallel_calls.{check}({way!r})")
 

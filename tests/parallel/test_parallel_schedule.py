@@ -355,6 +355,7 @@ def test_long_tables_are_counted_by_their_blocks_and_no_pair_is_read(monkeypatch
         assert tiles == sum(table[np.ix_(*corner)].astype(int) for corner in corners).astype(bool).sum()
 
 
+@pytest.mark.slow
 def test_what_was_prepared_is_not_read_anew_where_that_takes_long():
     mask = masks.predicate(lambda query, key: key <= query).prepare(16_384)
     found = account(mask, length=16_384, plan="ring", layout="contiguous")

@@ -12,9 +12,9 @@ import numpy as np
 import definition
 from definition import Expected, step
 
-# An error may be so many times that of the plain evaluation in the same dtype, and so many roundings of the
-# size of the terms, as of few numbers the plain evaluation may round none: a millionth in float32, where
-# one of 131 keys is nearly a hundredth. Float64 is evaluated in float32 for this, and its roundings counted.
+# An error may be so many times that of the plain evaluation in the same dtype, and so many roundings of
+# the size of the terms, as of few numbers the plain evaluation may round none: in float32 a millionth, where
+# one of 131 keys is nearly a hundredth. The plain evaluation for float64 is in float32, at its roundings.
 FACTOR, FLOOR = 4, 32
 WORLD = vars(definition) | {
     "inf": np.inf,
@@ -157,9 +157,9 @@ class Truth:
         finite = np.isfinite(want) & checked
         size = max(exact.size, abs(want[finite]).max(initial=0))
         missed = np.nan_to_num(abs(self.plain[name].value - want)[finite], posinf=0).max(initial=0)
-        allowed = (
-            FACTOR * missed * epsilon / np.finfo(np.float32).eps + FLOOR * epsilon * size + own * abs(want)
-        )
+        allowed = FACTOR * missed * epsilon / np.finfo(np.float32).eps + FLOOR * epsilon * size
+        # Results are rounded to their dtype; what is merged was rounded before, when it was larger.
+        allowed = allowed + own * (size if self.program.family == "merge" else abs(want))
         same = np.where(finite, abs(got - want) <= allowed, (got == want) | (np.isnan(got) & np.isnan(want)))
         wrong = np.argwhere(checked & ~same)
         if not wrong.size:

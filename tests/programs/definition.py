@@ -57,14 +57,9 @@ class Mask:
     def __init__(self, keep):
         self.keep = keep
 
-    def __and__(self, other):
-        return Mask(lambda at: self.keep(at) & other.keep(at))
-
-    def __or__(self, other):
-        return Mask(lambda at: self.keep(at) | other.keep(at))
-
-    def __invert__(self):
-        return Mask(lambda at: ~self.keep(at))
+    __and__ = lambda self, other: Mask(lambda at: self.keep(at) & other.keep(at))
+    __or__ = lambda self, other: Mask(lambda at: self.keep(at) | other.keep(at))
+    __invert__ = lambda self: Mask(lambda at: ~self.keep(at))
 
 
 def sliding_window(before, after=0):

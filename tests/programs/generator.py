@@ -10,10 +10,6 @@ LENGTHS, LONG = (1, 7, 53, 131), 1031  # on both sides of tiles, of pieces, and 
 FAMILIES = {"attend": 14, "small tiles": 2, "merge": 1.5, "cache": 1.5, "linear": 2, "read": 1, "ring": 0.7}
 STATISTICS = ("weights", "scores", "lse", "max_score", "argmax", "entropy")
 POSITIVE = "1 + rng({name!r}).random({shape})"
-READ = ("lse", "entropy", "keys", "distance", "first_mass", "sink_mass", "local_mass", "self_mass")
-READ += ("previous_mass", "next_mass", "top_weights", "key_mass", "key_max", "distance_mass")
-READ += ("block_mass", "block_max", "block_rows")
-READ_TOKENS = ("duplicate_mass", "induction_mass", "delimiter_mass")
 
 
 class Draft:
@@ -329,9 +325,8 @@ class Draft:
 
     def _read(self):
         self.compose(places=False)
-        self.extras, self.smooth, self.setup["read"] = {}, [], READ
+        self.extras, self.smooth = {}, []
         if self.chance(0.5):
-            self.setup["read"] += READ_TOKENS
             self.options |= {"tokens": self.data(f"@.integers(0, 5, {self.S})"), "delimiters": "[2]"}
             self.options["query_tokens"] = self.data(f"@.integers(0, 5, {self.T})")
         for name in ("grid", "top_k", "first", "local"):

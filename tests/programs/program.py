@@ -13,6 +13,7 @@ from regard.engine.call.canonicalization import canonicalize
 from regard.engine.flash.blocking import Blocking
 def pair(found): return found if isinstance(found, tuple) else (found, {})
 """
+DEVICES = 'import os; os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"\n'
 CALLS = {
     "attend": "    output, aux = pair(attend(query, key, value{options}))",
     "small tiles": "    output, aux = tiled.run(canonicalize(query, key, value{options}), {tiles})",
@@ -37,7 +38,8 @@ CALLS = {
     aux = {{name: one for name, one in vars(state).items() if one is not None}}""",
     "read": """\
     readout = readouts.read(query, key{options})
-    output, aux = None, {{name: getattr(readout, name) for name in {read}}}""",
+    output, aux = None, {{name: one for name, one in vars(readout).items() if hasattr(one, "shape")}}
+    for name in ("pattern_keys", "top_keys", "trust"): aux.pop(name)""",
 }
 WRAPS = {
     "checkpoint": "one = jax.checkpoint(one)",
@@ -77,9 +79,7 @@ class Program:
     family: str
     arrays: dict = field(default_factory=dict)
     dtypes: dict = field(default_factory=dict)  # of arrays that are differentiated
-    changes: list = field(
-        default_factory=list
-    )  # statements about arrays: NaN that is planted, keys that a bias removes
+    changes: list = field(default_factory=list)  # statements that plant NaN, or remove keys by a bias
     mask: object = None
     score: list = field(default_factory=list)
     options: dict = field(default_factory=dict)  # of the call and of the definition
@@ -118,9 +118,8 @@ class Program:
         axes = {name: 0 if name in self.mapped else None for name in floats}
         mapped = [name for name in floats if name in self.mapped]
         lines = ['jax.config.update("jax_enable_x64", True)'] * ("float64" in self.dtypes.values())
-        lines += [
-            f"def rng(name): return np.random.default_rng([{self.seed}, {self.number}, *name.encode()])"
-        ]
+        seeds = f"[{self.seed}, {self.number}, *name.encode()]"
+        lines += [f"def rng(name): return np.random.default_rng({seeds})"]
         lines += [f"{name} = {self.arrays[name]}" for name in names]
         lines += [change for change in self.changes if change.split("[")[0] in names] + self.prelude
         shown = (f"{name!r}: jnp.asarray({name}, '{self.dtypes[name]}')" for name in floats)
@@ -137,7 +136,7 @@ class Program:
         lines += ["def run(floats, ints):", RUNS[self.derivative]]
         lines += [f"run = jax.vmap(run, ({axes}, None))"] * (self.wrap == "vmap of all")
         lines += [f"found = {'jax.jit(run)' if self.jit else 'run'}(floats, ints)"]
-        return IMPORTS + "\n".join(lines) + "\n"
+        return DEVICES * (self.family == "ring") + IMPORTS + "\n".join(lines) + "\n"
 
     def simpler(self):
         """Yield programs with one thing less."""
