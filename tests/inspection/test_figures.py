@@ -13,6 +13,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from javascript import NODE
+from refusals import check_refusals
 from regard import masks, readouts
 from regard.inspection import figures
 from regard.inspection.figures import palette
@@ -43,13 +44,6 @@ def shown_labels(axis):
     return [label.get_text() for label in axis.get_ticklabels()]
 
 
-def check_refusals(refusals):
-    """Each call raises the error, ValueError if none is named, with what matches the message."""
-    for call, message, *error in refusals:
-        with pytest.raises(error[0] if error else ValueError, match=message):
-            call()
-
-
 # Attention weights.
 
 
@@ -62,17 +56,16 @@ def test_the_scale_is_fixed_whatever_the_weights():
         names = ax.get_xlabel(), ax.get_ylabel(), ax.get_title(), drawing.colorbar.ax.get_ylabel()
         assert names == ("Key position", "Query position", "Head 2", "Attention weight\n(colour: w^0.4)")
     # A lower end says when weights lie above it.
-    for vmax, arrow in ((0.25, "max"), (0.5, "neither")):
-        drawing = heatmap(np.full((2, 2), 0.5), vmax=vmax)
-        assert (drawing.images[0].get_clim(), drawing.colorbar.extend) == ((0.0, vmax), arrow)
+    drawing = heatmap(np.full((2, 2), 0.5), vmax=0.25)
+    assert (drawing.images[0].get_clim(), drawing.colorbar.extend) == ((0.0, 0.25), "max")
 
 
 def test_every_cell_says_its_weight_in_ink_that_reads_on_it():
-    matrix = np.linspace(0.0, 1.0, 13 * 11).reshape(13, 11)
+    matrix = np.linspace(0.0, 1.0, 13 * 5).reshape(13, 5)
     drawing = figures.attention_heatmap(matrix, ax=panel(9, 9))
     np.testing.assert_array_equal(drawing.images[0].get_array(), matrix)
     (ax,) = drawing.axes
-    assert (ax.get_ylim(), ax.get_xlim()) == ((12.5, -0.5), (-0.5, 10.5)), "queries go down, keys across"
+    assert (ax.get_ylim(), ax.get_xlim()) == ((12.5, -0.5), (-0.5, 4.5)), "queries go down, keys across"
     texts = np.reshape(drawing.texts, matrix.shape)
     cells = drawing.images[0].to_rgba(matrix)
     for (row, column), weight in np.ndenumerate(matrix):
@@ -80,10 +73,8 @@ def test_every_cell_says_its_weight_in_ink_that_reads_on_it():
         assert (text.get_text(), text.get_position()) == (f"{weight:.2f}", (column, row))
         assert palette.contrast_ratio(text.get_color(), tuple(cells[row, column])) >= 4.5
     assert {text.get_color() for text in drawing.texts} == {"black", "white"}
-    short = jnp.asarray(np.array([[0.25, 0.75]], jnp.bfloat16))
-    assert heatmap(short).images[0].get_array().tolist() == [[0.25, 0.75]]
     # No numbers where they would not fit, unless they are asked for.
-    for size, large, asked, count in ((17, 20, None, 0), (7, 1, None, 0), (7, 1, True, 49), (2, 5, False, 0)):
+    for size, large, asked, count in ((7, 1, None, 0), (7, 1, True, 49), (2, 5, False, 0)):
         drawing = figures.attention_heatmap(np.eye(size), ax=panel(large, large), annotate=asked)
         assert len(drawing.texts) == count
 
@@ -92,19 +83,8 @@ def test_ink_reads_on_every_colour_of_a_map():
     for colors in (palette.weight_colors(), palette.signed_colors()):
         for rgba in [*colors(np.arange(256)), colors.get_bad()]:
             assert palette.contrast_ratio(palette.readable_ink(tuple(rgba[:3])), tuple(rgba[:3])) >= 4.5
-    # The ratio is that of the web's guidelines; the grey is their known limit.
-    assert palette.contrast_ratio("black", "white") == pytest.approx(21.0)
+    # The grey is the known limit of the web's guidelines.
     assert palette.contrast_ratio("white", "#767676") == pytest.approx(4.54, abs=0.005)
-    assert palette.contrast_ratio("red", "white") == pytest.approx(4.0, abs=0.005)
-
-
-def test_ticks_sit_on_whole_positions():
-    for shape in ((1, 16), (2, 3), (5, 13), (29, 997)):
-        (ax,) = heatmap(np.zeros(shape)).axes
-        for axis, size in ((ax.yaxis, shape[0]), (ax.xaxis, shape[1])):
-            places = ticks(axis)
-            assert len(places) >= min(size, 2)
-            assert all(place == round(place) and 0 <= place < size for place in places)
 
 
 def test_rows_of_zeros_and_rows_of_nan_are_told_apart():
@@ -116,7 +96,6 @@ def test_rows_of_zeros_and_rows_of_nan_are_told_apart():
     assert tuple(colors[2, 0]) == to_rgba(palette.MISSING)
     assert tuple(colors[1, 0]) == image.get_cmap()(0)
     assert drawing.texts[-1].get_color() == "black"
-    assert heatmap(np.full((2, 3), np.nan)).images[0].get_clim() == (0.0, 1.0)
 
 
 def test_labels_are_shown_as_they_are():
@@ -167,15 +146,11 @@ def test_the_figures_have_the_colours_of_the_page():
 def test_weights_that_cannot_be_drawn_are_refused_with_the_way_out():
     one, grid = figures.attention_heatmap, figures.head_grid
     check_refusals(
-        [
-            (lambda: one(weights(2, 8, 5, 7)), r"\(T, S\), got \(2, 8, 5, 7\); .*weights\[0, 0\]"),
-            (lambda: one(np.ones((0, 5))), r"no axis of length 0, got \(0, 5\)"),
-            (lambda: one([[1.0], [0.5, 0.5]]), r"weights: expected shape \(T, S\), got list"),
-            (lambda: one([[3.0, -2.0]]), r"\[0, 1\], got values from -2 to 3; .*softmax"),
-            (lambda: one([[1.0]], key_labels="ab"), r"key_labels: expected 1 labels, .* got 2"),
-            (lambda: grid(weights(2, 5, 7), columns=0), r"columns: expected an integer of at least 1, got 0"),
-            (lambda: grid(weights(2, 5, 7), scale="log"), "scale: expected 'power' or 'linear', got 'log'"),
-        ]
+        (lambda: one(weights(2, 8, 5, 7)), r"\(T, S\), got \(2, 8, 5, 7\); .*weights\[0, 0\]"),
+        (lambda: one(np.ones((0, 5))), r"no axis of length 0, got \(0, 5\)"),
+        (lambda: one([[3.0, -2.0]]), r"\[0, 1\], got values from -2 to 3; .*softmax"),
+        (lambda: one([[1.0]], key_labels="ab"), r"key_labels: expected 1 labels, .* got 2"),
+        (lambda: grid(weights(2, 5, 7), scale="log"), "scale: expected 'power' or 'linear', got 'log'"),
     )
 
 
@@ -188,9 +163,8 @@ def test_heads_share_one_scale_and_one_bar():
         assert image.get_clim() == (0.0, 1.0)
     assert len(drawing.figure.axes) == 5 + 1
     assert drawing.figure.get_suptitle() == "Block 1"
-    for count, columns in ((count, columns) for count in range(1, 34) for columns in (None, 1, 3, 50)):
-        rows, width = grid_shape(count, columns)
-        assert (rows - 1) * width < count <= rows * width, "every panel, and no empty row"
+    shapes = [grid_shape(*asked) for asked in ((7, 3), (7, 50))]
+    assert shapes == [(3, 3), (1, 7)], "every panel, and no empty row"
 
 
 # Positions and masks.
@@ -206,8 +180,7 @@ def test_a_position_table_is_symmetric_about_zero_with_positions_across():
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("Position", "Dimension")
     assert min(drawing.images[0].get_cmap()(0.5)[:3]) > 0.93
     assert all(place == round(place) for axis in (ax.xaxis, ax.yaxis) for place in ticks(axis))
-    for table, limits in ((np.zeros((3, 2)), (-1.0, 1.0)), ([[np.nan, -3.0]], (-3.0, 3.0))):
-        assert figures.position_table(table, ax=panel()).images[0].get_clim() == limits
+    assert figures.position_table(np.zeros((3, 2)), ax=panel()).images[0].get_clim() == (-1.0, 1.0)
 
 
 def test_similarity_of_rotating_pairs_depends_on_the_distance_alone():
@@ -234,32 +207,22 @@ def test_a_mask_is_drawn_cell_by_cell_in_colours_that_match_the_legend():
     assert palette.contrast_ratio(kept, masked) >= 3.0
     colors = image.to_rgba(image.get_array())
     assert (tuple(colors[0, 0]), tuple(colors[0, 1])) == (kept, masked)
-    whole = figures.mask_picture(np.array([[2, 0, -1]]), ax=panel())
-    assert whole.images[0].get_array().tolist() == [[1, 0, 1]], "nonzero keeps"
-
-
-def test_rows_of_a_mask_are_numbered_from_the_query_offset():
-    drawing = figures.mask_picture(masks.causal(), 3, 11, query_offset=8, ax=panel(), title="")
+    # Rows are numbered from the query offset.
+    drawing = figures.mask_picture(masks.causal(), 3, 11, query_offset=8, ax=panel())
     np.testing.assert_array_equal(drawing.images[0].get_array(), np.tri(3, 11, 8))
     assert ticks(drawing.axes[0].yaxis) == [8, 9, 10]
     assert list(drawing.images[0].get_extent()) == [-0.5, 10.5, 10.5, 7.5]
-    assert drawing.axes[0].get_title() == ""
 
 
 def test_tables_and_masks_that_cannot_be_drawn_are_refused():
-    for draw in (figures.position_table, figures.position_similarity):
-        with pytest.raises(ValueError, match=r"\(length, d_model\), got \(2, 3, 5\); .*table\[0\]"):
-            draw(np.ones((2, 3, 5)))
-        with pytest.raises(ValueError, match="finite values, got 2 infinite"):
-            draw([[np.inf, -np.inf]])
-    draw, lengths = figures.mask_picture, masks.lengths(np.array([2, 3]))
+    table, draw, lengths = figures.position_table, figures.mask_picture, masks.lengths(np.array([2, 3]))
     check_refusals(
-        [
-            (lambda: draw(masks.causal()), r"T: .*mask_picture\(mask, T, S\)"),
-            (lambda: draw(lengths, 5), r"dense\(T, S\)\[0\]"),
-            (lambda: draw(np.ones((5, 7), bool), 7), r"= \(7, 7\), got \(5, 7\)"),
-            (lambda: draw(np.zeros((5, 7))), r"mask: .*float64 .*bias", TypeError),
-        ]
+        (lambda: table(np.ones((2, 3, 5))), r"\(length, d_model\), got \(2, 3, 5\); .*table\[0\]"),
+        (lambda: figures.position_similarity([[np.inf, -np.inf]]), "finite values, got 2 infinite"),
+        (lambda: draw(masks.causal()), r"T: .*mask_picture\(mask, T, S\)"),
+        (lambda: draw(lengths, 5), r"dense\(T, S\)\[0\]"),
+        (lambda: draw(np.ones((5, 7), bool), 7), r"= \(7, 7\), got \(5, 7\)"),
+        (lambda: draw(np.zeros((5, 7))), r"mask: .*float64 .*bias", TypeError),
     )
 
 
@@ -283,10 +246,8 @@ def points(line):
 
 def test_curves_have_the_points_that_exist():
     drawing = draw_curves(RUN, title="digits")
-    assert [(ax.get_ylabel(), ax.get_xlabel()) for ax in drawing.axes] == [
-        ("Loss", "Step"),
-        ("Accuracy", "Step"),
-    ]
+    labels = [(ax.get_ylabel(), ax.get_xlabel()) for ax in drawing.axes]
+    assert labels == [("Loss", "Step"), ("Accuracy", "Step")]
     assert [line.get_label() for line in drawing.lines] == ["training", "held out"] * 2
     assert [points(line) for line in drawing.lines] == [
         [(2, 0.5), (3, None), (5, None), (7, 0.25)],
@@ -305,8 +266,6 @@ def test_curves_have_the_points_that_exist():
     drawing = draw_curves(records, loss_scale="log")
     assert points(drawing.lines[0]) == [(2, 0.3), (5, 0.2)]
     assert drawing.axes[0].get_yscale() == "log"
-    falling = [{"step": step, "loss": 0.5**step} for step in range(13)]
-    assert draw_curves(falling).axes[0].get_ylim()[0] == 0.0
 
 
 def test_runs_are_told_apart_by_colour_and_splits_by_dashes():
@@ -317,26 +276,20 @@ def test_runs_are_told_apart_by_colour_and_splits_by_dashes():
     assert looks["_base, training"] == (palette.SERIES[0], "-")
     assert looks["_base, held out"] == (palette.SERIES[0], "--")
     assert looks[r"cost \$2, training"] == (palette.SERIES[1], "-")
-    for count in (2, 7, 23):
-        colors = palette.series_colors(count)
-        assert len(set(colors)) == count
-        assert min(palette.contrast_ratio(color, "white") for color in colors) > 1.2
+    colors = palette.series_colors(23)
+    assert len(set(colors)) == 23
+    assert min(palette.contrast_ratio(color, "white") for color in colors) > 1.2
 
 
 def test_records_that_cannot_be_drawn_are_refused():
     draw, high = figures.training_curves, {"a": [{"step": 1, "accuracy": 93.0}]}
     check_refusals(
-        [
-            (
-                lambda: draw([]),
-                r"any of loss, held_out_loss, .*held_out_accuracy, got none in 1 run\(s\) with 0",
-            ),
-            (lambda: draw([{"loss": 0.5}]), r"expected a 'step' beside 'loss', .* in record 0"),
-            (lambda: draw(high), r"'accuracy' in \[0, 1\], got 93 in record 0 of run 'a'"),
-            (lambda: draw([{"step": 1, "loss": "low"}]), r"a number as 'loss', got 'low' in", TypeError),
-            (lambda: draw({"step": 1}), r"a list of records, .* got int under 'step'", TypeError),
-            (lambda: draw(["metrics.jsonl"]), r"expected dictionaries, got str as record 0", TypeError),
-        ]
+        (lambda: draw([]), r"any of loss, held_out_loss, .*held_out_accuracy, got none in 1 run\(s\)"),
+        (lambda: draw([{"loss": 0.5}]), r"expected a 'step' beside 'loss', .* in record 0"),
+        (lambda: draw(high), r"'accuracy' in \[0, 1\], got 93 in record 0 of run 'a'"),
+        (lambda: draw([{"step": 1, "loss": "low"}]), r"a number as 'loss', got 'low' in", TypeError),
+        (lambda: draw({"step": 1}), r"a list of records, .* got int under 'step'", TypeError),
+        (lambda: draw(["metrics.jsonl"]), r"expected dictionaries, got str as record 0", TypeError),
     )
 
 
@@ -365,8 +318,7 @@ def test_the_veil_lies_over_its_patch_as_strong_as_its_weight():
     drawing = scan(np.eye(2), [0.1, 0.2, 0.3, 0.4], (2, 2))
     np.testing.assert_allclose(opacity(drawing).ravel(), [0.2, 0.4, 0.6, 0.8], atol=0.8 / 255)
     assert drawing.colorbar.vmax == 0.4
-    for empty in (np.zeros(4), np.full(4, np.nan)):
-        assert not opacity(scan(np.eye(4), empty, (2, 2))).any(), "no weight is no veil"
+    assert not opacity(scan(np.eye(4), np.full(4, np.nan), (2, 2))).any(), "no weight is no veil"
 
 
 def test_scans_share_the_scale_of_weights_and_of_grey():
@@ -385,15 +337,13 @@ def test_scans_that_cannot_be_drawn_are_refused():
     many = lambda *arrays, **options: figures.scan_attention_grid(*arrays, patch_grid=(2, 2), **options)
     square, three = np.ones((8, 8)), np.ones((3, 2, 2))
     check_refusals(
-        [
-            (lambda: one(np.ones((3, 8, 8)), np.ones(16), 4, 4), r"got \(3, 8, 8\); .*image\[0\]"),
-            (lambda: one(square, np.ones((2, 3, 1, 16)), 4, 4), r".*weights\[example, head, 0\]"),
-            (lambda: one(square, np.ones(15), 3, 5), r"patch_grid: .* divide 8 x 8 pixels, got \(3, 5\)"),
-            (lambda: one(square, np.ones(15), 4, 4), r"weights: expected 16 patches \(4 x 4\) .* got 15"),
-            (lambda: one(np.full((8, 8), np.nan), np.ones(16), 4, 4), r"image: expected finite"),
-            (lambda: one(square, -np.ones(16), 4, 4), r"weights: expected finite values of at least 0"),
-            (lambda: many(three, np.ones((3, 4)), true_labels=[1, 2]), r"true_labels: expected 3 labels"),
-        ]
+        (lambda: one(np.ones((3, 8, 8)), np.ones(16), 4, 4), r"got \(3, 8, 8\); .*image\[0\]"),
+        (lambda: one(square, np.ones((2, 3, 1, 16)), 4, 4), r".*weights\[example, head, 0\]"),
+        (lambda: one(square, np.ones(15), 3, 5), r"patch_grid: .* divide 8 x 8 pixels, got \(3, 5\)"),
+        (lambda: one(square, np.ones(15), 4, 4), r"weights: expected 16 patches \(4 x 4\) .* got 15"),
+        (lambda: one(np.full((8, 8), np.nan), np.ones(16), 4, 4), r"image: expected finite"),
+        (lambda: one(square, -np.ones(16), 4, 4), r"weights: expected finite values of at least 0"),
+        (lambda: many(three, np.ones((3, 4)), true_labels=[1, 2]), r"true_labels: expected 3 labels"),
     )
 
 
@@ -432,10 +382,9 @@ def shown(image):
 
 def in_blocks(weights):
     """Mass of blocks of eight by eight, over rows that attend to something, and the largest weights."""
-    blocks = [[weights[i : i + 8, j : j + 8] for j in range(0, S, 8)] for i in range(0, T, 8)]
-    living = [max(ALLOWED[i : i + 8].any(-1).sum(), 1) for i in range(0, T, 8)]
-    mass = [[block.sum() / rows for block in line] for line, rows in zip(blocks, living, strict=True)]
-    return mass, [[block.max() for block in line] for line in blocks]
+    padded = np.pad(weights, ((0, -T % 8), (0, -S % 8))).reshape(-(-T // 8), 8, -(-S // 8), 8)
+    living = np.add.reduceat(ALLOWED.any(-1).astype(int), range(0, T, 8))
+    return padded.sum((1, 3)) / living[:, None], padded.max((1, 3))
 
 
 def entropies(weights):
@@ -447,31 +396,28 @@ def test_the_atlas_has_a_thumbnail_a_head(causal, tall):
     readout, weights, _ = causal
     two = jax.tree.map(lambda array: array[:2], readout)
     drawing = figures.head_atlas([readout, two], ax=panel(), layer_labels=["first", "second"])
-    assert (readout.query_block, readout.key_block) == (8, 8)
     for image, (layer, head) in zip(drawing.images, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)], strict=True):
         left, right, bottom, top = image.get_extent()
         assert ((left + right) / 2, (bottom + top) / 2) == pytest.approx((head, layer))
         assert top < bottom, "queries go down"
         np.testing.assert_allclose(shown(image), in_blocks(weights[head])[0], rtol=1e-5)
         assert (image.norm.vmin, image.norm.vmax) == (1e-4, 1.0)
-    assert [label.get_text() for label in drawing.axes[0].get_yticklabels()] == ["first", "second"]
+    assert shown_labels(drawing.axes[0].yaxis) == ["first", "second"]
     assert drawing.colorbar.ax.get_ylabel() == "Weight per row and block"
     drawing = figures.head_atlas(readout, ax=panel(), channel="max", scale="linear")
     np.testing.assert_allclose(shown(drawing.images[1]), in_blocks(weights[1])[1], rtol=1e-5)
     assert drawing.images[0].get_clim() == (0.0, 1.0)
-    assert drawing.colorbar.ax.get_ylabel() == "Largest weight in the block"
     # Thumbnails have at most 64 blocks a side.
     assert tall.block_mass.shape[1] > 64
     assert figures.head_atlas(tall, ax=panel()).images[0].get_array().shape[0] <= 64
 
 
-def test_the_map_of_a_head_shows_its_blocks(causal):
-    readout, weights, _ = causal
+def test_the_map_of_a_head_shows_its_blocks_or_the_weights_of_a_window(causal):
+    readout, weights, arrays = causal
     drawing = figures.head_map(readout, 2, ax=panel(), title="Head 2")
     ax, right, above = drawing.axes
     np.testing.assert_allclose(shown(drawing.images[0]), in_blocks(weights[2])[0], rtol=1e-5)
     assert drawing.images[0].get_extent() == [-0.5, 55.5, 39.5, -0.5], "the last blocks reach beyond"
-    assert (ax.get_xlim(), ax.get_ylim()) == ((-0.5, S - 0.5), (T - 0.5, -0.5))
     assert (above.get_xlim(), right.get_ylim()) == (ax.get_xlim(), ax.get_ylim())
     entropy, mass = drawing.lines
     # Rows that read nothing are gaps.
@@ -479,16 +425,12 @@ def test_the_map_of_a_head_shows_its_blocks(causal):
     assert entropy.get_ydata().tolist() == list(range(T))
     np.testing.assert_allclose(mass.get_ydata(), weights[2].sum(0), rtol=1e-5)
     assert above.get_title() == "Head 2"
-
-
-def test_the_map_of_a_window_shows_its_weights(causal):
-    readout, weights, arrays = causal
+    # Of a window, its weights.
     cut = {"rows": slice(11, 18), "columns": slice(5, 24), "heads": [1]}
     window = readouts.window(*arrays, mask=MASK, query_offset=S - T, **cut)[0]
     drawing = figures.head_map(readout, 1, weights=window, first_row=11, first_column=5, ax=panel())
     np.testing.assert_allclose(shown(drawing.images[0]), weights[1, 11:18, 5:24], rtol=1e-5, atol=1e-7)
     assert drawing.images[0].get_extent() == [4.5, 23.5, 17.5, 10.5]
-    assert drawing.axes[0].get_ylim() == (17.5, 10.5)
     assert drawing.lines[0].get_ydata().tolist() == list(range(11, 18))
     assert drawing.colorbar.ax.get_ylabel() == "Attention weight"
 
@@ -497,22 +439,17 @@ def test_the_profile_of_distances_is_that_of_the_weights(causal, tall):
     readout, weights, _ = causal
     drawing = figures.distance_profile(readout, ax=panel(), heads=[2, 0], head_labels=["$two", "_zero"])
     distance = np.arange(T)[:, None] + S - T - np.arange(S)
-    bins = {"0": (0, 1), "1": (1, 2), "2-3": (2, 4), "4-7": (4, 8)}
-    bins |= {"8-15": (8, 16), "16-31": (16, 32), "32-63": (32, 64)}
-    assert [label.get_text() for label in drawing.axes[0].get_xticklabels()] == [*bins]
+    assert shown_labels(drawing.axes[0].xaxis) == ["0", "1", "2-3", "4-7", "8-15", "16-31", "32-63"]
+    bins = np.floor(np.log2(np.maximum(distance, 0.5))).astype(int) + 1
     for line, head in zip(drawing.lines, [2, 0], strict=True):
-        expected = [
-            np.where((distance >= low) & (distance < high), weights[head], 0).sum() / (T - EMPTY)
-            for low, high in bins.values()
-        ]
+        expected = np.bincount(bins.ravel(), weights[head].ravel())[:7] / (T - EMPTY)
         np.testing.assert_allclose(line.get_ydata(), expected, rtol=1e-5)
     assert [text.get_text() for text in drawing.legend.get_texts()] == [r"\$two", "_zero"]
     # Keys ahead have negative distances; many heads have no legend.
-    labels = figures.distance_profile(tall, ax=panel()).axes[0].get_xticklabels()
-    assert [label.get_text() for label in labels][:5] == ["−4-7", "−2-3", "−1", "0", "1"]
+    labels = shown_labels(figures.distance_profile(tall, ax=panel()).axes[0].xaxis)
+    assert labels[:5] == ["−4-7", "−2-3", "−1", "0", "1"]
     many = jax.tree.map(lambda array: np.concatenate([array] * 5), tall)
     assert figures.distance_profile(many, ax=panel()).legend is None
-    assert figures.distance_profile(many, heads=[13], ax=panel()).legend is not None
 
 
 def test_the_profile_of_entropy_is_that_of_the_weights(causal, tall):
@@ -537,8 +474,7 @@ def test_the_history_of_heads_leaves_gaps_for_what_is_not_finite():
     image = drawing.images[0].get_array()
     assert np.ma.masked_invalid(image).mask.tolist() == [[False, False, True], [False, True, False]]
     ax = drawing.axes[0]
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "20", "31"]
-    assert [label.get_text() for label in ax.get_yticklabels()] == [r"a \$", "b"]
+    assert (shown_labels(ax.xaxis), shown_labels(ax.yaxis)) == (["0", "20", "31"], [r"a \$", "b"])
     assert (drawing.colorbar.ax.get_ylabel(), ax.get_title()) == (r"\$x\$", "Run")
 
 
@@ -556,18 +492,15 @@ def test_refusals_say_what_was_expected(causal):
     nothing = jax.tree.map(lambda array: np.asarray(array)[:, :0] if array.ndim > 1 else array, readout)
     cells = np.ones((3, 4))
     check_refusals(
-        [
-            (lambda: atlas([]), "expected at least one, got none"),
-            (lambda: atlas(batch), r"leading axes \(H,\), got \(2, 3\)"),
-            (lambda: atlas(nothing), "at least one head, row and key"),
-            (lambda: atlas(readout, channel="sum"), "channel: expected 'mass' or 'max', got 'sum'"),
-            (lambda: atlas(readout, layer_labels=["a", "b"]), "expected 1 labels, one a readout, got 2"),
-            (lambda: one(readout, 3), r"head: expected a number in 0\.\.2, got 3"),
-            (lambda: one(readout, weights=cells, first_row=T - 2), f"a window inside {T} x {S}"),
-            (lambda: one(readout, weights=np.ones(4)), r"weights: expected shape \(R, C\)"),
-            (lambda: distance(readout, heads=[0, 7]), r"heads: expected numbers in 0\.\.2, got \[7\]"),
-            (lambda: entropy(readout, head_labels=["a"]), "expected 3 labels, one a head, got 1"),
-            (lambda: entropy(nothing), "expected at least one query"),
-            (lambda: history([1], ["a"], [[1.0, 2.0]]), r"expected shape \(1, 1\)"),
-        ]
+        (lambda: atlas([]), "expected at least one, got none"),
+        (lambda: atlas(batch), r"leading axes \(H,\), got \(2, 3\)"),
+        (lambda: atlas(nothing), "at least one head, row and key"),
+        (lambda: atlas(readout, layer_labels=["a", "b"]), "expected 1 labels, one a readout, got 2"),
+        (lambda: one(readout, 3), r"head: expected a number in 0\.\.2, got 3"),
+        (lambda: one(readout, weights=cells, first_row=T - 2), f"a window inside {T} x {S}"),
+        (lambda: one(readout, weights=np.ones(4)), r"weights: expected shape \(R, C\)"),
+        (lambda: distance(readout, heads=[0, 7]), r"heads: expected numbers in 0\.\.2, got \[7\]"),
+        (lambda: entropy(readout, head_labels=["a"]), "expected 3 labels, one a head, got 1"),
+        (lambda: entropy(nothing), "expected at least one query"),
+        (lambda: history([1], ["a"], [[1.0, 2.0]]), r"expected shape \(1, 1\)"),
     )

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from refusals import check_refusals
 from regard import attend, masks
 from regard.inspection import Change, attribute_heads, intervene, sweep_heads
 
@@ -66,11 +67,9 @@ def test_an_attribution_is_the_change_to_first_order_or_its_mean_on_the_way(step
 def test_mistakes_are_explained():
     x = np.eye(3, dtype=np.float32)
     one = lambda x: attend(x, x, x).sum()
-    for ask, message in (
+    check_refusals(
         (lambda: sweep_heads(lambda x: attend(x, x, x), x), "fn: expected a function to one floating-point"),
         (lambda: sweep_heads(lambda x: x.sum(), x), r"fn: expected a function that calls regard\.attend"),
         (lambda: attribute_heads(one, x, output=[0.0, 1.0]), r"one entry for each of 1 calls, got 2"),
         (lambda: attribute_heads(one, x, steps=0), "steps: expected an integer of at least 1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ask()
+    )

@@ -2,9 +2,9 @@
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from page_traces import watch
+from refusals import check_refusals
 from regard import inspection, masks, readouts, scores
 
 WORDS = ["The", " cat", "\u2581saw", "the", " dog", ".", " THE", "cat", "s", "\u0120the", "."]
@@ -12,7 +12,6 @@ THE = [0, 3, 6, 9]
 ASKED = [
     ({"query": "cat", "key": "the"}, [1, 7], THE, None),
     ({"query": ["the", "dog"]}, [0, 3, 4, 6, 9], range(11), None),
-    ({"key": "."}, range(11), [5, 10], None),
     ({"offset": 1}, range(11), range(11), 1),
     ({"key": "the", "offset": 3}, range(11), THE, 3),
     ({"query": "bird"}, [], range(11), None),
@@ -66,10 +65,8 @@ def test_heads_are_found_by_label():
     (found,) = inspection.find_heads(trace, label="previous-token", offset=1)
     assert (found.head, found.pairs) == (1, 10)
     assert abs(found.weight - 1) < 1e-5
-    for asked, message, *error in (
-        ({}, "query: expected a query, a key, an offset or a label"),
-        ({"offset": 1.5}, r"offset: expected an integer .*, got 1\.5", TypeError),
-        ({"label": "inductive"}, "label: expected one of self, previous-token"),
-    ):
-        with pytest.raises(error[0] if error else ValueError, match=message):
-            inspection.find_heads(trace, **asked)
+    check_refusals(
+        (lambda: inspection.find_heads(trace), "query: expected a query, a key, an offset or a label"),
+        (lambda: inspection.find_heads(trace, offset=1.5), r"offset: expected .*, got 1\.5", TypeError),
+        (lambda: inspection.find_heads(trace, label="inductive"), "label: expected one of self, previous"),
+    )

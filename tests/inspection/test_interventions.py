@@ -1,7 +1,6 @@
 """Interventions: models with heads switched off, or given another run's numbers, against models by hand."""
 
 import functools
-import operator
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from refusals import check_refusals
 from regard import attend, inspection, masks
 from regard.inspection import Change, intervene
 from regard.models import Decoder, EncoderDecoder, TransformerConfig
@@ -40,25 +40,15 @@ def wide(x64):
 
 def without_head(model, name, head, output=0.0):
     """The model with a head's rows of Wo set to 0, and what they make of `output` in the bias."""
-    model = nnx.clone(model)
-    layer = operator.attrgetter(name)(_Path(model))
+    layer = model = nnx.clone(model)
+    for part in name.split("."):
+        layer = layer[int(part)] if part.isdigit() else getattr(layer, part)
     rows = slice(head * layer.head_dim, (head + 1) * layer.head_dim)
     kernel, bias = (np.array(getattr(layer.output_projection, part)[...]) for part in ("kernel", "bias"))
     layer.output_projection.bias[...] = jnp.asarray(bias + output * kernel[rows].sum(0))
     kernel[rows] = 0
     layer.output_projection.kernel[...] = jnp.asarray(kernel)
     return model
-
-
-class _Path:
-    """Attributes of a module by a dotted path whose lists are numbered."""
-
-    def __init__(self, module):
-        self._module = module
-
-    def __getattr__(self, name):
-        found = self._module[int(name)] if name.isdigit() else getattr(self._module, name)
-        return found if hasattr(found, "output_projection") else _Path(found)
 
 
 def close(found, wanted):
@@ -173,26 +163,24 @@ def test_changes_serve_in_jit_and_stay_there(wide):
 
 def test_mistakes_are_explained():
     x = jnp.ones((3, 5, 2))
-    with pytest.raises(ValueError, match="expected one of query, key, value, weights, output at least"):
-        Change()
-    with pytest.raises(TypeError, match="heads: expected integers, got float64"):
-        Change(output=0.0, heads=[0.5])
-    message = r"intervene: expected at least one call of regard\.attend"
-    with pytest.raises(ValueError, match=message), intervene({0: Change(output=0.0)}):
-        pass
-    for changes, message, *error in (
-        ({1: Change(output=0.0)}, r"changes: expected numbers of calls in 0\.\.0, got 1"),
-        ({0: 0.0}, "changes: expected a Change for each number of a call, got 0: float", TypeError),
-        ({0: Change(output=0.0, heads=[3])}, r"heads: expected heads in 0\.\.2 of output, got \[3\]"),
-        ({0: Change(key=0.0, share=np.ones(2))}, r"share: expected a number or one for each of 3 heads"),
-        ({0: Change(weights=np.ones((5, 7)))}, r"weights: expected an array that broadcasts to \(3, 5, 5\)"),
-        ({0: Change(value=np.ones(7))}, r"value: expected an array that broadcasts to \(3, 5, 2\), got"),
-        (
-            {np.int64(0): Change(output=[[1], [1, 2]])},
-            r"output: expected an array, got list .*of one",
-            TypeError,
-        ),
-    ):
-        with pytest.raises(error[0] if error else ValueError, match=message), intervene(changes):
+
+    def change(place=0, **how):
+        with intervene({place: Change(**how) if how else 0.0}):
             attend(x, x, x)
+
+    with (
+        pytest.raises(ValueError, match=r"at least one call of regard\.attend"),
+        intervene({0: Change(key=0)}),
+    ):
+        pass
+    check_refusals(
+        (Change, "expected one of query, key, value, weights, output at least"),
+        (lambda: Change(output=0.0, heads=[0.5]), "heads: expected integers, got float64", TypeError),
+        (lambda: change(1, output=0.0), r"changes: expected numbers of calls in 0\.\.0, got 1"),
+        (change, "changes: expected a Change for each number of a call, got 0: float", TypeError),
+        (lambda: change(output=0.0, heads=[3]), r"heads: expected heads in 0\.\.2 of output, got \[3\]"),
+        (lambda: change(key=0.0, share=np.ones(2)), "share: expected a number or one for each of 3 heads"),
+        (lambda: change(weights=np.ones((5, 7))), r"weights: expected .* broadcasts to \(3, 5, 5\)"),
+        (lambda: change(np.int64(0), output=[[1], [1, 2]]), "output: expected .* list .*of one", TypeError),
+    )
     np.testing.assert_array_equal(attend(x, x, x), x)

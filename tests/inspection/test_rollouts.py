@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from refusals import check_refusals
 from regard import attend, inspection, masks
 from regard.inspection.traces.padded import PaddedCall
 from regard.models import Decoder, TransformerConfig
@@ -55,8 +56,6 @@ def test_a_rollout_is_the_product_of_the_layers():
         wanted = multiply(weights[:, example], 0.25)
         np.testing.assert_allclose(found[example], wanted, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
-    with pytest.raises(ValueError, match=r"weights: expected shape \(L, \*B, H, T, T\), got \(5, 5\)"):
-        inspection.roll_out(np.eye(5))
 
 
 def test_a_row_of_a_trace_is_that_of_the_product():
@@ -98,13 +97,12 @@ def test_a_model_of_one_layer_that_runs_twice_is_no_model_of_two(tmp_path):
 
 def test_what_cannot_be_rolled_out_is_refused(plain, tmp_path):
     roll, trace = inspection.roll_out_row, Trace(plain.calls[:1])
-    kept = inspection.load(trace.save(tmp_path / "one.regard"))
-    for ask, message, *error in (
+    kept = inspection.load(trace.save(tmp_path / "one.regard", grid=2, top_k=1))
+    check_refusals(
         (lambda: roll(trace, 7), r"row: expected one in 0\.\.6, got 7"),
         (lambda: roll(trace, 0, call=1), "call: expected one of the 1 of the trace, got 1"),
         (lambda: roll(trace, 0, call=0.5), "call: expected an integer known before tracing", TypeError),
         (lambda: roll(trace, 0, residual=1.5), r"residual: expected a share in \[0, 1\], got 1.5"),
         (lambda: roll(kept, 0), "trace: expected one with queries and keys, got statistics"),
-    ):
-        with pytest.raises(error[0] if error else ValueError, match=message):
-            ask()
+        (lambda: inspection.roll_out(np.eye(5)), r"weights: expected shape .*, got \(5, 5\)"),
+    )

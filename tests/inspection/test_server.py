@@ -1,5 +1,6 @@
 """The server: exact tiles at every size of blocks, one address with a secret, and nothing else behind it."""
 
+import contextlib
 import http.client
 import json
 import math
@@ -14,6 +15,7 @@ import pytest
 from regard import attend, inspection, masks, scores
 from regard.inspection.explorer import server, tiles
 from regard.inspection.explorer.server import serve
+from regard.inspection.traces.calls import Call
 
 H, T, S, D = 2, 300, 331, 7
 OFFSET = S - T
@@ -47,25 +49,17 @@ def page(trace):
         yield serving
 
 
-@pytest.fixture
-def call_class(trace):
-    return trace[0].__class__
-
-
 def root(page):
     """The path of the page, with its secret."""
     return page.url.partition(str(page.port))[2]
 
 
-def ask(page, path, method="GET"):
+def ask(page, path):
     """One request, with the right secret and host."""
-    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
-    try:
-        connection.request(method, root(page) + path)
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)) as connection:
+        connection.request("GET", root(page) + path)
         answer = connection.getresponse()
         return answer.status, answer.read(), answer.headers
-    finally:
-        connection.close()
 
 
 def ask_raw(page, path, *lines, method="GET"):
@@ -74,9 +68,7 @@ def ask_raw(page, path, *lines, method="GET"):
     text = "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "Connection: close", "", ""])
     with socket.create_connection(("127.0.0.1", page.port), timeout=60) as connection:
         connection.sendall(text.encode("latin-1"))
-        data = b""
-        while part := connection.recv(65536):
-            data += part
+        data = b"".join(iter(lambda: connection.recv(65536), b""))
     head, _, body = data.partition(b"\r\n\r\n")
     return (int(head.split()[1]) if head else None), body, head
 
@@ -103,7 +95,7 @@ def reduce_dense(weights, rows, keys):
 
 def test_tiles_are_those_of_the_definition(page, weights):
     """Whole matrices put together from tiles; beyond the edge there is nothing but NaN."""
-    for blocks in ((1, 1), (1, 2), (3, 5), (16, 32), (512, 512)):
+    for blocks in ((1, 1), (3, 5), (512, 512)):
         for channel, dense in zip(("mass", "max"), reduce_dense(weights[1], *blocks), strict=True):
             grid = [-(-size // 256) for size in dense.shape]
             found = np.full([256 * n for n in grid], -1.0)
@@ -146,7 +138,7 @@ def test_tiles_of_a_file_come_from_its_own_blocks(trace, weights, tmp_path):
         assert document["exact"] != "served"
         level = document["traces"][0]["calls"][0]["head"][0]["levels"][-1]
         up, across = level["query_block"], level["key_block"]
-        for blocks in ((up, across), (2 * up, across), (3 * up, 2 * across)):
+        for blocks in ((up, across), (3 * up, 2 * across)):
             tile = numbers(page, f"tile/0/0/0/{blocks[0]}/{blocks[1]}/0/0?channel=max").reshape(256, 256)
             largest = reduce_dense(weights[0], *blocks)[1]
             np.testing.assert_allclose(tile[: largest.shape[0], : largest.shape[1]], largest, rtol=3e-5)
@@ -190,7 +182,7 @@ def test_the_page_names_its_chunks_and_the_server_has_them(page):
 
 
 def test_answers_may_be_used_by_the_page_alone(page):
-    for path in ("", "chunk/c0", "tile/0/0/0/1/1/0/0", "nothing"):
+    for path in ("", "chunk/c0", "nothing"):
         _, _, headers = ask(page, path)
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert headers["Cache-Control"] == "no-store"
@@ -213,16 +205,7 @@ def test_without_the_secret_there_is_nothing(page, trace):
     assert len(token) == 32
     with serve(trace.__class__(calls=trace.calls[1:])) as other:
         assert root(other) != root(page)
-    wrong = [
-        "/",
-        f"/{token[:-1]}/",
-        f"/{token}x/",
-        f"/{token.swapcase()}/",
-        "/favicon.ico",
-        "*",
-        "/%00/",
-        "/é/",
-    ]
+    wrong = ["/", f"/{token[:-1]}/", f"/{token}x/", f"/{token.swapcase()}/", "*", "/%00/", "/é/"]
     wrong += [f"http://127.0.0.1:{page.port}/{token}/", f"/{'a' * 32}/tile/0/0/0/1/1/0/0"]
     for path in wrong:
         status, body, headers = ask_raw(page, path)
@@ -235,16 +218,15 @@ def test_other_names_of_the_host_other_methods_and_bodies_are_refused(page):
     path, port = root(page), page.port
     for host in (f"127.0.0.1:{port}", f"localhost:{port}"):
         assert ask_raw(page, path, f"Host: {host}")[0] == 200
-    hosts = ["evil.example", f"evil.example:{port}", "127.0.0.1", "localhost", "", f"127.0.0.1:{port + 1}"]
-    hosts += [f"127.0.0.1:{port}.evil.example", f"0.0.0.0:{port}", f"[::1]:{port}"]
-    for host in hosts:
+    hosts = [f"evil.example:{port}", "127.0.0.1", "", f"127.0.0.1:{port + 1}"]
+    for host in (*hosts, f"127.0.0.1:{port}.evil.example", f"0.0.0.0:{port}"):
         status, body, _ = ask_raw(page, path, f"Host: {host}")
         assert status == 403, host
         assert b"regard-document" not in body
     own = f"Host: 127.0.0.1:{port}"
     assert ask_raw(page, path, "Accept: */*")[0] == 403, "no name at all"
     assert ask_raw(page, path, own, "Host: evil.example")[0] == 403
-    for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "BREW"):
+    for method in ("POST", "OPTIONS", "CONNECT", "BREW"):
         status, _, headers = ask_raw(page, path, method=method)
         assert status == 405
         assert b"Allow: GET, HEAD" in headers
@@ -255,18 +237,13 @@ def test_other_names_of_the_host_other_methods_and_bodies_are_refused(page):
     assert ask_raw(page, "/", "X: " + "a" * 70000)[0] == 431
 
 
-FILES = ["../../etc/passwd", "..%2f..%2fetc%2fpasswd", "/etc/passwd", "//etc/passwd", "%2e%2e/", "./"]
-FILES += ["chunk/../c0", "chunk/..", "chunk/", "chunk/c0/", "chunk/C0", "chunk/%63%30", "chunk/c0\\"]
-FILES += ["page.html", "explorer/main.js"]
-# What follows tile/, and what is answered.
-TILES = {"0/0/0/1/1/0": 400, "0/0/0/1/1/0/0/0": 400, "0/0/0/1/1/0/": 400, "0/0/0/1/1/0/-1": 400}
-TILES |= {"0/0/0/1/1/0/0x1": 400, "0/0/0/1/1/0/+1": 400, "0/0/0/1/1/0/1e3": 400, "0/0/0/1/1/0/%31": 400}
-TILES |= {"0/0/0/1/1/0/\xb2": 400, "0/0/0/0/1/0/0": 400, "0/0/0/1/0/0/0": 400, f"0/0/0/1/1/0/{10**9}": 404}
-TILES |= {f"0/0/0/1/1/0/{2**31}": 400, f"0/0/0/1/1/0/{10**30}": 400, f"0/0/0/{'9' * 30000}/1/0/0": 400}
-TILES |= {
-    f"0/0/0/1/1/0/0?{end}": 400 for end in ("channel=sum", "channel=", "channel=mass&channel=max", "x=1")
-}
-TILES |= {"1/0/0/1/1/0/0": 404, "0/2/0/1/1/0/0": 404, "0/0/2/1/1/0/0": 404, "0/0/0/1/1/2/0": 404}
+FILES = ["../../etc/passwd", "..%2f..%2fetc%2fpasswd", "//etc/passwd", "%2e%2e/", "chunk/../c0", "chunk/"]
+FILES += ["chunk/c0/", "chunk/C0", "chunk/%63%30", "page.html", "explorer/main.js"]
+# What is at the end of tile/0/0/0/1/1/0/ and answered 400.
+ENDS = ["0/0", "", "-1", "0x1", "+1", "1e3", "%31", "\xb2", 2**31, 10**30, "9" * 30000]
+ENDS += [f"0?{end}" for end in ("channel=sum", "channel=", "channel=mass&channel=max", "x=1")]
+TILES = {"0/0/0/0/1/0/0": 400, "0/0/0/1/0/0/0": 400, "0/0/0/1/1/2/0": 404}
+TILES |= {"1/0/0/1/1/0/0": 404, "0/2/0/1/1/0/0": 404, "0/0/2/1/1/0/0": 404}
 TILES |= {f"0/0/0/{2**31 - 1}/{2**31 - 1}/0/{n}": status for n, status in ((0, 200), (1, 404))}
 OTHERS = {f"row/0/0/0/{T}": 404, f"row/0/0/0/{T - 1}": 200, "row/0/0/0": 400, f"column/0/0/0/{S}": 404}
 OTHERS |= {"split/0/0/0/0/10/0/10": 404, "split/0/1/1/3/12/2/11": 404, "split/0/1/1/8/3/2/11": 404}
@@ -274,6 +251,7 @@ OTHERS |= {"split/0/0/0/0/10/0/10": 404, "split/0/1/1/3/12/2/11": 404, "split/0/
 
 def test_there_are_no_files_and_numbers_out_of_range_are_refused(page):
     paths = dict.fromkeys(FILES, 404) | {f"tile/{path}": status for path, status in TILES.items()} | OTHERS
+    paths |= {f"tile/0/0/0/1/1/0/{end}": 400 for end in ENDS}
     for path, status in paths.items():
         found, body, headers = ask_raw(page, root(page) + path)
         assert found == status, (path, body)
@@ -303,17 +281,17 @@ def request_only(page, path):
 
 
 @pytest.fixture
-def slow_windows(call_class, monkeypatch):
+def slow_windows(monkeypatch):
     """Windows of few rows, each of which is noted, and takes a while."""
     monkeypatch.setattr(tiles, "_STRIP_CELLS", 1000)
-    formed, window = [], call_class.window
+    formed, window = [], Call.window
 
     def wait(*arguments, **options):
         formed.append(options)
         time.sleep(0.05)
         return window(*arguments, **options)
 
-    monkeypatch.setattr(call_class, "window", wait)
+    monkeypatch.setattr(Call, "window", wait)
     return formed
 
 
@@ -344,13 +322,11 @@ def test_what_nobody_waits_for_is_given_up_and_a_server_that_closes_forms_nothin
     assert capfd.readouterr() == ("", "")
 
 
-def test_large_heads_are_swept_once_for_coarse_tiles_and_exact_ones_do_not_wait(
-    trace, weights, call_class, monkeypatch
-):
+def test_large_heads_are_swept_once_for_coarse_tiles_and_exact_ones_do_not_wait(trace, weights, monkeypatch):
     monkeypatch.setattr(tiles, "_FEW_CELLS", 0)
     monkeypatch.setattr(tiles, "_STRIP_CELLS", 10_000)
     begun, go_on = threading.Event(), threading.Event()
-    readout = call_class.readout
+    readout = Call.readout
 
     def wait(self, grid=64, **options):
         if grid == 512:
@@ -359,7 +335,7 @@ def test_large_heads_are_swept_once_for_coarse_tiles_and_exact_ones_do_not_wait(
         return readout(self, grid=grid, **options)
 
     with serve(trace) as page, ThreadPoolExecutor() as pool:
-        monkeypatch.setattr(call_class, "readout", wait)
+        monkeypatch.setattr(Call, "readout", wait)
         coarse = pool.submit(numbers, page, "tile/0/0/0/4/8/0/0?channel=mass")
         assert begun.wait(60)
         for path in ("tile/0/0/0/1/1/0/0", "row/0/0/0/7"):
@@ -367,17 +343,15 @@ def test_large_heads_are_swept_once_for_coarse_tiles_and_exact_ones_do_not_wait(
         assert not coarse.done()
         go_on.set()
         mass, largest = reduce_dense(weights[0], 4, 8)
-        for tile, dense in (
-            (coarse.result(), mass),
-            (numbers(page, "tile/0/0/0/4/8/0/0?channel=max"), largest),
-        ):
+        other = numbers(page, "tile/0/0/0/4/8/0/0?channel=max")
+        for tile, dense in ((coarse.result(), mass), (other, largest)):
             inside = tile.reshape(256, 256)[: dense.shape[0], : dense.shape[1]]
             np.testing.assert_allclose(inside, dense, rtol=3e-5, atol=1e-7)
 
 
-def test_a_tile_is_formed_once_for_both_channels(trace, call_class, monkeypatch):
-    formed, window = [], call_class.window
-    monkeypatch.setattr(call_class, "window", lambda *of, **at: (formed.append(at), window(*of, **at))[1])
+def test_a_tile_is_formed_once_for_both_channels(trace, monkeypatch):
+    formed, window = [], Call.window
+    monkeypatch.setattr(Call, "window", lambda *of, **at: (formed.append(at), window(*of, **at))[1])
     found = tiles.Tiles([trace])
     for channel in ("mass", "max", "mass"):
         found.tile(0, 0, 0, query_block=1, key_block=1, row=1, column=0, channel=channel)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import io
 import json
+import operator
 import re
 import struct
 import zipfile
@@ -16,6 +17,7 @@ from flax import nnx
 from hypothesis import given, settings
 
 from mask_expressions import expressions
+from refusals import check_refusals
 from regard import attend, inspection, masks, positions, scores
 from regard.inspection.traces import files as trace_files
 from regard.inspection.traces.codec import Reader, Writer
@@ -71,37 +73,34 @@ def test_every_score_and_rotation_comes_back():
         assert rewritten(rotary, positions.Rotary) == rotary
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(expressions(2, 5, opaque=False))
 def test_any_expression_of_masks_comes_back(mask):
     same_leaves(jax.tree.map(np.asarray, mask), rewritten(mask, masks.Mask))
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, "float64"])
-def test_a_call_comes_back_with_all_its_arrays(dtype, tmp_path):
-    with jax.enable_x64(dtype == "float64"):
-        bias = np.random.default_rng(1).normal(size=(2, H, T, 13))
-        bias[..., 3] = -np.inf
-        trace = capture_call(
-            masks.causal() & ~masks.global_tokens(2),
-            [scores.softcap(2.0), scores.alibi(H)],
-            dtype=dtype,
-            keys=13,
-            query_offset=2,
-            bias=jnp.asarray(bias.astype(dtype)),
-            sinks=jnp.asarray(np.arange(6).astype(dtype)),
-            scale=0.1,
-            precision=jax.lax.Precision.HIGHEST,
-        )
-        call, back = trace[0], there_and_back(trace, tmp_path, keep="qk")[0]
-        same_leaves((call.problem, call.mask, call.score), (back.problem, back.mask, back.score))
-        assert back.problem.precision is jax.lax.Precision.HIGHEST
-        for name in ("name", "layer", "kind", "heads", "rows", "keys", "query_offset", "key_offset"):
-            assert getattr(back, name) == getattr(call, name)
-        assert (back.describe(), back.output_error) == (call.describe(), call.output_error)
-        assert repr(back) == repr(call)
-        same_leaves((call.lse, call.max_score), (back.lse, back.max_score))
-        same_leaves((call.readout(4), call.window()), (back.readout(4), back.window()))
+def test_a_call_comes_back_with_all_its_arrays(tmp_path):
+    dtype, bias = jnp.bfloat16, np.random.default_rng(1).normal(size=(2, H, T, 13))
+    bias[..., 3] = -np.inf
+    trace = capture_call(
+        masks.causal() & ~masks.global_tokens(2),
+        [scores.softcap(2.0), scores.alibi(H)],
+        dtype=dtype,
+        keys=13,
+        query_offset=2,
+        bias=jnp.asarray(bias, dtype),
+        sinks=jnp.arange(6, dtype=dtype),
+        scale=0.1,
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    call, back = trace[0], there_and_back(trace, tmp_path, keep="qk")[0]
+    same_leaves((call.problem, call.mask, call.score), (back.problem, back.mask, back.score))
+    assert back.problem.precision is jax.lax.Precision.HIGHEST
+    for name in ("name", "layer", "kind", "heads", "rows", "keys", "query_offset", "key_offset"):
+        assert getattr(back, name) == getattr(call, name)
+    assert (back.describe(), back.output_error) == (call.describe(), call.output_error)
+    assert repr(back) == repr(call)
+    same_leaves((call.lse, call.max_score, call.window()), (back.lse, back.max_score, back.window()))
 
 
 @pytest.fixture(scope="module")
@@ -117,16 +116,14 @@ def test_statistics_are_what_is_kept_unless_more_is_asked_for(sound, tmp_path):
     call, back = sound[0], loaded[0]
     assert back.problem is None
     same_leaves(call.readout(8, 3), back.readout(8, 3))
-    for ask, message in (
+    check_refusals(
         (back.window, r'window: the queries and keys of this call are not kept.*keep="qk"'),
         (lambda: back.readout(8, 4), "top_k: expected at most 3"),
         (lambda: back.readout(64, 3), "grid: expected at most 6 blocks"),
         (lambda: back.readout(0, 3), "expected an integer of at least 1, got 0"),
         (lambda: loaded.save(path, keep="qk"), "keep: expected 'statistics', as .* was loaded without"),
         (lambda: sound.save(path, keep="all"), "keep: expected 'statistics' or 'qk', got 'all'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ask()
+    )
     coarse, direct = back.readout(2, 2), call.readout(2, 2)
     assert coarse.block_mass.shape == direct.block_mass.shape == (H, 2, 2)
     np.testing.assert_allclose(coarse.block_mass, direct.block_mass, atol=1e-6)
@@ -136,8 +133,6 @@ def test_statistics_are_what_is_kept_unless_more_is_asked_for(sound, tmp_path):
     data = b"".join(zipfile.ZipFile(path).read(name) for name in zipfile.ZipFile(path).namelist())
     for array in (call.problem.query, call.problem.key):
         assert np.asarray(array).tobytes()[:64] not in data
-    again = there_and_back(loaded, tmp_path, grid=8, top_k=3)[0]
-    same_leaves(again.readout(8, 3), back.readout(8, 3))
 
 
 def test_functions_are_no_data_and_the_trace_says_so(tmp_path):
@@ -149,30 +144,27 @@ def test_functions_are_no_data_and_the_trace_says_so(tmp_path):
     assert back.notes[0].startswith("attention 0: statistics alone are kept, as mask: predicate(")
     same_leaves(back[0].readout(8), trace[0].readout(8))
     with zipfile.ZipFile(tmp_path / "one.regard") as archive:
-        meta = json.loads(archive.read("meta.json"))
-        assert len(archive.namelist()) == 1 + len(set(re.findall(r'"(a[0-9]+)"', json.dumps(meta))))
+        named = set(re.findall(r'"(a[0-9]+)"', archive.read("meta.json").decode()))
+        assert len(archive.namelist()) == 1 + len(named)
     assert there_and_back(back, tmp_path, grid=8).notes == back.notes
 
 
 def test_models_tokens_and_positions_come_back(tmp_path):
-    sizes = {"d_model": 12, "num_heads": 3, "d_ff": 11, "num_layers": 2, "vocab_size": 13}
+    sizes = {"d_model": 12, "num_heads": 3, "d_ff": 11, "num_layers": 1, "vocab_size": 13}
     model = Decoder(TransformerConfig(**sizes, positions="learned", max_length=17), rngs=nnx.Rngs(0))
     hostile = ["</script><img onerror=x>", "\ud800", "👩‍👩‍👧\u202e", "\n\0", "x" * 10_000]
     tokens = inspection.Tokens(hostile, ids=[4, 5, 6, 7, 7], spans=np.arange(10).reshape(5, 2))
     _, trace = inspection.record(model, jnp.array([[1, 2, 3, 4, 5]]), tokens=tokens, title="</title>")
     back = there_and_back(trace, tmp_path, keep="qk")
     assert (back.title, back.model, dict(back.versions)) == (trace.title, "Decoder", trace.versions)
-    assert [call.name for call in back] == [call.name for call in trace]
-    for mine, theirs in zip(trace, back, strict=True):
-        assert theirs.query_tokens.texts == tuple(hostile)
-        assert theirs.key_tokens.ids.tolist() == [4, 5, 6, 7, 7]
-        assert theirs.key_tokens.spans.tolist() == tokens.spans.tolist()
-        assert theirs.positions.trained_length == 17
-        same_leaves(mine.positions.table, theirs.positions.table)
-        same_leaves(mine.value_norms, theirs.value_norms)
-        assert mine.value_norms.shape == (3, 5)
-    meta = json.loads(zipfile.ZipFile(tmp_path / "one.regard").read("meta.json"))
-    assert len(meta["trace"]["sequences"]) == 1
+    (mine,), (theirs,) = trace, back
+    assert theirs.query_tokens.texts == tuple(hostile)
+    assert theirs.key_tokens.ids.tolist() == [4, 5, 6, 7, 7]
+    assert theirs.key_tokens.spans.tolist() == tokens.spans.tolist()
+    assert theirs.positions.trained_length == 17
+    same_leaves((mine.positions.table, mine.value_norms), (theirs.positions.table, theirs.value_norms))
+    assert mine.value_norms.shape == (3, 5)
+    assert len(read_meta((tmp_path / "one.regard").read_bytes())["trace"]["sequences"]) == 1
     picture = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     patches = inspection.Tokens(T, patch_grid=(2, 5), first_patch=1, picture=picture)
     found = there_and_back(capture_call(tokens=patches), tmp_path, keep="qk")[0].query_tokens
@@ -183,10 +175,10 @@ def test_models_tokens_and_positions_come_back(tmp_path):
 # Writing.
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_file_is_written_whole_or_not_at_all(sound, tmp_path, monkeypatch):
     assert there_and_back(inspection.Trace(), tmp_path).calls == ()
-    trace, path = capture_call(), tmp_path / "one.regard"
-    first = trace.save(path).read_bytes()
+    trace, path = sound, tmp_path / "one.regard"
+    first = trace.save(path, grid=8, top_k=3).read_bytes()
     whole = trace.save(path, keep="qk").read_bytes()  # a trace may be replaced
     assert first != whole == trace.save(path, keep="qk").read_bytes()
 
@@ -207,14 +199,14 @@ def test_other_files_are_never_replaced(tmp_path):
     with zipfile.ZipFile(foreign, "w") as archive:
         archive.writestr("meta.json", '{"format": "something else"}')
     folder.mkdir()
-    for path in (text, foreign, folder):
-        with pytest.raises(FileExistsError, match="something else is there"):
-            trace.save(path)
+    check_refusals(
+        (lambda: trace.save(text), "something else is there", FileExistsError),
+        (lambda: trace.save(foreign), "something else is there", FileExistsError),
+        (lambda: trace.save(folder), "something else is there", FileExistsError),
+        (lambda: trace.save(tmp_path / "no" / "one.regard"), "expected a folder", FileNotFoundError),
+        (lambda: inspection.load(tmp_path / "nothing.regard"), "nothing.regard", FileNotFoundError),
+    )
     assert text.read_text() == "dear diary"
-    with pytest.raises(FileNotFoundError, match="expected a folder"):
-        trace.save(tmp_path / "no" / "one.regard")
-    with pytest.raises(FileNotFoundError):
-        inspection.load(tmp_path / "nothing.regard")
 
 
 # Reading what is wrong.
@@ -236,13 +228,10 @@ def refused(path, message):
 
 
 def test_files_that_are_no_zip_are_refused(tmp_path, good):
-    path = tmp_path / "bad.regard"
-    for data in (b"", b"PK", b"dear diary", bytes(100)):
+    path, whole = tmp_path / "bad.regard", good["qk"]
+    cut = (whole[:length] for length in range(0, len(whole), len(whole) // 23))
+    for data in (b"PK", b"dear diary", bytes(100), *cut):
         path.write_bytes(data)
-        refused(path, "it is no zip, cut short or damaged")
-    whole = good["qk"]
-    for length in range(1, len(whole), max(len(whole) // 23, 1)):
-        path.write_bytes(whole[:length])
         refused(path, "it is no zip, cut short or damaged")
 
 
@@ -265,11 +254,14 @@ def test_flipped_bytes_never_pass_unseen(tmp_path, good):
 LSE = "a4"  # its name in the sound trace
 
 
+def read_meta(data):
+    return json.loads(zipfile.ZipFile(io.BytesIO(data)).read("meta.json"))
+
+
 def rewrite(path, data, change=None, members=None, drop=()):
     """A zip like the given one, with changed meta and other members."""
-    path.with_suffix(".old").write_bytes(data)
-    with zipfile.ZipFile(path.with_suffix(".old")) as old, zipfile.ZipFile(path, "w") as new:
-        meta = json.loads(old.read("meta.json"))
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(path, "w") as new:
+        meta = read_meta(data)
         meta = change(meta) or meta if change else meta
         for name in old.namelist():
             if name not in drop and name != "meta.json":
@@ -286,18 +278,18 @@ def test_zips_of_another_kind_are_refused(tmp_path, good):
     refused(path, "a zip of another kind, without meta.json")
     rewrite(path, data, lambda meta: meta.update(format="x"))
     refused(path, "a zip of another kind")
-    for version in (3, "4", True, None):
+    for version in (3, "4", True):
         rewrite(path, data, lambda meta, v=version: meta.update(version=v))
         refused(path, f"its version is {version!r}, and this library reads 4")
-    for text in ("[]", "{", "[" * 100_000, "\ud800".encode("utf-8", "surrogatepass").decode("latin1"), "3"):
+    for text in ("[]", "{", "[" * 100_000):
         rewrite(path, data, lambda meta, text=text: text)
         refused(path, r"meta\.json does not read as JSON|a zip of another kind")
     rewrite(path, data, lambda meta: json.dumps(meta).replace('"layer": 0', '"layer": NaN'))
     refused(path, "NaN is no number of JSON")
-    for name in ("../evil", "/etc/evil", "arrays/../meta.npy", "arrays/zz", "x.py"):
+    for name in ("../evil", "/etc/evil", "arrays/../meta.npy", "arrays/zz"):
         rewrite(path, data, members={name: b""})
         refused(path, "it has members that are no arrays")
-        assert sorted(file.name for file in tmp_path.iterdir()) == ["bad.old", "bad.regard"]
+        assert [file.name for file in tmp_path.iterdir()] == ["bad.regard"]
     with pytest.warns(UserWarning, match="Duplicate name"):
         rewrite(path, data, members={"arrays/a1.npy": b""})
     refused(path, "two members have one name")
@@ -320,18 +312,15 @@ def test_arrays_that_do_not_fit_their_headers_are_refused(tmp_path, good):
     lse = np.zeros((H, T), np.float32)
     rewrite(path, data, drop=(member,), members={member: npy(lse)})
     assert not inspection.load(path).calls[0].lse.any()
+    np.testing.assert_array_equal(np.load(path)[f"arrays/{LSE}"], lse)
     for content, message in [
-        (npy(lse, shape=(7, T)), "has 264 bytes; float32"),
-        (npy(lse, shape=(2**47,)), "has 264 bytes"),
+        (npy(lse, shape=(2**47,)), "has 264 bytes; float32"),
         (npy(lse, shape=(-6, -11)), "has the shape"),
         (npy(lse, shape=(1,) * 9), "has the shape"),
-        (npy(lse, shape=(6.0, 11)), "has no header of NumPy's"),
         (npy(lse, fortran_order=True), "or another order"),
         (npy(lse, descr="|O"), "has the unknown dtype object"),
-        (npy(lse, descr="<c8"), "has the unknown dtype complex64"),
         (npy(lse, descr=">f4"), "has the unknown dtype >f4"),
         (npy(lse, descr="__import__('os')"), "has no header of NumPy's"),
-        (npy(lse).replace(b"}", b"("), "has no header of NumPy's"),
         (b"", "has no header of NumPy's"),
         (b"\x93NUMPY\x02\x00" + npy(lse)[8:], "has no header of NumPy's .it has another version"),
         (npy(np.full(2, 2, np.uint8), descr="|b1"), "holds other bytes than 0 and 1"),
@@ -344,23 +333,15 @@ def test_arrays_that_do_not_fit_their_headers_are_refused(tmp_path, good):
     refused(path, "has the unknown dtype float32")
 
 
-def test_numpy_reads_the_arrays(tmp_path, good):
-    (tmp_path / "good.regard").write_bytes(good["qk"])
-    lse = np.load(tmp_path / "good.regard")[f"arrays/{LSE}"]
-    np.testing.assert_array_equal(lse, inspection.load(tmp_path / "good.regard")[0].lse)
-
-
 def test_bombs_are_refused_before_they_are_read(tmp_path, good, monkeypatch):
     path = tmp_path / "bad.regard"
     zeros = np.zeros(1 << 22, np.float32)
     write_archive(path, {}, {"a": zeros})
     assert path.stat().st_size < zeros.nbytes / 100
     with pytest.raises(ValueError, match=r"its arrays have 167\d+ bytes, more than max_bytes = 1000000"):
-        read_archive(path, 1_000_000)
+        inspection.load(path, max_bytes=1_000_000)
     np.testing.assert_array_equal(read_archive(path)[1]["a"], zeros)
     path.write_bytes(good["qk"])
-    with pytest.raises(ValueError, match="more than max_bytes = 10"):
-        inspection.load(path, max_bytes=10)
     monkeypatch.setattr(trace_files, "_MOST_META", 100)
     refused(path, "more than the 100 that are read")
     monkeypatch.undo()
@@ -376,24 +357,14 @@ def test_bombs_are_refused_before_they_are_read(tmp_path, good, monkeypatch):
 
 def edit(*keys, to):
     def change(meta):
-        node = meta["trace"]
-        for key in keys[:-1]:
-            node = node[key]
-        node[keys[-1]] = to
+        functools.reduce(operator.getitem, keys[:-1], meta["trace"])[keys[-1]] = to
 
     return change
 
 
 def borrow(*keys, source):
     """An entry that names the array of another."""
-
-    def change(meta):
-        node = meta["trace"]
-        for key in source:
-            node = node[key]
-        edit(*keys, to=node)(meta)
-
-    return change
+    return lambda meta: edit(*keys, to=functools.reduce(operator.getitem, source, meta["trace"]))(meta)
 
 
 def known_positions(**known):
@@ -406,11 +377,8 @@ C = ("calls", 0)
 ROTARY = {"class": "Rotary", "base": 1e4, "width": None, "interleaved": False, "scaling": None}
 WRONG = [
     (edit("title", to=3), "title: expected str"),
-    (edit("notes", to=[1]), r"notes\[0\]: expected str"),
     (edit("calls", to={}), "calls: expected list"),
-    (lambda meta: meta.update(trace=None), "trace: expected a record"),
     (edit(*C, "heads", to=7), r"calls\[0\].lse: expected f numbers of shape \(7, 11\)"),
-    (edit(*C, "heads", to=0), "heads: expected at least 1"),
     (edit(*C, "value_norms", to=LSE + "x"), "value_norms: expected the name of an array"),
     (edit(*C, "keys", to=12), "key_tokens: expected a sequence of 12"),
     (edit(*C, "layer", to=True), "layer: expected int, got 'True'"),
@@ -421,13 +389,10 @@ WRONG = [
     (edit(*C, "problem", to=None), "a problem or a readout, one of the two"),
     (edit(*C, "query_tokens", to=4), "query_tokens: expected the number of one of 1 sequences"),
     (edit("sequences", 0, "ids", to="a3"), "Tokens cannot be made: ids: expected integers"),
-    (edit(*C, "description", "width", to=2**30), "description.width: expected 0 to 65536"),
     (edit(*C, "mask", to={"class": "eval"}), "mask: expected one of .*Causal.*or a class defined before"),
     (edit(*C, "mask", to={"class": "Chunked", "size": 0}), "mask: Chunked cannot be made"),
     (edit(*C, "mask", to={"class": "Causal", "x": 0}), "expected Causal with nothing"),
-    (edit(*C, "mask", to={"class": "Not"}), "expected Not with operand"),
     (edit(*C, "mask", "left", "ids", to="a3"), "mask.left: Documents cannot be made"),
-    (edit(*C, "score", to={"class": "Modifier", "fn": "os.system"}), "score: expected one of"),
     (known_positions(rotary=ROTARY | {"width": 2**30}), "positions.rotary.width: expected 0 to 65536"),
     (known_positions(rotary=ROTARY | {"scaling": {"class": "os.system"}}), "rotary.scaling: expected one of"),
     (known_positions(table=LSE), "table_kind, trained_length: expected str"),
@@ -437,7 +402,6 @@ WRONG_STATISTICS = [
     (edit(*R, "query_block", to=3), "query_block: expected a power of two"),
     (edit(*R, "query_block", to=1), "block_mass: expected f numbers"),
     (borrow(*R, "keys", source=(*C, "lse")), "keys: expected i numbers"),
-    (borrow(*C, "mask", "left", "ids", source=(*R, "top_keys")), "its parts do not fit one another"),
     (borrow(*C, "score", "members", 0, "cap", source=(*R, "key_mass")), "Softcap cannot be made"),
 ]
 
@@ -461,7 +425,7 @@ def test_plain_data_that_make_no_sense_are_refused(tmp_path, good):
 def test_sizes_that_no_bytes_stand_for_are_refused(tmp_path, good):
     """Keys without features, and heads without queries, may be as many as they like."""
     path, many = tmp_path / "bad.regard", 10**7
-    call = json.loads(zipfile.ZipFile(io.BytesIO(good["qk"])).read("meta.json"))["trace"]["calls"][0]
+    call = read_meta(good["qk"])["trace"]["calls"][0]
     query, key = (f"arrays/{call['problem'][name]}.npy" for name in ("query", "key"))
     rows = {f"arrays/{call[name]}.npy": (many, 0) for name in ("lse", "max_score")}
     for changes, shapes, message in [
@@ -470,14 +434,14 @@ def test_sizes_that_no_bytes_stand_for_are_refused(tmp_path, good):
     ]:
         changes |= {"key_tokens": None, "query_tokens": None, "value_norms": None}
         hollow = {name: npy(np.zeros(shape, np.float32)) for name, shape in shapes.items()}
-        change = functools.partial(lambda meta, new: meta["trace"]["calls"][0].update(new), new=changes)
+        change = lambda meta, new=changes: meta["trace"]["calls"][0].update(new)
         rewrite(path, good["qk"], change, members=hollow, drop=hollow)
         refused(path, message)
 
 
 def test_top_keys_lie_within_the_keys(sound, tmp_path):
     found = sound[0].readout(8, 3)
-    for name, value in (("top_keys", T), ("top_keys", -2), ("keys", T + 1), ("keys", -1)):
+    for name, value in (("top_keys", T), ("top_keys", -2), ("keys", T + 1)):
         array = np.array(getattr(found, name))
         array.flat[0] = value
         known = {(8, 3, None): dataclasses.replace(found, **{name: array})}
@@ -499,11 +463,8 @@ def walk(node, place=()):
 
 def test_no_change_of_the_plain_data_raises_anything_else(good, tmp_path):
     """Any one entry of meta.json replaced by something odd: a ValueError, or a trace."""
-    path, meta = (
-        tmp_path / "odd.regard",
-        json.loads(zipfile.ZipFile(io.BytesIO(good["qk"])).read("meta.json")),
-    )
-    for number, place in enumerate(walk(meta["trace"])):
+    path = tmp_path / "odd.regard"
+    for number, place in enumerate(walk(read_meta(good["qk"])["trace"])):
         rewrite(path, good["qk"], edit(*place, to=ODD[number % len(ODD)]))
         try:
             assert isinstance(repr(inspection.load(path).calls), str)

@@ -30,12 +30,9 @@ def test_a_config_is_a_value():
     assert (config.positions, config.norm, config.activation) == ("sinusoidal", "pre", "gelu_tanh")
     assert config.attention_bias
     assert config.dropout_rate == config.attention_dropout_rate == 0.0
-    assert config.head_width == 2
-    assert TransformerConfig(**{**SIZES, "num_heads": 5, "head_dim": 7}).head_width == 7
+    assert (config.head_width, dataclasses.replace(config, head_dim=7).head_width) == (2, 7)
     assert config == TransformerConfig(**dataclasses.asdict(config))
     assert hash(config) == hash(TransformerConfig(**SIZES))
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.d_model = 3
 
 
 def test_layers_with_a_window_may_have_a_rotary_base_of_their_own():
@@ -58,11 +55,11 @@ def test_layers_with_a_window_may_have_a_rotary_base_of_their_own():
         ({"num_key_heads": 4}, "num_key_heads: expected a divisor of num_heads = 6, got 4"),
         ({"positions": "rotary", "rotary_width": 4}, "rotary_width: expected at most the head width, 2; got"),
         ({"positions": "rotary", "head_dim": 7}, "'rotary' turns pairs of features, got a head width of 7"),
-        ({"positions": "rotary", "head_dim": 8, "rotary_width": 3}, "'rotary' turns pairs"),
+
         ({"vocab_size": None}, "vocab_size, input_width: expected exactly one"),
         ({"class_token": True}, "class_token: expected real vectors"),
         ({"vocab_size": None, "input_width": 3, "num_token_types": 2}, "num_token_types: expected 0"),
-        ({"positions": "sinus"}, r"positions: expected one of .*\(nearest: sinusoidal\)"),
+
         ({"norm": "Pre"}, r"norm: expected one of pre, post, both; got 'Pre' \(nearest: pre\)"),
         ({"activation": "gelu"}, "'gelu' has two meanings: choose gelu_tanh.*or gelu_erf"),
         ({"remat": "dots"}, r"remat: expected one of full, .*; got 'dots' \(nearest: dots_saveable\)"),
@@ -72,7 +69,6 @@ def test_layers_with_a_window_may_have_a_rotary_base_of_their_own():
         ({"gate_limit": 7.0}, "gate_limit: expected None, or a number above 0 with gated=True"),
         ({"dropout_rate": 1.0}, r"dropout_rate: expected a rate in \[0, 1\), got 1.0"),
         ({"norm_epsilon": True}, "norm_epsilon: expected a number above 0, got True"),
-        ({"output_softcap": -1.0}, "output_softcap: expected a number above 0"),
         ({"windows": ()}, r"windows: expected a tuple such as \(None,\)"),
         ({"windows": (-1,)}, "windows: expected None or numbers of keys"),
         ({"attention_bias": "no"}, "attention_bias: expected True or False.*; got 'no'"),

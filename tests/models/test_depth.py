@@ -76,19 +76,14 @@ def test_a_first_block_unlike_the_others_runs_before_the_loop(wide):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_batched", [False, True])
-def test_transforms_of_the_loop_are_those_of_the_unrolled_model(wide, is_batched):
+def test_transforms_of_the_loop_are_those_of_the_unrolled_model(wide):
+    """Products with the Hessian, of two models at once."""
     found = []
     for options in ({}, BOTH):
         loss, state = split_loss(build(Encoder, num_layers=3, **options))
-        if is_batched:
-            batched = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), state)
-            found.append(jax.jit(jax.vmap(jax.grad(loss)))(batched))
-        else:  # a product with the Hessian
-            tangents = jax.tree.map(jnp.cos, state)
-            found.append(
-                jax.jit(lambda *pair, loss=loss: jax.jvp(jax.grad(loss), *pair))((state,), (tangents,))
-            )
+        batched = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), state)
+        multiply = lambda *pair, loss=loss: jax.jvp(jax.grad(loss), *pair)
+        found.append(jax.jit(jax.vmap(multiply))((batched,), (jax.tree.map(jnp.cos, batched),)))
     assert_same(*found)
 
 
@@ -106,16 +101,12 @@ def test_dropout_is_that_of_the_unrolled_model_call_by_call(wide):
 # Names, readouts and dtypes, which need no program.
 
 
-def test_few_blocks_need_no_loop():
-    for num_layers in (0, 1):
-        model = build(Encoder, **{**BOTH, "num_layers": num_layers})
-        assert jax.eval_shape(lambda model=model: call(model)).shape == (2, 4, 6)
-
-
-def test_a_loop_over_models_that_a_trace_closes_over_moves_nothing():
-    model = build(Encoder, dropout_rate=0.3, **SCAN)
-    model.eval()
-    assert jax.eval_shape(jax.vmap(lambda tokens: model(tokens)), TOKENS).shape == (2, 4, 6)
+def test_few_blocks_and_models_that_a_trace_closes_over_serve():
+    for num_layers in (0, 1, 5):
+        model = build(Encoder, dropout_rate=0.3, **{**BOTH, "num_layers": num_layers})
+        model.eval()
+        run = jax.vmap(lambda tokens, model=model: model(tokens))
+        assert jax.eval_shape(run, TOKENS).shape == (2, 4, 6)
 
 
 def test_the_stream_takes_the_dtype_of_the_blocks():
@@ -126,19 +117,16 @@ def test_the_stream_takes_the_dtype_of_the_blocks():
 
 
 def test_parameters_and_names_are_those_of_the_unrolled_model():
-    make = lambda **options: nnx.eval_shape(
-        lambda: Decoder(TransformerConfig(**SIZES, **options), rngs=nnx.Rngs(0))
-    )
-    plain, scanned = ([path for path, _ in nnx.to_flat_state(nnx.state(make(**mode)))] for mode in ({}, BOTH))
+    models = build(Decoder), build(Decoder, **BOTH)
+    plain, scanned = ([path for path, _ in nnx.to_flat_state(nnx.state(one))] for one in models)
     assert plain == scanned
     assert ("trunk", "stack", "blocks", 4, "feed_forward", "widen", "kernel") in plain
 
 
 def test_a_capture_of_the_loop_names_every_layer():
     _, trace = inspection.record(build(Decoder, num_layers=2, **BOTH), TOKENS)
-    assert [one.name for one in trace.calls] == [
-        f"trunk.stack.blocks.{number}.attention" for number in range(2)
-    ]
+    names = [one.name for one in trace.calls]
+    assert names == [f"trunk.stack.blocks.{number}.attention" for number in range(2)]
 
 
 def test_blocks_that_do_not_take_turns_are_refused():

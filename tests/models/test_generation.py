@@ -108,22 +108,19 @@ def cut_at(row, stops):
     return row[: ends[0] + 1] if ends else row
 
 
-@functools.cache
-def write_stopped():
-    """What is asked, and the rows without stop tokens."""
-    rng = jax.random.key(1)
-    rows, scores = write_rows(build(), WARM, rng)
+def test_writing_is_a_forward_pass_per_token_up_to_a_stop_token(monkeypatch):
+    """By generate and by streams; for equal shapes, which a capacity makes equal, nothing is compiled anew."""
+    traces, read = [], Decoder.read
+    monkeypatch.setattr(Decoder, "read", lambda *given, **more: traces.append(1) or read(*given, **more))
+    model, rng = build(), jax.random.key(1)
+    rows, scores = write_rows(model, WARM, rng)
     stops = rows[0][2], rows[1][4]
-    return {"max_tokens": N, "sampling": WARM, "rng": rng, "stop_tokens": stops}, rows, scores
-
-
-def test_writing_is_a_forward_pass_per_token_up_to_a_stop_token():
-    settings, rows, scores = write_stopped()
-    stops = settings["stop_tokens"]
-    written = generate(build(), PROMPTS, **settings, pad_token=18)
-    assert written.tokens.shape == (3, N)
-    assert written.tokens.dtype == jnp.int32
     cut = [cut_at(row, stops) for row in rows]
+    settings = {"max_tokens": N, "sampling": WARM, "rng": rng, "stop_tokens": stops, "capacity": 24}
+    written = generate(model, PROMPTS, **settings, pad_token=18)
+    first = len(traces)
+    assert first > 0
+    assert (written.tokens.shape, written.tokens.dtype) == ((3, N), jnp.int32)
     assert written.rows() == cut
     assert min(map(len, cut)) <= 3 < max(map(len, cut))
     for row, tokens in enumerate(np.asarray(written.tokens)):
@@ -134,40 +131,27 @@ def test_writing_is_a_forward_pass_per_token_up_to_a_stop_token():
         ended = cut[row][-1] in stops
         assert bool(written.finished[row]) == ended
         assert written.reasons()[row] == ("stop token" if ended else "max_tokens")
-
-
-@pytest.mark.parametrize("burst", [1, 3, 2**31 - 1])
-def test_a_stream_gives_the_same_tokens(burst):
-    settings, rows, _ = write_stopped()
-    cut = [cut_at(row, settings["stop_tokens"]) for row in rows]
-    parts = list(stream(build(), PROMPTS, burst=burst, **settings))
-    assert [[token for part in parts for token in part[row]] for row in range(3)] == cut
-    assert len(parts) == 1 + -(-(max(map(len, cut)) - 1) // burst)
-    assert all(len(row) <= burst for part in parts for row in part)
-
-
-def test_equal_shapes_compile_nothing_anew(monkeypatch):
-    """A capacity makes them equal."""
-    traces, read = [], Decoder.read
-
-    def count(self, *args, **kwargs):
-        traces.append(1)
-        return read(self, *args, **kwargs)
-
-    monkeypatch.setattr(Decoder, "read", count)
-    settings, rows, _ = write_stopped()
-    settings = {**settings, "capacity": 24}
-    written = generate(build(), PROMPTS, **settings)
-    assert written.rows() == [cut_at(row, settings["stop_tokens"]) for row in rows]
-    first = len(traces)
-    assert first > 0
-    other = nnx.clone(build())
-    other.head.kernel[...] = 2 * other.head.kernel[...]
+    for burst in (1, 3, 2**31 - 1):
+        parts = list(stream(model, PROMPTS, burst=burst, **settings))
+        assert [[token for part in parts for token in part[row]] for row in range(3)] == cut
+        assert len(parts) == 1 + -(-(max(map(len, cut)) - 1) // burst)
+        assert all(len(row) <= burst for part in parts for row in part)
+    # What is not a number is no token.
+    broken = spoil(model)
+    assert list(stream(broken, PROMPTS, **settings)) == [[[], [], []]]
+    check_not_finite(generate(broken, PROMPTS, **settings))
     cool = Sampling(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1, repetition_penalty=1.1)
-    settings |= {"rng": jax.random.key(1), "stop_tokens": (5, 7), "sampling": cool}
-    generate(other, [[1, 2], [3, 4, 5], [6]], pad_token=3, **settings)
-    list(stream(build(), PROMPTS, burst=2, **settings))
+    settings |= {"rng": jax.random.key(2), "stop_tokens": (5, 7), "sampling": cool}
+    generate(model, [[1, 2], [3, 4, 5], [6]], pad_token=3, **settings)
     assert len(traces) == first
+
+
+def check_not_finite(written):
+    assert written.tokens[:, 0].tolist() == [-1] * 3
+    assert not written.tokens[:, 1:].any()
+    assert written.rows() == [[], [], []]
+    assert written.reasons() == ["not finite"] * 3
+    assert not bool(written.finished.any())
 
 
 def test_arrays_may_be_padded_on_the_left_and_under_jit():
@@ -182,15 +166,7 @@ def test_arrays_may_be_padded_on_the_left_and_under_jit():
     assert written.healthy.tolist() == [True, False, True]
     assert written.rows() == [rows[0], [], rows[2]]
     np.testing.assert_allclose(written.log_probabilities[::2], scores[::2], rtol=1e-4, atol=1e-4)
-    # Nor is what is not a number a token.
-    broken = spoil(build())
-    for written in (write(broken, left), generate(broken, PROMPTS, **write_stopped()[0])):
-        assert written.tokens[:, 0].tolist() == [-1] * 3
-        assert not written.tokens[:, 1:].any()
-        assert written.rows() == [[], [], []]
-        assert written.reasons() == ["not finite"] * 3
-        assert not bool(written.finished.any())
-    assert list(stream(broken, PROMPTS, **write_stopped()[0])) == [[[], [], []]]
+    check_not_finite(write(spoil(build()), left))
 
 
 def test_an_encoder_decoder_writes_beside_its_source():
@@ -239,11 +215,8 @@ def test_a_conversation_goes_on_without_reading_its_beginning(monkeypatch):
     texts = [[*prompt, *row] for prompt, row in zip(PROMPTS, rows, strict=True)]
     assert cache.model.lengths.tolist() == [len(text) - 1 for text in texts]
     more, read, original = [[8, 2], [], [5, 5, 7]], [], Decoder.read
-    monkeypatch.setattr(
-        Decoder,
-        "read",
-        lambda self, tokens, *rest: read.append(tokens.shape[1]) or original(self, tokens, *rest),
-    )
+    watch = lambda self, tokens, *rest: read.append(tokens.shape[1]) or original(self, tokens, *rest)
+    monkeypatch.setattr(Decoder, "read", watch)
     settings = {"max_tokens": N, "sampling": WARM, "rng": jax.random.key(5)}
     again = generate(model, more, **settings, cache=cache)
     # What is pending, the prompts in as many pieces as a window takes, and one token at a time.
@@ -255,27 +228,15 @@ def test_a_conversation_goes_on_without_reading_its_beginning(monkeypatch):
 def test_a_cache_that_does_not_fit_is_refused():
     model, _, _, cache = converse()
     go_on = functools.partial(generate, model, PROMPTS, max_tokens=1, cache=cache)
-    for call, error, message in (
-        (
-            lambda: go_on(max_tokens=40),
-            ValueError,
-            r"cache: expected room for \d+ tokens, .* Give capacity= to the first",
-        ),
-        (
-            lambda: generate(model, [[1]], max_tokens=1, cache=cache),
-            ValueError,
-            "prompts: expected one for each of the cache's 3 rows, got 1",
-        ),
-        (lambda: go_on(start_token=5), ValueError, "start_token: expected None with a cache, whose first"),
-        (lambda: go_on(capacity=5), ValueError, "capacity: expected None with a cache, whose first call"),
-        (lambda: go_on(cache=cache.model), TypeError, r"cache: expected the `cache` of an earlier .*got Dec"),
-        (
-            lambda: generate(build_pair(), SOURCE, max_tokens=1, start_token=START, cache=cache),
-            TypeError,
-            "cache: expected a Decoder to go on with it, got EncoderDecoder",
-        ),
+    for call, message in (
+        (lambda: go_on(max_tokens=40), r"expected room for \d+ tokens, .* Give capacity= to the first"),
+        (lambda: generate(model, [[1]], max_tokens=1, cache=cache), "one for each of the cache's 3 rows, got"),
+        (lambda: go_on(start_token=5), "start_token: expected None with a cache, whose first"),
+        (lambda: go_on(capacity=5), "capacity: expected None with a cache, whose first call"),
+        (lambda: go_on(cache=cache.model), r"cache: expected the `cache` of an earlier .*got Dec"),
+        (lambda: generate(build_pair(), SOURCE, max_tokens=1, start_token=START, cache=cache), "got EncoderD"),
     ):
-        with pytest.raises(error, match=message):
+        with pytest.raises((ValueError, TypeError), match=message):
             call()
 
 
@@ -343,7 +304,7 @@ def test_learned_positions_and_caches_limit_what_can_be_written():
         ({"prompts": [[1], []]}, ValueError, "at least one token each, got none in prompt 1; give start"),
         ({"prompts": []}, ValueError, r"array \(batch, P\) of at least one row, got shape \(0, 16\)"),
         ({"prompts": [1, 2]}, ValueError, r"got 1 as prompt 0; for one prompt write \[prompt\]"),
-        ({"prompts": np.array([1, 2])}, ValueError, r"got shape \(2,\); for one prompt write prompts\[None"),
+
         ({"prompts": ["text"]}, TypeError, "prompts: expected lists of tokens, got text; encode it"),
         ({"prompts": [[1.5]]}, TypeError, "prompts: expected integer tokens, got float64 in prompt 0"),
         ({"prompts": [[1, V]]}, ValueError, r"expected tokens in 0\.\.18 \(vocab_size=19\), got 0\.\.19"),
@@ -364,39 +325,27 @@ def test_impossible_requests_are_refused(request_, error, message):
 
 def test_only_models_that_write_write():
     encoder = build_drawn(Encoder, configure())
-    for call, error, message in (
-        (lambda: generate(encoder, PROMPTS, max_tokens=3), TypeError, "Decoder"),
-        (lambda: generate(build_pair(), SOURCE, max_tokens=3), ValueError, "start_token: expected the token"),
-        (
-            lambda: stream(build(), PROMPTS, max_tokens=3, burst=0),
-            ValueError,
-            "burst: expected an integer of",
-        ),
-        (lambda: stream(build(), PROMPTS, max_tokens=0), ValueError, "max_tokens: expected an integer of"),
+    for call, message in (
+        (lambda: generate(encoder, PROMPTS, max_tokens=3), "Decoder"),
+        (lambda: generate(build_pair(), SOURCE, max_tokens=3), "start_token: expected the token"),
+        (lambda: stream(build(), PROMPTS, max_tokens=3, burst=0), "burst: expected an integer of"),
+        (lambda: stream(build(), PROMPTS, max_tokens=0), "max_tokens: expected an integer of"),
     ):
-        with pytest.raises(error, match=message):
+        with pytest.raises((ValueError, TypeError), match=message):
             call()
 
 
-@pytest.mark.parametrize(
-    ("wide", "cached"),
-    [("norm", "float32"), ("value_projection", "float32"), ("router", "bfloat16"), ("head", "bfloat16")],
-)
+@pytest.mark.parametrize(("wide", "cached"), [("value_projection", "float32"), ("router", "bfloat16")])
 def test_parameters_may_have_several_dtypes(wide, cached):
     """Traced: where a cache had another dtype than what is put there, that fails."""
     options = {"num_experts": 3, "experts_per_token": 2, "num_layers": 2}
-    model, pair = nnx.clone(build(**options)), nnx.clone(build_pair(**options))
-
-    def narrow(path, leaf):
-        return leaf if wide in jax.tree_util.keystr(path) else leaf.astype(jnp.bfloat16)
-
-    for each in (model, pair):
-        nnx.update(each, jax.tree.map_with_path(narrow, nnx.state(each, nnx.Param)))
-    write = lambda *given, **more: jax.eval_shape(
-        lambda: generate(*given, max_tokens=N, return_cache=True, **more)
-    )
-    with jax.numpy_dtype_promotion("standard"):
-        written = write(model, SOURCE)
+    narrow = lambda path, leaf: leaf if wide in jax.tree_util.keystr(path) else leaf.astype(jnp.bfloat16)
+    for own, start in ((build(**options), None), (build_pair(**options), 2)):
+        model = nnx.clone(own)
+        nnx.update(model, jax.tree.map_with_path(narrow, nnx.state(model, nnx.Param)))
+        write = functools.partial(generate, max_tokens=N, return_cache=True, start_token=start)
+        with jax.numpy_dtype_promotion("standard"):
+            written = jax.eval_shape(lambda: write(model, SOURCE))  # noqa: B023
         assert written.log_probabilities.dtype == jnp.float32
-        for layer in written.cache.model.layers + write(pair, SOURCE, start_token=2).cache.model.layers:
+        for layer in written.cache.model.layers:
             assert (layer.key.dtype, layer.value.dtype) == (cached, cached)

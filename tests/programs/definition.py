@@ -276,9 +276,13 @@ class Attention:
         self.final = np.where(keep, final, -np.inf)
         # What NaN and inf may not reach is computed as if they were not there.
         odd = keep & ~(np.isfinite(self.raw) & (np.isfinite(final) | (final == -np.inf)))
-        self.nan_row = np.isnan(self.final).any(-1, keepdims=True)
+        # A product of -inf may count as removed before a function of scores sees it.
+        unsaid = (keep & (self.raw == -np.inf)).any(-1, keepdims=True) & (len(self.chain) > 0)
+        self.nan_row = np.isnan(self.final).any(-1, keepdims=True) & ~unsaid
         self.odd_row = odd.any(-1, keepdims=True) & ~self.nan_row
-        self.reached = (keep @ ~np.isfinite(value)).any(-1, keepdims=True)
+        # A value that some query may attend to may spoil all rows that share it.
+        asked = collapse(swap(keep.any(-2, keepdims=True)), (*self.given["value"].shape[:-1], 1), np.any)
+        self.reached = (expand(asked, self.leading) & ~np.isfinite(value)).any((-2, -1), keepdims=True)
         self.value, self.query, self.key = (
             np.where(np.isfinite(x), x, 0) for x in (value, self.query, self.key)
         )
@@ -338,17 +342,16 @@ class Attention:
         by_weight = self.survivors * self.narrow(output @ swap(self.value)) + cotangents.get("weights", 0)
         mean = add(weights * by_weight)
         by_score = weights * (by_weight - mean + lse) + entropy * self.by_entropy[0]
-        by_score += np.isfinite(self.score) * cotangents.get("scores", 0) + self.first * largest
+        by_score += self.keep * cotangents.get("scores", 0) + self.first * largest
         by_sink = self.sunk * (lse - mean) + entropy * self.by_entropy[1]
         # The sizes of what cancels in all these go through the same sums as they do.
         size = weights * (abs(by_weight) + add(weights * abs(by_weight)) + abs(lse)) + abs(by_score)
         clean = np.where(self.keep & np.isfinite(self.raw), self.raw, 0)
         small = step(clean)
         slope = self.follow(self.chain, clean + small).imag / abs(small)
-        odd = self.odd_row | self.nan_row | self.reached
-        odd = self.keep & (
-            odd | (self.tie & ("max_score" in cotangents))
-        )  # pairs that let something odd through
+        # What is odd in a row may reach the gradients of all keys of its head, as 0 times NaN.
+        odd = np.broadcast_to(self.odd_row | self.nan_row | self.reached, self.keep.shape)
+        odd = odd | (self.keep & (self.tie & ("max_score" in cotangents)))
         rows, columns = odd.any(-1, keepdims=True), swap(odd.any(-2, keepdims=True))
 
         def note(name, shape, grad, size, free):
