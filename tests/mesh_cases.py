@@ -17,7 +17,6 @@ import numpy as np
 
 import economy
 import oracle
-import plain
 from regard import attend, masks, parallel
 
 AUTO = jax.sharding.AxisType.Auto
@@ -182,13 +181,15 @@ def check_against_definition(way, shapes, mask, dtype=jnp.float32, **options):
         keep = np.asarray(keep)
     spelled = {"keep": keep, "cotangent": np.asarray(cotangent, np.float64)}
     inputs = [np.asarray(array, np.float64) for array in arrays]
-    truth, same = vars(oracle.batched(*inputs, **spelled)), plain.evaluate(*inputs, **spelled)
+    truth, same = (
+        vars(oracle.batched(*inputs, **spelled, dtype=dtype)) for dtype in (np.float64, np.float32)
+    )
     found = evaluate(lambda *arrays: run(way, *arrays, mask=mask, **options), arrays, cotangent)
     for part, array in zip(PARTS, found, strict=True):
         assert array.dtype == dtype
         rounded = same[part] if dtype == jnp.float32 else coarse(inputs, spelled, dtype)[part]
         magnitude = np.max(same[f"{part}_terms"]) if part in ("d_query", "d_key") else 0.0
-        plain.assert_as_exact(array, truth[part], rounded, f"{way} {part}", magnitude)
+        oracle.assert_as_exact(array, truth[part], rounded, f"{way} {part}", magnitude)
 
 
 def coarse(inputs, spelled, dtype):

@@ -1,121 +1,54 @@
-"""Truth: attention and its gradients in float64 NumPy, row by row, from the definition."""
+"""Attention of arrays by its definition: in float64 the truth, in a narrower dtype what rounding costs."""
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 
-
-@dataclass
-class Truth:
-    """Everything `attend` can return, and the gradients of `sum(output * cotangent)`."""
-
-    output: np.ndarray
-    weights: np.ndarray
-    scores: np.ndarray
-    lse: np.ndarray
-    max_score: np.ndarray
-    argmax: np.ndarray
-    entropy: np.ndarray
-    d_query: np.ndarray
-    d_key: np.ndarray
-    d_value: np.ndarray
-    d_bias: np.ndarray
+from definition import Attention, Mask, Recurrence
 
 
-def attention(query, key, value, keep=None, bias=None, scale=None, cotangent=None) -> Truth:
-    """One head at a time, one query at a time, only over the keys it may attend to."""
-    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
-    (T, D), (S, E) = query.shape, value.shape
-    scale = 1 / np.sqrt(D) if scale is None else float(scale)
-    keep = np.ones((T, S), bool) if keep is None else np.array(np.broadcast_to(keep, (T, S)))
-    bias = np.zeros((T, S)) if bias is None else np.array(np.broadcast_to(bias, (T, S)), np.float64)
-    keep &= bias != -np.inf
-    cotangent = np.ones((T, E)) if cotangent is None else np.asarray(cotangent, np.float64)
-
-    truth = Truth(
-        np.zeros((T, E)),
-        np.zeros((T, S)),
-        np.full((T, S), -np.inf),
-        np.full(T, -np.inf),
-        np.full(T, -np.inf),
-        np.full(T, -1),
-        np.zeros(T),
-        np.zeros((T, D)),
-        np.zeros((S, D)),
-        np.zeros((S, E)),
-        np.zeros((T, S)),
-    )
-    for t in range(T):
-        kept = np.flatnonzero(keep[t])
-        if not kept.size:
-            continue
-        s = scale * (key[kept] @ query[t]) + bias[t, kept]
-        p = np.exp(s - s.max())
-        p /= p.sum()
-        truth.scores[t, kept], truth.weights[t, kept] = s, p
-        truth.output[t] = p @ value[kept]
-        truth.lse[t] = s.max() + np.log(np.exp(s - s.max()).sum())
-        truth.max_score[t], truth.argmax[t] = s.max(), kept[np.argmax(s)]
-        truth.entropy[t] = -(p[p > 0] * np.log(p[p > 0])).sum()
-        d_p = value[kept] @ cotangent[t]
-        d_s = p * (d_p - p @ d_p)
-        truth.d_value[kept] += np.outer(p, cotangent[t])
-        truth.d_bias[t, kept] = d_s
-        truth.d_query[t] = scale * (d_s @ key[kept])
-        truth.d_key[kept] += scale * np.outer(d_s, query[t])
-    return truth
+def batched(query, key, value, keep=None, bias=None, scale=None, cotangent=None, dtype=np.float64):
+    """Return results, gradients of sum(output * cotangent), and the size of the terms of each of these."""
+    arrays = (np.asarray(array).astype(dtype) for array in (query, key, value))
+    mask = None if keep is None else Mask(lambda at: np.asarray(keep))
+    bias = None if bias is None else np.asarray(bias).astype(dtype)
+    call = Attention(*arrays, mask=mask, bias=bias, scale=scale)
+    found = {name: result.value for name, result in call.results().items()}
+    cotangent = np.ones(()) if cotangent is None else np.asarray(cotangent)
+    cotangent = np.broadcast_to(cotangent.astype(dtype), found["output"].shape)
+    for name, grad in call.vjp({"output": cotangent}, {}, None).items():
+        found |= {f"d_{name}": grad.value, f"d_{name}_terms": grad.size}
+    return SimpleNamespace(**found)
 
 
-def batched(query, key, value, keep=None, bias=None, scale=None, cotangent=None) -> Truth:
-    """Any leading axes, heads last and possibly grouped; gradients are summed back to the inputs' shapes."""
-    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
-    rank = max(x.ndim for x in (query, key, value))
-    inputs = [x.reshape((1,) * (max(rank, 3) - x.ndim) + x.shape) for x in (query, key, value)]
-    key_heads = max(inputs[1].shape[-3], inputs[2].shape[-3])
-    heads = max(inputs[0].shape[-3], key_heads)
-    full = (*np.broadcast_shapes(*(x.shape[:-3] for x in inputs)), heads)
-    T, S, E = query.shape[-2], key.shape[-2], value.shape[-1]
-    out_shape = (*full, T, E)
-    cotangent = np.ones(out_shape) if cotangent is None else np.asarray(cotangent).reshape(out_shape)
-    keep = np.broadcast_to(True if keep is None else keep, (*full, T, S))
-    bias_full = np.broadcast_to(0.0 if bias is None else np.asarray(bias, np.float64), (*full, T, S))
-
-    def source(array, index):
-        """Where the array's entry for this leading index is; grouped heads share a key head."""
-        *batch, head = index
-        own = array.shape[-3]
-        head = head if own == heads else head * own // heads
-        return (*(0 if n == 1 else i for n, i in zip(array.shape[:-3], batch, strict=True)), head)
-
-    grads = [np.zeros(x.shape) for x in inputs]
-    parts, d_bias = {}, np.zeros(bias_full.shape)
-    for index in np.ndindex(*full):
-        places = [source(x, index) for x in inputs]
-        one = attention(
-            *(x[place] for x, place in zip(inputs, places, strict=True)),
-            keep[index],
-            bias_full[index],
-            scale,
-            cotangent[index],
-        )
-        parts[index] = one
-        for grad, place, own in zip(grads, places, (one.d_query, one.d_key, one.d_value), strict=True):
-            grad[place] += own
-        d_bias[index] = one.d_bias
-    leading = full if rank > 2 else ()
-
-    def gather(name):
-        first = getattr(next(iter(parts.values())), name)
-        stacked = np.array([getattr(parts[i], name) for i in np.ndindex(*full)])
-        return stacked.reshape(*leading, *first.shape)
-
-    names = ("output", "weights", "scores", "lse", "max_score", "argmax", "entropy")
-    shaped = [g.reshape(x.shape) for g, x in zip(grads, (query, key, value), strict=True)]
-    return Truth(*(gather(name) for name in names), *shaped, reduce_to(d_bias, np.shape(bias)))
+def recurrent(arrays, cotangent=None, dtype=np.float64, **options):
+    """Return output, last memory and gradients of linear attention, of arrays by name."""
+    arrays = {name: np.asarray(array).astype(dtype) for name, array in arrays.items() if array is not None}
+    call = Recurrence(initial=(arrays.pop("memory", None),), **arrays, **options)
+    found = call.run(call.arrays)
+    cotangents = {} if cotangent is None else {"output": np.asarray(cotangent).astype(dtype)}
+    grads = {name: grad.value for name, grad in call.vjp(cotangents, {}, None).items()} if cotangents else {}
+    return found["output"], found["memory"], grads
 
 
-def reduce_to(array, shape):
-    """Sum the axes along which `shape` was broadcast."""
-    array = array.sum(tuple(range(array.ndim - len(shape))))
-    axes = tuple(a for a, n in enumerate(shape) if n == 1 < array.shape[a])
-    return array.sum(axes, keepdims=True)
+def assert_as_exact(actual, truth, plain, name="", magnitude=0.0):
+    """Error at most twice that of the plain evaluation, which counts as four roundings at least.
+
+    In a small array the plain evaluation may be lucky: the largest of a few errors is a matter of chance.
+    The roundings are those of the largest value, or of `magnitude` where a result is a difference of such.
+    """
+    actual, truth, plain = (np.asarray(array) for array in (actual, truth, plain))
+    dtype = actual.dtype
+    truth = truth.astype(np.float64).reshape(actual.shape)
+    actual, plain = actual.astype(np.float64), plain.astype(dtype).astype(np.float64).reshape(actual.shape)
+    finite = np.isfinite(truth)
+    np.testing.assert_array_equal(actual[~finite], truth[~finite], err_msg=name)
+    if not finite.any():
+        return
+    assert np.isfinite(actual[finite]).all(), f"{name}: not finite where the truth is"
+    epsilon = float(ml_dtypes.finfo(dtype).eps)
+    rounding = epsilon * max(np.abs(truth[finite]).max(), magnitude, epsilon)
+    allowed = 2 * max(np.abs(plain[finite] - truth[finite]).max(), 4 * rounding)
+    error = np.abs(actual[finite] - truth[finite]).max()
+    assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"

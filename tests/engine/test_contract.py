@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import oracle
-import plain
 from regard import attend, explain, masks, scores
 from regard.engine.backends import cudnn, mosaic_gpu, splash_tpu
 from regard.engine.call.canonicalization import AUX, canonicalize
@@ -195,16 +194,16 @@ def test_values_and_gradients_are_those_of_the_definition(name, backend, request
         return
     truth = oracle.batched(*inputs, **spelled)
     working = np.float64 if case.dtype == "float64" else np.float32
-    same = plain.evaluate(*inputs, **spelled, dtype=working)
+    same = vars(oracle.batched(*inputs, **spelled, dtype=working))
 
     assert output.dtype == query.dtype
-    plain.assert_as_exact(output, truth.output, same["output"], "output")
+    oracle.assert_as_exact(output, truth.output, same["output"], "output")
     if asked:
         assert aux["lse"].dtype == working
         np.testing.assert_array_equal(aux["argmax"], truth.argmax)
         for stat in ("weights", "scores", "lse", "max_score", "entropy"):
             assert aux[stat].shape == getattr(truth, stat).shape
-            plain.assert_as_exact(aux[stat], getattr(truth, stat), same[stat], stat, magnitude=1.0)
+            oracle.assert_as_exact(aux[stat], getattr(truth, stat), same[stat], stat, magnitude=1.0)
     for grad, part in zip(grads, ("d_query", "d_key", "d_value", "d_bias"), strict=True):
         if grad is not None:
             # Terms cancel along a row of scores; beside a weight of all but 1, whatever the input.
@@ -213,7 +212,7 @@ def test_values_and_gradients_are_those_of_the_definition(name, backend, request
             if case.one_hot and backend != "dense":
                 # A weight formed again from its score, not kept, carries that score's rounding.
                 magnitude = max(magnitude, np.abs(same[part]).max()) * max(1.0, truth.max_score.max())
-            plain.assert_as_exact(grad, getattr(truth, part), same[part], part, magnitude)
+            oracle.assert_as_exact(grad, getattr(truth, part), same[part], part, magnitude)
 
 
 POISON = {

@@ -133,7 +133,7 @@ def test_a_third_derivative_in_reverse_is_the_third_cumulant():
 
     second = lambda scale: jax.jvp(jax.grad(total), (scale,), (jnp.float32(1),))[1]
     found = jax.jit(jax.grad(second))(jnp.float32(0.3))
-    weights = oracle.attention(query, key, value, scale=0.3).weights
+    weights = oracle.batched(query, key, value, scale=0.3).weights
     products = np.asarray(query, np.float64) @ np.asarray(key, np.float64).T
     mean = np.sum(weights * products, -1, keepdims=True)
     np.testing.assert_allclose(found, np.sum(weights * (products - mean) ** 3), rtol=1e-4)

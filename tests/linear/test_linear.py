@@ -8,8 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import linear_oracle
-import plain
+import oracle
 from regard import linear
 
 B, H, K, T, D, E = 2, 6, 3, 11, 7, 5
@@ -69,14 +68,14 @@ def assert_recurrence(found, arrays, cotangent=None, grads=None, **options):
     """As exact as the definition in the same dtype."""
     arrays = {name: np.asarray(x) for name, x in arrays.items() if x is not None}
     truth, same = (
-        linear_oracle.batched(arrays, cotangent, dtype=dtype, **options) for dtype in (np.float64, np.float32)
+        oracle.recurrent(arrays, cotangent, dtype=dtype, **options) for dtype in (np.float64, np.float32)
     )
     output, state = found
-    plain.assert_as_exact(output, truth[0], same[0], "output")
+    oracle.assert_as_exact(output, truth[0], same[0], "output")
     if not options:
-        plain.assert_as_exact(state.memory, truth[1], same[1], "memory")
+        oracle.assert_as_exact(state.memory, truth[1], same[1], "memory")
     for name, grad in (grads or {}).items():
-        plain.assert_as_exact(grad, truth[2][name], same[2][name], name)
+        oracle.assert_as_exact(grad, truth[2][name], same[2][name], name)
 
 
 def differentiate(arrays, **options):
@@ -120,12 +119,12 @@ def test_narrow_inputs_are_summed_in_float32():
     assert output.dtype == jnp.bfloat16
     assert state.memory.dtype == jnp.float32
     wide = {name: np.asarray(x, np.float32) for name, x in arrays.items()}
-    truth, memory, _ = linear_oracle.batched(wide)
+    truth, memory, _ = oracle.recurrent(wide)
     # The output is rounded once; the state not at all.
     half = float(ml_dtypes.finfo(jnp.bfloat16).eps) / 2
     error = np.abs(np.asarray(output, np.float64) - truth)
     assert (error <= half * np.abs(truth) + 2e-6).all()
-    plain.assert_as_exact(state.memory, memory, linear_oracle.batched(wide, dtype=np.float32)[1], "memory")
+    oracle.assert_as_exact(state.memory, memory, oracle.recurrent(wide, dtype=np.float32)[1], "memory")
 
 
 @pytest.mark.parametrize("rule", ["linear", "gated delta per head"])
@@ -133,13 +132,13 @@ def test_no_causality_means_that_every_query_reads_the_last_state(rule):
     arrays = {name: x for name, x in draw(rule).items() if x is not None}
     queries = np.random.default_rng(3).normal(size=(B, H, 13, D)).astype(np.float32)
     output, state = compiled({**arrays, "query": queries}, causal=False, chunk=4)
-    truth, same = (linear_oracle.batched(arrays, dtype=dtype)[1] for dtype in (np.float64, np.float32))
-    plain.assert_as_exact(state.memory, truth, same, "memory")
+    truth, same = (oracle.recurrent(arrays, dtype=dtype)[1] for dtype in (np.float64, np.float32))
+    oracle.assert_as_exact(state.memory, truth, same, "memory")
 
     def read(queries, memory):
         return queries @ np.repeat(memory, H // K, axis=1) / queries.dtype.type(np.sqrt(D))
 
-    plain.assert_as_exact(output, read(queries.astype(np.float64), truth), read(queries, same), "output")
+    oracle.assert_as_exact(output, read(queries.astype(np.float64), truth), read(queries, same), "output")
 
 
 # Feature maps and the sum of weights.
@@ -170,7 +169,7 @@ def test_features_weigh_keys(name, causal):
 
     arrays.pop("memory")
     output, state = compiled(arrays, feature_map=name, normalise=True, causal=causal, chunk=4)
-    plain.assert_as_exact(output, weigh(np.float64), weigh(np.float32), name)
+    oracle.assert_as_exact(output, weigh(np.float64), weigh(np.float32), name)
     assert state.key_sum.shape == (B, K, D)
 
 
@@ -211,7 +210,7 @@ def test_a_function_may_widen_features_and_learn():
     def exact(weights):
         query_features, key_features = (np.exp(x.astype(np.float64) @ weights) for x in (query, key))
         arrays = {"query": query_features * np.sqrt(13 / D), "key": key_features, "value": value}
-        return np.sum(linear_oracle.batched(arrays)[0] ** 2)
+        return np.sum(oracle.recurrent(arrays)[0] ** 2)
 
     (found, state), grad = jax.jit(jax.value_and_grad(loss, has_aux=True))(weights.astype(np.float32))
     np.testing.assert_allclose(found, exact(weights), rtol=1e-5)
@@ -380,8 +379,8 @@ def test_first_and_second_derivatives_are_finite_differences(x64):
 
     def exact(by):
         moved = {name: arrays[name] + by * tangents[name] for name in arrays}
-        output = linear_oracle.batched(moved)[0]
-        return np.sum(np.sin(output)), linear_oracle.batched(moved, np.cos(output))[2]
+        output = oracle.recurrent(moved)[0]
+        return np.sum(np.sin(output)), oracle.recurrent(moved, np.cos(output))[2]
 
     along, twice, grads, bent = derive(arrays)
     (above, grads_above), (below, grads_below) = exact(1e-5), exact(-1e-5)

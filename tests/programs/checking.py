@@ -160,8 +160,9 @@ class Truth:
         missed = np.nan_to_num(abs(self.plain[name].value - want)[finite], posinf=0).max(initial=0)
         factor = (NARROW_FACTOR if self.narrow else FACTOR) * epsilon / np.finfo(np.float32).eps
         allowed = factor * missed + FLOOR * epsilon * size
-        # Results are rounded to their dtype; what is merged was rounded before, when it was larger.
-        allowed = allowed + own * (size if self.program.family == "merge" else abs(want))
+        # Results are rounded to their dtype; what is merged, or a sum of gradients, was before, when larger.
+        summed = self.program.family == "merge" or (name[1] == "_" and "scores" in self.program.smooth)
+        allowed = allowed + own * (size if summed else abs(want))
         same = np.where(finite, abs(got - want) <= allowed, (got == want) | (np.isnan(got) & np.isnan(want)))
         wrong = np.argwhere(checked & ~same)
         if not wrong.size:

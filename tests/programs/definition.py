@@ -307,7 +307,8 @@ class Attention:
         self.argmax = np.where(self.live, best, -1)
         self.first = np.arange(S) == self.argmax
         others = np.where(self.first, -np.inf, self.score).real.max(-1, keepdims=True, initial=-np.inf)
-        self.tie = self.largest - others < 1e-4 * (1 + abs(self.largest))  # rounding decides which is first
+        near = others >= self.largest - 1e-4 * (1 + abs(self.largest))
+        self.tie = self.live & near  # rounding decides which is first
 
     def follow(self, chain, x):
         for score in chain:
@@ -348,7 +349,9 @@ class Attention:
         size = weights * (abs(by_weight) + add(weights * abs(by_weight)) + abs(lse)) + abs(by_score)
         clean = np.where(self.keep & np.isfinite(self.raw), self.raw, 0)
         small = step(clean)
-        slope = self.follow(self.chain, clean + small).imag / abs(small)
+        slope = (
+            self.follow(self.chain, clean + small).imag / abs(small) if self.chain else np.ones_like(clean)
+        )
         # What is odd in a row may reach the gradients of all keys of its head, as 0 times NaN.
         odd = np.broadcast_to(self.odd_row | self.nan_row | self.reached, self.keep.shape)
         odd = odd | (self.keep & (self.tie & ("max_score" in cotangents)))
@@ -418,6 +421,9 @@ def read(
     rows["distance"] = (weights * distance).sum(-1) / np.where(live, weights.sum(-1), 1)
     found = {name: Expected(np.where(nan, np.nan, one), odd) for name, one in rows.items()}
     found["keys"] = Expected(np.isfinite(call.score).sum(-1), nan | odd)
+    order = ("first", "self", "previous", "next", "local", "duplicate", "induction", "delimiter")
+    counts = [(kinds.get(name, False) & np.isfinite(call.score)).sum(-1) for name in order]
+    found["pattern_keys"] = Expected(np.stack(counts, -1), (nan | odd)[..., None])
     top = np.pad(-np.sort(-weights, -1), [(0, 0)] * (weights.ndim - 1) + [(0, top_k)])[..., :top_k]
     found["top_weights"] = Expected(np.where(nan[..., None], np.nan, top), odd[..., None])
     bins = 31 + np.sign(distance) * np.ceil(np.log2(abs(distance) + 1)).astype(int)

@@ -39,7 +39,7 @@ CALLS = {
     "read": """\
     readout = readouts.read(query, key{options})
     output, aux = None, {{name: one for name, one in vars(readout).items() if hasattr(one, "shape")}}
-    for name in ("pattern_keys", "top_keys", "trust"): aux.pop(name)""",
+    for name in ("top_keys", "trust"): aux.pop(name)""",
 }
 WRAPS = {
     "checkpoint": "one = jax.checkpoint(one)",

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plain import assert_as_exact
+import definition
+from oracle import assert_as_exact
 from regard import attend, masks, readouts
 from regard.readouts import accumulators
 from regard.readouts.profiles import bin_of, sum_diagonals
@@ -60,115 +61,37 @@ class Case:
         heads = max(self.query[:-2][-1:], self.key[:-2][-1:])
         return (*np.broadcast_shapes(self.query[:-3], self.key[:-3]), *heads)
 
-    def positions(self):
-        """Of queries (B, 1, T, 1) and keys (B, 1, 1, S)."""
-        # Without a batch, the first leading axis is that of the heads.
-        shape = (1, -1, 1, 1) if len(self.leading()) == 1 else (-1, 1, 1, 1)
-        column = lambda offset: np.asarray(0 if offset is None else offset).reshape(shape)
-        rows = np.arange(self.query[-2])[None, None, :, None] + column(self.query_offset)
-        return rows, np.arange(self.key[-2])[None, None, None] + column(self.key_offset)
 
-
-@dataclass
-class Dense:
-    weights: np.ndarray  # (B, H, T, S)
-    sunk: np.ndarray  # (B, H, T)
-    lse: np.ndarray
-    keep: np.ndarray
-
-
-def weigh(case, dtype):
-    """The whole matrix of weights, by the definition, in float64 or whatever is asked for."""
-    query, key, sinks = (None if x is None else x.astype(dtype) for x in case.arrays())
-    query, key = (x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (query, key))
-    heads = max(query.shape[1], key.shape[1])
-    key = np.repeat(key, heads // key.shape[1], 1)
-    s = np.einsum("bhtd,bhsd->bhts", query, key) * dtype(1 / np.sqrt(D))
-    keep = np.ones(s.shape, bool)
+def define(case, dtype, key=None):
+    """The call, and all that is counted of its weights, by the definition, with other keys if given."""
+    query, own, sinks = (None if x is None else x.astype(dtype) for x in case.arrays())
+    key = own if key is None else np.asarray(key, dtype)
+    leading, options = case.leading(), case.options() | {"mask": None, "sinks": sinks}
     if case.mask is not None:
-        mask = case.mask
-        offsets = {"query_offset": case.query_offset, "key_offset": case.key_offset}
-        if not mask.reads_positions and case.query_offset is None:
-            offsets["query_offset"] = 0
-        axes = len(case.leading())
-        kept = np.asarray(mask.dense(s.shape[-2], s.shape[-1], leading_axes=axes, **offsets))
-        keep = keep & kept.reshape((1,) * (4 - kept.ndim) + kept.shape)
-    s = np.where(keep, s, -np.inf)
-    sink = (
-        np.full(s.shape[:-1], -np.inf, dtype)
-        if sinks is None
-        else np.broadcast_to(sinks[..., None], s.shape[:-1])
-    )
-    peak = np.maximum(s.max(-1, initial=-np.inf), sink)
-    base = np.where(peak == -np.inf, dtype(0), peak)
-    power, rest = np.exp(s - base[..., None]), np.exp(sink - base)
-    total = power.sum(-1) + rest
-    safe = np.where(total > 0, total, dtype(1))
-    with np.errstate(divide="ignore"):
-        lse = np.where(total > 0, base + np.log(safe), -np.inf)
-    return Dense(power / safe[..., None], rest / safe, lse, keep)
-
-
-def count(case, dense):
-    """Every statistic, row by row and key by key, from the whole matrix."""
-    p, alive = dense.weights, dense.keep.any(-1)
-    rows, columns = (np.broadcast_to(places, p.shape) for places in case.positions())
-    distance = rows - columns
+        axes = {name: options[name] for name in ("query_offset", "key_offset")}
+        if not case.mask.reads_positions and case.query_offset is None:
+            axes["query_offset"] = 0
+        keep = np.asarray(case.mask.dense(query.shape[-2], key.shape[-2], leading_axes=len(leading), **axes))
+        options["mask"] = definition.Mask(lambda at: keep)
     query_tokens, tokens = case.ids()
-    induces = np.zeros((query_tokens.size, tokens.size), bool)
-    induces[:, 1:] = tokens[:-1] == query_tokens[:, None]
-    induces = induces & (distance != -1)  # the query's own token comes before that key
-    counted = {
-        "first_mass": columns < FIRST,
-        "local_mass": np.abs(distance) < LOCAL,
-        "self_mass": distance == 0,
-        "previous_mass": distance == 1,
-        "next_mass": distance == -1,
-        "duplicate_mass": (query_tokens[:, None] == tokens) & (distance != 0),
-        "induction_mass": induces,
-        "delimiter_mass": np.isin(tokens, DELIMITERS),
-    }
-    order = ("first", "self", "previous", "next", "local", "duplicate", "induction", "delimiter")
-    matching = [(counted[f"{name}_mass"] & dense.keep).sum(-1) for name in order]
-    some = np.maximum(alive.sum(-1), 1).astype(p.dtype)
-    total = np.where(alive, p.sum(-1), 1)
-    return {name: np.where(cells, p, 0).sum(-1) for name, cells in counted.items()} | {
-        "pattern_keys": np.stack(matching, -1),
-        "entropy": np.where(alive, _surprise(p).sum(-1) + _surprise(dense.sunk), 0),
-        "distance": (p * distance.astype(p.dtype)).sum(-1) / total,
-        "top_weights": -np.sort(-np.pad(p, [(0, 0)] * 3 + [(0, TOP)]), -1)[..., :TOP],
-        "lse": dense.lse,
-        "sink_mass": dense.sunk,
-        "key_mass": p.sum(-2),
-        "key_max": p.max(-2, initial=0),
-        "distance_mass": _profile(p, distance) / some[..., None],
-    }
+    ids = {"tokens": tokens, "query_tokens": query_tokens, "delimiters": DELIMITERS} if case.tokens else {}
+    sizes = {"grid": case.grid, "top_k": TOP, "first": FIRST, "local": LOCAL}
+    counted = definition.read(query, key, **ids, **sizes, **options)
+    return (
+        definition.Attention(query, key, 0 * key[..., :1], **options),
+        {name: number.value for name, number in counted.items()},
+    )
 
 
-def _surprise(shares):
-    return -shares * np.log(np.where(shares > 0, shares, 1))
-
-
-def _profile(p, distance):
-    """Sums over the cells whose distance has the same sign and the same power of two below it."""
-    sizes = np.floor(np.log2(np.maximum(np.abs(distance), 0.5))).astype(int) + 1
-    sums = np.zeros((*p.shape[:2], 63), p.dtype)
-    heads = np.arange(p.shape[0])[:, None, None, None], np.arange(p.shape[1])[:, None, None]
-    np.add.at(sums, (*heads, 31 + np.sign(distance) * sizes), p)
-    return sums
-
-
-def blocks_of(dense, height, width):
+def blocks_of(call, height, width):
     """The two numbers of each block, from the whole matrix."""
-    p, alive = dense.weights, dense.keep.any(-1)
-    B, H, T, S = p.shape
-    grid = (B, H, -(-T // height), -(-S // width))
-    mass, largest = np.zeros(grid, p.dtype), np.zeros(grid, p.dtype)
-    for i, j in np.ndindex(*grid[2:]):
-        part = (..., slice(i * height, (i + 1) * height), slice(j * width, (j + 1) * width))
-        n = np.maximum(alive[..., i * height : (i + 1) * height].sum(-1), 1).astype(p.dtype)
-        mass[..., i, j], largest[..., i, j] = p[part].sum((-1, -2)) / n, p[part].max((-1, -2), initial=0)
-    return {"mass": mass, "max": largest}
+    T, S = call.weights.shape[-2:]
+    down, across = np.arange(0, T, height), np.arange(0, S, width)
+    mass, largest = (
+        join.reduceat(join.reduceat(call.weights, down, -2), across, -1) for join in (np.add, np.maximum)
+    )
+    rows = np.add.reduceat(call.live[..., 0].astype(mass.dtype), down, -1)
+    return {"mass": mass / np.maximum(rows, 1)[..., None], "max": largest}
 
 
 def read(case, key=None, **more):
@@ -211,34 +134,27 @@ def test_every_number_is_that_of_the_definition(name, side, request, monkeypatch
         request.getfixturevalue("x64")
     monkeypatch.setattr(accumulators, "SIDE", side)
     readout = read(case)
-    exact, plain = weigh(case, np.float64), weigh(case, np.dtype(case.dtype).type)
-    shape = case.leading()
-    np.testing.assert_array_equal(readout.keys, exact.keep.sum(-1).reshape(readout.keys.shape))
-    np.testing.assert_array_equal(readout.empty, ~exact.keep.any(-1).reshape(readout.keys.shape))
+    (exact, truths), (plain, plains) = (define(case, dtype) for dtype in (np.float64, case.dtype))
+    np.testing.assert_array_equal(readout.empty, ~exact.live[..., 0])
     for level in range(readout.num_levels):
         blocks = readout.level(level)
-        truths, plains = (blocks_of(dense, blocks.query_block, blocks.key_block) for dense in (exact, plain))
-        for part, wanted in truths.items():
-            assert getattr(blocks, part).shape == (*shape, *wanted.shape[2:])
-            assert_as_exact(getattr(blocks, part), wanted, plains[part], f"{part} of level {level}")
+        wanted, plainly = (blocks_of(call, blocks.query_block, blocks.key_block) for call in (exact, plain))
+        for part, number in wanted.items():
+            assert getattr(blocks, part).shape == number.shape
+            assert_as_exact(getattr(blocks, part), number, plainly[part], f"{part} of level {level}")
     assert blocks.mass.shape[-2:] == (1, 1)
-    truths, plains = count(case, exact), count(case, plain)
     for field, wanted in truths.items():
-        if field in ("duplicate_mass", "induction_mass", "delimiter_mass") and not case.tokens:
-            assert getattr(readout, field) is None
-            continue
-        if field == "pattern_keys":
-            known = 8 if case.tokens else 5
-            assert readout.pattern_keys.dtype == jnp.int32
-            assert not readout.pattern_keys[..., known:].any()
-            wanted = wanted[..., :known].reshape((*readout.keys.shape, known))
-            np.testing.assert_array_equal(readout.pattern_keys[..., :known], wanted)
-            continue
-        assert getattr(readout, field).dtype == case.dtype
-        assert_as_exact(getattr(readout, field), wanted, plains[field], field)
+        found = getattr(readout, field)
+        if field in ("keys", "pattern_keys", "block_rows"):
+            assert found.dtype == jnp.int32
+            np.testing.assert_array_equal(found, wanted, err_msg=field)
+        else:
+            assert found.dtype == case.dtype
+            assert_as_exact(found, wanted, plains[field], field)
+    if not case.tokens:
+        assert (readout.duplicate_mass, readout.induction_mass, readout.delimiter_mass) == (None,) * 3
     check_top(readout, exact)
-    alive = exact.keep.any(-1).reshape(readout.keys.shape)
-    np.testing.assert_array_equal(readout.argmax >= 0, alive)
+    np.testing.assert_array_equal(readout.argmax >= 0, exact.live[..., 0])
     eps = np.finfo(case.dtype).eps
     height = np.abs(exact.lse[np.isfinite(exact.lse)]).max(initial=1)
     assert (np.asarray(readout.trust) <= 16 * eps * height).all()
@@ -248,7 +164,7 @@ def test_every_number_is_that_of_the_definition(name, side, request, monkeypatch
 def test_a_key_just_before_counts_wherever_tiles_end_and_however_little_is_local(monkeypatch):
     monkeypatch.setattr(accumulators, "SIDE", 16)
     case = CASES["causal"]
-    found, wanted = read(case, local=1), count(case, weigh(case, np.float64))
+    found, wanted = read(case, local=1), define(case, np.float64)[1]
     for field in ("previous_mass", "self_mass", "next_mass"):
         np.testing.assert_allclose(getattr(found, field), wanted[field], rtol=1e-5, atol=1e-6, err_msg=field)
     np.testing.assert_array_equal(found.local_mass, found.self_mass)
@@ -256,8 +172,7 @@ def test_a_key_just_before_counts_wherever_tiles_end_and_however_little_is_local
 
 def check_top(readout, exact):
     """The listed keys are different keys that have the listed weights, and as many as there are."""
-    keys = np.asarray(readout.top_keys).reshape(*exact.keep.shape[:3], TOP)
-    weights = np.asarray(readout.top_weights, np.float64).reshape(keys.shape)
+    keys, weights = np.asarray(readout.top_keys), np.asarray(readout.top_weights, np.float64)
     listed = np.arange(TOP) < exact.keep.sum(-1, keepdims=True)
     assert (keys[~listed] == -1).all()
     assert not weights[~listed].any()
@@ -312,7 +227,7 @@ def test_profiles_are_right_however_far_the_keys_are():
     query, key = Case((T, D), (S, D)).operands()
     call = lambda offset: readouts.read(query, key, query_offset=offset).distance_mass
     found = jax.jit(jax.vmap(call))(jnp.asarray(offsets))
-    weights = weigh(Case((T, D), (S, D)), np.float64).weights.reshape(T, S)
+    weights = define(Case((T, D), (S, D)), np.float64)[0].weights
     distances = offsets[:, None, None] + np.arange(T)[:, None] - np.arange(S)
     bins = 31 + np.sign(distances) * np.ceil(np.log2(np.abs(distances) + 1)).astype(int)
     expected = np.stack([np.bincount(some.ravel(), weights.ravel(), 63) for some in bins]) / T
@@ -326,7 +241,7 @@ def test_hostile_sizes_are_counted_right(T, S):
     readout = readouts.read(
         query, key, query_offset=0, top_k=3, tokens=np.arange(S), query_tokens=np.arange(T)
     )
-    weights = weigh(case, np.float64).weights[0]
+    weights = np.zeros((2, T, S))
     np.testing.assert_allclose(readout.key_mass, weights.sum(-2), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(
         readout.top_weights, -np.sort(-np.pad(weights, ((0, 0), (0, 0), (0, 3))))[..., :3], 1e-5
@@ -344,8 +259,8 @@ def test_hostile_sizes_are_counted_right(T, S):
 @pytest.mark.parametrize("name", ["grouped, more keys", "offsets by row"])
 def test_windows_are_the_weights(name):
     case = CASES[name]
-    exact, plain = weigh(case, np.float64), weigh(case, np.float32)
-    lse = jnp.asarray(exact.lse.reshape((*case.leading(), case.query[-2])), jnp.float32)
+    exact, plain = (define(case, dtype)[0] for dtype in (np.float64, np.float32))
+    lse = jnp.asarray(exact.lse[..., 0], jnp.float32)
     T, every = case.query[-2], slice(None)
     picks = (
         (every, every, every),
@@ -359,8 +274,8 @@ def test_windows_are_the_weights(name):
         return [window(rows=rows, columns=columns, heads=heads) for rows, columns, heads in picks]
 
     for found, (rows, columns, heads) in zip(look(*case.operands(), lse), picks, strict=True):
-        parts = [dense.weights[:, heads][:, :, rows][..., columns] for dense in (exact, plain)]
-        assert found.shape == (*case.leading()[:-1], *parts[0].shape[1:])
+        parts = [call.weights[..., heads, :, :][..., rows, :][..., columns] for call in (exact, plain)]
+        assert found.shape == parts[0].shape
         if found.size:
             assert_as_exact(found, *parts)
 
@@ -406,25 +321,26 @@ def test_a_query_that_meets_nan_counts_for_nothing(side, monkeypatch):
     case = CASES["causal"]
     _, key = case.operands()
     met = 41  # causal: the queries before it are sound
-    found, sound = read(case, key.at[..., met, :].set(jnp.nan)), read(case)
-    for name in ("entropy", "max_weight", "previous_mass", "top_keys", "distance"):
-        rows, kept = (np.asarray(getattr(readout, name)) for readout in (found, sound))
-        lost = rows[:, :, met:]
-        assert (lost == -1).all() if name == "top_keys" else np.isnan(lost).all(), name
-        np.testing.assert_allclose(rows[:, :, :met], kept[:, :, :met], rtol=1e-5, atol=1e-6, err_msg=name)
-    weights = weigh(case, np.float64).weights[:, :, :met]
-    distance = np.broadcast_to(np.subtract(*case.positions()), (2, 3, 53, 53))[:, :, :met]
-    for name, truth in (
-        ("key_mass", weights.sum(-2)),
-        ("key_max", weights.max(-2)),
-        ("distance_mass", _profile(weights, distance) / met),
+    key = key.at[..., met, :].set(jnp.nan)
+    found, truths = read(case, key), define(case, np.float64, key)[1]
+    for name in (
+        "entropy",
+        "previous_mass",
+        "distance",
+        "key_mass",
+        "key_max",
+        "distance_mass",
+        "block_rows",
     ):
-        np.testing.assert_allclose(getattr(found, name), truth, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(getattr(found, name), truths[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    assert np.isnan(found.max_weight[..., met:]).all()
+    assert not np.isnan(found.max_weight[..., :met]).any()
+    assert (found.top_keys[..., met:, :] == -1).all()
+    np.testing.assert_array_equal(found.top_keys[..., :met, :], read(case).top_keys[..., :met, :])
     assert not np.isnan(found.block_mass).any()
-    assert int(found.block_rows[0, 0].sum()) == met
     assert np.isnan(found.trust).all()
     means = readouts.average(found)
-    np.testing.assert_allclose(means["entropy"], np.mean(sound.entropy[..., :met], -1), rtol=1e-5)
+    np.testing.assert_allclose(means["entropy"], np.mean(truths["entropy"][..., :met], -1), rtol=1e-5)
 
 
 def test_traced_data_serve_and_statistics_have_no_gradient():
