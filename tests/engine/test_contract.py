@@ -530,24 +530,22 @@ def test_where_integers_have_64_bits_every_option_keeps_its_dtypes(dtype, backen
 def test_a_call_moves_nothing_to_the_device_but_its_own_numbers(backend):
     query, key, value = (jax.device_put(x) for x in Case(**SQUARE).arrays()[:3])
     ids, lengths = jax.device_put([np.arange(11, dtype=np.int32) // 4, np.array([7, 3], np.int32)])
-    calls = [
-        {"mask": masks.causal() & masks.sliding_window(3), "scale": 0.3, "query_offset": 2, "aux": AUX},
-        {
-            "mask": masks.segments(ids) & masks.lengths(lengths) & masks.prefix([5, 9]),
-            "dropout_rate": 0.3,
-            "score": [scores.softcap(5.0), scores.alibi(3)],
-        },
-    ]
-    rng = jax.random.key(0)
-    for options in calls:
-        options = {"rng": rng, "backend": backend} | options
-        output = lambda *arrays, options=options: jax.tree.leaves(attend(*arrays, **options))[0]
-        with jax.transfer_guard("disallow"):
-            output(query, key, value)
-            explain(query, key, value, **options)
-            # What is the caller's to move stays guarded.
-            with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
-                output(np.asarray(query), key, value)
+    options = {
+        "mask": masks.causal() & masks.segments(ids) & masks.lengths(lengths) & masks.prefix([5, 9]),
+        "score": [scores.softcap(5.0), scores.alibi(3)],
+        "scale": 0.3,
+        "query_offset": 2,
+        "dropout_rate": 0.3,
+        "rng": jax.random.key(0),
+        "aux": AUX,
+    }
+    output = lambda *arrays: attend(*arrays, **options, backend=backend)[0]
+    with jax.transfer_guard("disallow"):
+        output(query, key, value)
+        explain(query, key, value, **options, backend=backend)
+        # What is the caller's to move stays guarded.
+        with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+            output(np.asarray(query), key, value)
     pulled = jax.jit(lambda *arrays: jax.vjp(output, *arrays)[1](arrays[2]))
     with jax.transfer_guard("disallow"):
         pulled(query, key, value)

@@ -134,8 +134,12 @@ SPOILED = {
 }
 
 
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize(("run", "size"), CALLS, ids=str)
+BARE = [("dense", (53, 59)), ("dense", (1024, 1031)), ("tiled", (53, 59)), ("tiled", (1024, 1031))]
+
+
+@pytest.mark.parametrize(
+    ("run", "size", "masked"), [(*call, True) for call in CALLS] + [(*call, False) for call in BARE], ids=str
+)
 def test_a_row_is_nan_where_it_meets_nan_and_no_other_row_is(run, size, masked):
     arrays, compute = draw(*size), program(run, *size, masked)
     clean, clean_grads = compute(arrays)
@@ -194,8 +198,10 @@ def test_values_that_are_nan_reach_those_who_may_attend_to_them_and_infinities_n
             np.testing.assert_array_equal(array, (clean | clean_grads)[name], err_msg=f"{poison}: {name}")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-@pytest.mark.parametrize("run", ["dense", "tiled"])
+@pytest.mark.parametrize(
+    ("run", "dtype"),
+    [("tiled", "float16"), ("tiled", "bfloat16"), ("tiled", "float64"), ("dense", "bfloat16")],
+)
 def test_every_dtype_has_its_nan_and_its_empty_rows(run, dtype):
     T, S = 131, 137
     with jax.enable_x64(dtype == "float64"):
@@ -216,9 +222,9 @@ def test_every_dtype_has_its_nan_and_its_empty_rows(run, dtype):
         np.testing.assert_allclose(clean[stat].astype(np.float64), exact[stat], rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("size", [(53, 59), (131, 137)], ids=str)
-def test_what_reads_or_merges_rows_meets_their_nan(size):
-    arrays, (T, S) = draw(*size), size
+def test_what_reads_or_merges_rows_meets_their_nan():
+    T, S = 53, 59
+    arrays = draw(T, S)
     query, key, value = (arrays[name].copy() for name in ("query", "key", "value"))
     query[SOME] = np.nan
     met = np.isnan(query).any(-1)

@@ -80,18 +80,27 @@ def test_a_tree_that_reaches_beyond_int32_is_refused():
 
 @pytest.mark.parametrize("traced", [False, True], ids=["known", "traced"])
 def test_masks_are_those_of_whole_numbers_without_end(traced):
-    made, places = {name: mask for name, (mask, _) in FAR.items()}, np.asarray(PLACES, np.int32)
+    made = {name: mask for name, (mask, _) in FAR.items()}
+    places = PLACES if traced else [(LOW, HIGH), (HIGH, LOW)]
 
     def look(mask, query, key):
         where = {"query_offset": query, "key_offset": key}
         return mask.dense(SIZE, **where), mask.tiles(SIZE, query_block=2, key_block=3, **where)
 
-    def look_everywhere(made, places):
-        return {name: [look(mask, *place) for place in places] for name, mask in made.items()}
+    @jax.jit
+    def look_everywhere(made, offsets):
+        if traced:
+            return {name: jax.vmap(look, (None, 0, 0))(mask, *offsets) for name, mask in made.items()}
+        return {
+            name: [
+                jnp.stack(arrays) for arrays in zip(*(look(mask, *place) for place in places), strict=True)
+            ]
+            for name, mask in made.items()
+        }
 
-    found = jax.jit(lambda made, places: look_everywhere(made, places if traced else PLACES))(made, places)
+    found = look_everywhere(made, np.asarray(places, np.int32).T)
     for name, (_, rule) in FAR.items():
-        for (query, key), (keep, codes) in zip(PLACES, found[name], strict=True):
+        for (query, key), keep, codes in zip(places, *found[name], strict=True):
             more = (key,) if name == "segments" else ()
             expected = [[rule(query + t, key + s, *more) for s in range(SIZE)] for t in range(SIZE)]
             title = f"{name}: queries from {query}, keys from {key}"

@@ -392,7 +392,8 @@ class Attention:
                 # These two divide by their parameter, and what is left may be less than what cancels.
                 lost = (abs(clean) + 1) / abs(parameter).min() if name in ("cap", "temperature") else 0
                 one, terms = grads[name], size * (abs(moved) + lost)
-                one.value[index], one.free[index] = (by_score * moved).sum(), (odd & (moved != 0)).any()
+                reached = (moved != 0) | ~np.isfinite(self.raw)
+                one.value[index], one.free[index] = (by_score * moved).sum(), (odd & reached).any()
                 one.size = max(one.size, terms.sum())
         return grads
 
