@@ -75,6 +75,7 @@ def test_a_token_attends_to_all_stored_without_a_mask(kind):
     assert_as_exact(output, stored(kind, arrays), table(lambda q, k: k <= q))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8", "paged"])
 def test_options_are_those_of_attend(kind):
     """Scores, sinks, scale and statistics; bias and weights have a column per slot."""
@@ -105,6 +106,7 @@ def test_grouped_heads_read_keys_in_blocks():
     assert_as_exact(output, [query[:, :, :1], key[:, :, :100], value[:, :, :100]], keep)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [jnp.int8, "paged"])
 def test_blocks_of_a_long_row_add_up(kind):
     """1009 keys of 67 numbers: more than a block of int8, the last of them moved back; 21 pages."""
@@ -333,6 +335,7 @@ def test_blocks_are_read_where_integers_have_64_bits(x64):
     assert_as_exact(output, arrays, np.ones((B, 1, 1, 1), bool))
 
 
+@pytest.mark.slow
 def test_a_layer_decodes_with_a_cache_of_int8():
     layer = MultiHeadAttention(H * D, H, num_key_heads=K, rngs=nnx.Rngs(0))
     x = np.random.default_rng(3).normal(size=(B, 7, H * D)).astype(np.float32)

@@ -11,14 +11,12 @@ from small_runs import COPY, share_programs
 
 @pytest.fixture(scope="module", autouse=True)
 def _shared():
-    """Trainings with equal settings share what they compile."""
     with share_programs():
         yield
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """A run of copy, and what training it printed."""
     directory = tmp_path_factory.mktemp("cli") / "copy"
     with share_programs(), contextlib.redirect_stdout(io.StringIO()) as printed:
         assert main([*COPY, "--out", str(directory)]) == 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import io
 import json
 import re
@@ -12,59 +13,52 @@ import sys
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 from rich.console import Console as RichConsole
 
 import regard
-from regard.cli import commands, main, pictures
+from regard.cli import commands, main, pictures, text_models
 from regard.cli.arguments import parse_arguments
 from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.declaration import Command, Output
 from regard.cli.displays import Bar, describe_step
 from regard.cli.training import draw_sparkline
 from regard.loading import remedy
-from regard.training import loop, runs, tasks
+from regard.training import loop, tasks
 from small_runs import COPY, snapshot
 
 
 def test_errors_that_are_expected_are_mistakes_but_not_a_reader_that_leaves():
-    with pytest.raises(BrokenPipeError), expected_errors():
-        raise BrokenPipeError("head has seen enough")
-    with pytest.raises(UsageError, match="no such disk"), expected_errors():
-        raise OSError("no such disk")
-    with pytest.raises(UsageError, match="too large"), expected_errors():
-        np.int32(2**70)
+    for error in (BrokenPipeError, OSError, OverflowError):
+        told = BrokenPipeError if error is BrokenPipeError else UsageError
+        with pytest.raises(told, match="no such disk"), expected_errors():
+            raise error("no such disk")
 
 
-# Help and arguments
+LIGHT = """
+import sys
+from regard.cli import main
+try: main()
+except SystemExit as end: print("code", end.code)
+heavy = {"jax", "flax", "optax", "orbax", "matplotlib", "sklearn", "numpy", "scipy"}
+print("loaded", sorted(heavy & {name.split(".")[0] for name in sys.modules}))
+"""
 
 
 @pytest.mark.parametrize(("arguments", "code"), [("train copy --help", 0), ("train copy --sed 3", 2)])
 def test_help_and_mistakes_answer_before_heavy_imports(arguments, code):
-    program = (
-        "import sys\nfrom regard.cli import main\n"
-        "try: main(sys.argv[1:])\n"
-        "except SystemExit as end: print('code', end.code)\n"
-        "heavy = {'jax', 'flax', 'optax', 'orbax', 'matplotlib', 'sklearn', 'numpy', 'scipy'}\n"
-        "print('loaded', sorted(heavy & {name.split('.')[0] for name in sys.modules}))\n"
-    )
-    command = [sys.executable, "-c", program, *arguments.split()]
+    command = [sys.executable, "-c", LIGHT, *arguments.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.endswith(f"code {code}\nloaded []\n")
 
 
 @pytest.mark.parametrize(("package", "line"), [("tyro", "--help"), ("flax", "train copy --smoke")])
 def test_a_missing_package_is_named_with_its_remedy(tmp_path, package, line):
-    code = (
-        f"import sys; sys.modules[{package!r}] = None\n"
-        "from regard.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
+    code = f"import sys; sys.modules[{package!r}] = None\nfrom regard.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, *line.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == f"error: this needs {package}, which is not installed: {remedy('all')}\n"
-    assert list(tmp_path.iterdir()) == []
 
 
 def read_help(capsys, *words):
@@ -119,37 +113,30 @@ def test_a_command_is_one_declaration_and_one_line_in_the_table(capsys, monkeypa
     assert capsys.readouterr() == ("", "error: interrupted\n")
 
 
-def test_every_setting_is_explained_with_its_default(capsys):
-    text = read_help(capsys, "train", "text")
-    preset = tasks.Text()
+def test_every_setting_is_explained_with_its_default_and_flags_reach_it(capsys):
+    text, preset = read_help(capsys, "train", "text"), tasks.Text()
     assert f"--learning-rate FLOAT Peak learning rate. (default: {preset.optimization.learning_rate})" in text
     assert f"--d-model INT Width of the residual stream. (default: {preset.model.d_model})" in text
     assert "(default: out/TASK, or out/TASK-smoke)" in text
-
-
-def test_flags_reach_the_settings():
-    words = ["--steps", "7", "--norm", "post", "--max-length", "11", "--out", "x"]
-    command = parse_arguments(["train", "--seed", "3", "reverse", *words])
-    assert command.task.optimization.steps == 7
-    assert command.task.model.norm == "post"
-    assert command.task.max_length == 11
-    assert (command.seed, str(command.directory)) == (3, "x")
+    words = ["--steps", "7", "--norm", "post", "--max-length", "11"]
+    task = parse_arguments(["train", "--seed", "3", "reverse", *words]).task
+    assert (task.optimization.steps, task.model.norm, task.max_length) == (7, "post", 11)
     assert str(parse_arguments(["train", "copy", "--smoke"]).directory) == "out/copy-smoke"
-
-
-# Training
 
 
 def test_training_says_what_runs_where_and_what_to_do_next(trained):
     directory, text = trained
-    assert re.search(r"devices +1 x cpu with \d+ cores, jax", text)
-    assert re.search(r"encoder\.stack\.blocks\.0\.feed_forward +4 +97\n", text)
-    assert re.search(r"attention +self-attention \(5, 2, 4, 3\) on 4 keys: dense", text)
-    assert f"{directory} (new run)" in text
-    assert re.search(r"compiling train step \.\.\.\n.*compiled train step in \d+\.\d s\n", text)
-    assert re.search(r"step +17 held out: +loss", text)
-    assert re.search(r"finished: step 17, held-out accuracy \d\.\d{4}, goal at least 1\n", text)
-    assert text.rstrip().endswith(f"next: regard plot {directory}")
+    for told in (
+        r"devices +1 x cpu with \d+ cores, jax",
+        r"encoder\.stack\.blocks\.0\.feed_forward +4 +97\n",
+        r"attention +self-attention \(5, 2, 4, 3\) on 4 keys: dense",
+        rf"{directory} \(new run\)",
+        r"compiling train step \.\.\.\n.*compiled train step in \d+\.\d s\n",
+        r"step +17 held out: +loss",
+        r"finished: step 17, held-out accuracy \d\.\d{4}, goal at least 1\n",
+        rf"next: regard plot {directory}\s+$",
+    ):
+        assert re.search(told, text), told
     assert "\x1b" not in text, "no colours and no bar where nobody can see them"
     total = int(re.search(r"Classifier, ([\d,]+) parameters, float32", text)[1].replace(",", ""))
     rows = re.findall(r"^ {8,}\S+ +\d+ +([\d,]+)\s*$", text, re.MULTILINE)
@@ -160,83 +147,65 @@ TEXT = ["train", "text", "--d-model", "12", "--num-heads", "2", "--d-ff", "7", "
 
 
 def test_text_says_what_it_learns_from_and_what_a_byte_costs(tmp_path, capsys):
-    """Then it is written with, and drawn."""
     run, files = tmp_path / "run", tmp_path / "texts"
     files.mkdir()
     for index in range(7):
         (files / f"{index}.txt").write_text(f"{index} naïve tides and low tides\n" * (3 + index))
-    options = ["--held-out-fraction", "0.2", "--vocab-size", "263", "--files", str(files)]
-    assert main([*TEXT, *options, "--out", str(run)]) == 0
+    options = ["--held-out-fraction", "0.2", "--vocab-size", "263", "--heads-every", "0"]
+    assert main([*TEXT, *options, "--files", str(files), "--out", str(run)]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"model +Decoder, [\d,]+ parameters, float32", text)
-    assert re.search(r"attention +self-attention \(16, 2, 23, 6\) on 23 keys, causal", text)
-    assert re.search(r"training +20 steps of 16 rows of 23 tokens, \d+\.\d epochs in all, Adam at", text)
-    assert re.search(r"corpus +5 documents of 986 bytes; \d+ tokens, which are 263 strings of bytes", text)
-    assert re.search(r"held out +2 documents of 232 bytes in \d+ rows; 0\.0% of its lines", text)
-    assert re.search(r"step +20 held out: +loss \S+ +bits per byte \S+ +token accuracy", text)
-    assert re.search(r"finished: step 20, held-out bits per byte \d\.\d{4}, goal at most 2\.2\n", text)
-    task, model = runs.load_run(run)
-    sample = task.write_sample(model)
-    shown = re.search(r"\nsample\n(.*)\n\nnext: regard plot", text, re.DOTALL)[1]
-    assert "".join(filter(str.isalnum, shown)) == "".join(filter(str.isalnum, sample))
-    assert f"      regard generate {run} --prompt" in text
-    assert main(["generate", str(run), "--prompt", "naïve tides", "--max-tokens", "5"]) == 0
-    assert capsys.readouterr().out.startswith("naïve tides")
-    assert main(["plot", str(run)]) == 0
-    written = list((run / "figures").iterdir())
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
-    names = {path.name for path in written}
-    assert names >= {"curves.png", "attention.png", "attention-heads.png", "heads-entropy.png"}
+    for told in (
+        r"attention +self-attention \(16, 2, 23, 6\) on 23 keys, causal",
+        r"training +20 steps of 16 rows of 23 tokens, \d+\.\d epochs in all, Adam at",
+        r"corpus +5 documents of 986 bytes; \d+ tokens, which are 263 strings of bytes",
+        r"held out +2 documents of 232 bytes in \d+ rows; 0\.0% of its lines",
+        r"step +20 held out: +loss \S+ +bits per byte \S+ +token accuracy",
+        r"finished: step 20, held-out bits per byte \d\.\d{4}, goal at most 2\.2\n",
+        rf"\nsample\n.*\n\nnext: regard plot .*\n +regard generate {run} --prompt",
+    ):
+        assert re.search(told, text, re.DOTALL)
+    text_model = text_models.open_text_model(run)
+    mark, *tokens = text_model.encode("naïve tides")
+    assert text_model.stop_tokens == (mark,) == (263,)
+    spelling = text_model.spell([mark])
+    assert "".join(spelling.push([token]) for token in tokens) + spelling.finish() == "naïve tides"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"), [(None, "does not exist"), (b"ab\xff", "byte 0xff at offset 2")]
-)
-def test_text_that_cannot_be_read_exits_with_2_and_writes_nothing(tmp_path, capsys, content, message):
-    if content is not None:
-        (tmp_path / "bad.txt").write_bytes(content)
+def test_text_that_cannot_be_read_exits_with_2_and_writes_nothing(tmp_path, capsys):
+    (tmp_path / "bad.txt").write_bytes(b"ab\xff")
     assert main([*TEXT, "--files", str(tmp_path / "bad.txt"), "--out", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: files: ")
     assert f"{tmp_path / 'bad.txt'}" in error
-    assert message in error
+    assert "byte 0xff at offset 2" in error
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_refusals_exit_with_2_and_change_nothing(copied, capsys):
+    for arguments, message in (
         ([*COPY, "--seed", "1"], "seed: it has 0, asked for 1"),
         (["train", "threshold", "--smoke"], "task: it has 'copy', asked for 'threshold'"),
         ([*COPY, "--resume", "never", "--quiet"], "holds a run already"),
         ([*COPY, "--force", "--profile", "-1"], "--profile must be at least 0, got -1"),
-    ],
-)
-def test_refusals_exit_with_2_and_change_nothing(copied, capsys, arguments, message):
-    before = snapshot(copied)
-    assert main([*arguments, "--out", str(copied)]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("error: ")
-    assert message in captured.err
-    assert "Traceback" not in captured.err
-    assert snapshot(copied) == before
+    ):
+        before = snapshot(copied)
+        assert main([*arguments, "--out", str(copied)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert message in error
+        assert snapshot(copied) == before
 
 
-def test_a_finished_run_says_so_and_does_nothing_until_it_is_forced(copied, tmp_path, capsys):
+def test_a_finished_run_does_nothing_until_it_is_forced_and_json_is_json(copied, tmp_path, capsys):
     directory = shutil.copytree(copied, tmp_path / "run")
     before, command = snapshot(directory), [*COPY, "--out", str(directory)]
     assert main(command) == 0
-    text = capsys.readouterr().out
-    assert "is finished already" in text
-    assert "--force" in text
-    assert snapshot(directory) == before
-    assert main([*command, "--force", "--quiet"]) == 0
+    assert re.search(r"is finished already(.|\n)*--force", capsys.readouterr().out)
+    assert main([*command, "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
+    assert snapshot(directory) == before
+    assert main([*command, "--force", "--json"]) == 0
     assert snapshot(directory) != before, "by the seconds that it took"
-
-
-def test_json_is_json(tmp_path, capsys):
-    assert main([*COPY, "--json", "--out", str(tmp_path / "json")]) == 0
     captured = capsys.readouterr()
     events = [json.loads(line) for line in captured.out.splitlines()]
     kinds = [event["event"] for event in events]
@@ -256,9 +225,6 @@ def test_a_divergence_exits_with_1(tmp_path, monkeypatch, capsys):
     captured = capsys.readouterr()
     assert "error: copy: loss is inf at step 3; no checkpoint had been saved yet" in captured.err
     assert json.loads(captured.out) == {"event": "diverged", "task": "copy", "metric": "loss", "step": 3}
-
-
-# Displays
 
 
 def test_on_a_terminal_there_is_a_bar(monkeypatch):
@@ -294,17 +260,12 @@ def test_a_sparkline_shows_the_range():
 
 def test_words_with_brackets_are_printed_as_they_are(capsys):
     """Rich would take [bold] or [/x] in a path or a message for markup."""
-    console = Console()
-    console.say("a [bold]path[/bold] [/x]")
-    console.note("mask", "x[0, 1] [red]")
-    console.fail("no [/such] thing")
+    console, words = Console(), "a [bold]path[/bold] [/x]"
+    console.say(words)
+    console.note("mask", words)
+    console.fail(words)
     captured = capsys.readouterr()
-    assert "a [bold]path[/bold] [/x]" in captured.out
-    assert "x[0, 1] [red]" in captured.out
-    assert "no [/such] thing" in captured.err
-
-
-# Plot, explain, doctor
+    assert (captured.out.count(words), captured.err.count(words)) == (2, 1)
 
 
 def test_plot_writes_curves_and_attention_and_speaks_json(copied, tmp_path, capsys):
@@ -313,12 +274,10 @@ def test_plot_writes_curves_and_attention_and_speaks_json(copied, tmp_path, caps
     captured = capsys.readouterr()
     told = [json.loads(line) for line in captured.out.splitlines()]
     assert {line["event"] for line in told} == {"written"}
-    names = ["attention-heads", "attention", "curves", "sinusoidal-positions"]
-    names += ["heads-entropy", "heads-max-score"]
+    names = "attention-heads attention curves sinusoidal-positions heads-entropy heads-max-score"
     written = sorted(str(path) for path in (run / "figures").iterdir())
-    assert written == sorted(str(run / "figures" / f"{name}.svg") for name in names)
+    assert written == sorted(str(run / "figures" / f"{name}.svg") for name in names.split())
     assert sorted(line["path"] for line in told) == written == sorted(captured.err.split())
-    assert (run / "figures" / "curves.svg").read_text().startswith("<?xml")
 
 
 def test_two_runs_are_compared_where_that_can_be_written(copied, tmp_path, monkeypatch, capsys):
@@ -368,44 +327,37 @@ def test_explain_says_which_backend_and_how_much_work(capsys):
     assert "output (2, 3, 4, 11)" in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
+def test_explain_refuses_what_attend_would(capsys):
+    for arguments, code, message in (
         ("--shape 1,8,x", 2, "--shape must be whole numbers"),
         ("--shape 3,5 --mask causl()", 2, "did you mean causal()?"),
         ("--shape 2,4,7 --key-shape 2,6,7 --mask causal()", 2, "query_offset"),
         ("--shape 4,7 --backend cudnn", 1, "cudnn"),
-    ],
-)
-def test_explain_refuses_what_attend_would(capsys, arguments, code, message):
-    assert main(["explain", *arguments.split()]) == code
-    captured = capsys.readouterr()
-    assert captured.err.startswith("error: ")
-    assert message in captured.err
-    assert captured.out == ""
+    ):
+        assert main(["explain", *arguments.split()]) == code
+        captured = capsys.readouterr()
+        assert captured.err.startswith("error: ")
+        assert message in captured.err
+        assert captured.out == ""
 
 
 def test_the_doctor_knows_versions_devices_backends_and_what_is_missing(capsys, monkeypatch):
-    import importlib.metadata
-
-    real = importlib.metadata.version
-
     def pretend(package):
         if package == "matplotlib":
             raise importlib.metadata.PackageNotFoundError(package)
-        return real(package)
+        return f"3.{len(package)}"
 
     monkeypatch.setattr(importlib.metadata, "version", pretend)
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
-    assert f"jax {real('jax')}" in text
+    assert "jax 3.3" in text
     assert re.search(r"devices +0: cpu", text)
     assert re.search(r"backend +dense: serves", text)
     assert f"matplotlib not installed; for figures: {remedy('look')}" in text
     assert "pip install 'regard[look]' (in a checkout: pip install '.[look]')" in text
     assert main(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["packages"]["jax"] == real("jax")
+    assert facts["packages"]["jax"] == "3.3"
     assert facts["optional"]["matplotlib"]["version"] is None
 
     def fail(*_, **options):

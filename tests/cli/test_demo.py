@@ -22,23 +22,19 @@ threshold-heads-entropy threshold-heads-max-score
 
 
 def check_summary(out):
-    """The summary has the promised form and names figures that exist."""
     summary = json.loads((out / "summary.json").read_text())
     assert list(summary["tasks"]) == list(demonstration.TASKS) == ["threshold", "copy", "reverse", "digits"]
     for name, entry in summary["tasks"].items():
         goal = tasks.TASKS[name].goal
         assert (entry["metric"], entry["goal"]) == (goal.metric, goal.bound)
-        assert entry["reached"] == (entry["value"] >= entry["goal"])
         assert 0 < entry["seconds"] < entry["elapsed_seconds"] < summary["seconds"]
         assert entry["held_out"][goal.metric] == entry["value"]
     drawn = [figure.removeprefix("figures/").removesuffix(".png") for figure in summary["figures"]]
     assert sorted(drawn) == FIGURES.split()
     assert all((out / figure).read_bytes().startswith(b"\x89PNG") for figure in summary["figures"])
     assert summary["pages"] == ["explorer.html", "explorer-copy.html"]
-    for page, title in zip(summary["pages"], ("digits: a scan of", "copy: what each position"), strict=True):
-        text = (out / page).read_text()
-        assert 'id="regard-document"' in text
-        assert f"<title>{title}" in text
+    assert "<title>digits: a scan of" in (out / "explorer.html").read_text()
+    assert "<title>copy: what each position" in (out / "explorer-copy.html").read_text()
     return summary
 
 
@@ -67,12 +63,9 @@ def test_a_demo_says_what_was_reached_and_what_was_reused(outcomes, tmp_path, ca
         assert words in text
     assert text.count("(reused)") == 4
     summary = json.loads((tmp_path / "summary.json").read_text())
-    goals = {name: tasks.TASKS[name].goal.bound for name in demonstration.TASKS}
-    entries = {
-        name: (entry["value"], entry["goal"], entry["seconds"]) for name, entry in summary["tasks"].items()
-    }
-    assert entries == {name: (outcomes[name], goals[name], 2.5) for name in goals}
-    assert all(entry["reached"] and entry["reused"] for entry in summary["tasks"].values())
+    for name, entry in summary["tasks"].items():
+        told = entry["value"], entry["goal"], entry["seconds"], entry["reached"], entry["reused"]
+        assert told == (outcomes[name], tasks.TASKS[name].goal.bound, 2.5, True, True)
     outcomes["copy"] = 0.5
     assert main(command) == 1
     captured = capsys.readouterr()
@@ -113,19 +106,17 @@ def test_a_place_where_no_figure_can_be_written_is_named(tmp_path, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_the_whole_demo_reaches_its_goals(tmp_path, monkeypatch, capsys):
+def test_the_whole_demo_reaches_its_goals(tmp_path, monkeypatch):
     code = "import sys; from regard.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "demo", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     summary = check_summary(tmp_path)
     accuracies = {name: entry["value"] for name, entry in summary["tasks"].items()}
     assert accuracies["threshold"] >= 0.985
     assert accuracies["copy"] == accuracies["reverse"] == 1.0
     assert accuracies["digits"] >= 0.96
     assert not summary["smoke"]
-    assert all(f"{name} " in done.stdout for name in demonstration.TASKS)
     # A second one uses the same runs.
     before = {name: snapshot(tmp_path / name) for name in demonstration.TASKS}
     monkeypatch.setattr(demonstration, "draw_figures", lambda *_: [])
@@ -133,5 +124,3 @@ def test_the_whole_demo_reaches_its_goals(tmp_path, monkeypatch, capsys):
     again = json.loads((tmp_path / "summary.json").read_text())["tasks"]
     assert again == {name: entry | {"reused": True} for name, entry in summary["tasks"].items()}
     assert before == {name: snapshot(tmp_path / name) for name in demonstration.TASKS}
-    assert main(["demo", "--seed", "1", "--out", str(tmp_path)]) == 2
-    assert "seed: it has 0, asked for 1" in capsys.readouterr().err

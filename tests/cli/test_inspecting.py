@@ -5,8 +5,9 @@ import json
 
 import numpy as np
 import pytest
-from flax import nnx
+import tokenizers
 
+from layer_oracle import build_drawn
 from regard.cli import inspecting, main
 from regard.interop import huggingface
 from regard.models import Decoder, Encoder, preset
@@ -22,7 +23,7 @@ def folder(tmp_path_factory):
     """A BERT with fresh parameters and a WordPiece vocabulary."""
     directory = tmp_path_factory.mktemp("bert")
     config = dataclasses.replace(preset("minilm-l6").config, **SIZES, max_length=23)
-    huggingface.save(Encoder(config, rngs=nnx.Rngs(0)), directory, "bert", force=True)
+    huggingface.save(build_drawn(Encoder, config), directory, "bert", force=True)
     (directory / "vocab.txt").write_text("\n".join(PIECES) + "\n")
     return directory
 
@@ -40,40 +41,36 @@ def test_every_head_says_what_the_word_reads(folder, tmp_path, capsys):
     lines = [json.loads(line) for line in printed.splitlines()]
     assert [(line["layer"], line["head"]) for line in lines] == [(n, h) for n in range(2) for h in range(3)]
     reading = inspecting.watch_text(huggingface.load(folder), TEXT)[0]
-    assert reading.words == (
-        "[CLS]", "The", "cat", "sat", "because", "it", "was", "unseen", ".", "[SEP]",
-    )  # fmt: skip
+    assert " ".join(reading.words) == "[CLS] The cat sat because it was unseen . [SEP]"
     np.testing.assert_allclose(reading.weights.sum(-1), 1.0, rtol=1e-5)
     for line in lines:
         row = reading.weights[line["layer"], line["head"], 5].copy()
         row[[0, 5, 9]] = 0  # special tokens and the word itself
         assert line["reads"] == reading.words[row.argmax()]
         assert line["share"] == pytest.approx(row.max(), rel=1e-6)
-    assert sorted(path.name for path in out.iterdir()) == [
-        "atlas.png", "explorer.html", "heads-layer-1.png", "reads.png",
-    ]  # fmt: skip
+    files = " ".join(sorted(path.name for path in out.iterdir()))
+    assert files == "atlas.png explorer.html heads-layer-1.png reads.png"
 
 
-def test_a_table_for_people_of_the_last_word_where_there_is_no_it(folder, tmp_path, capsys):
-    asked = ["--text", "the cat sat.", "--layer", 0, "--out", tmp_path, "--format", "svg"]
+def test_a_table_for_people_of_the_last_word_where_there_is_no_it(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(inspecting, "save_pictures", lambda drawings, out, kind: [])
+    text = "the cat sat because the cat unseen."  # as many pieces as before, whose programs are there
+    asked = ["--text", text, "--layer", 0, "--out", tmp_path]
     code, printed, _ = run(capsys, folder, *asked)
     assert code == 0
-    assert "2 layers of 3 heads; 6 words" in printed
-    assert 'the word that "sat" reads most' in printed
+    assert "2 layers of 3 heads; 10 words" in printed
+    assert 'the word that "unseen" reads most' in printed
     assert "head  layer 0" in printed
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "atlas.svg", "explorer.html", "heads-layer-0.svg", "reads.svg",
-    ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_decoders_are_read_too(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(inspecting, "save_pictures", lambda drawings, out, kind: [])
     config = dataclasses.replace(preset("llama-7b").config, **SIZES)
-    huggingface.save(Decoder(config, rngs=nnx.Rngs(0)), tmp_path / "llama", "llama")
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(PIECES)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    huggingface.save(build_drawn(Decoder, config), tmp_path / "llama", "llama")
+    vocabulary = {word: number for number, word in enumerate(PIECES)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "llama" / "tokenizer.json"))
     asked = ["--text", "the cat sat", "--word", "the", "--out", tmp_path, "--json"]
     code, printed, _ = run(capsys, tmp_path / "llama", *asked)
@@ -83,44 +80,33 @@ def test_decoders_are_read_too(tmp_path, monkeypatch, capsys):
     assert {(line["reads"], line["share"]) for line in lines} == {(None, 0.0)}
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_what_cannot_be_looked_at_is_refused(folder, tmp_path, capsys):
+    for words, message in (
         ((" ",), "--text is empty"),
         ((TEXT, "--word", "dog"), "word: expected one of The, cat, sat, because, it, was, unseen, ."),
         ((TEXT, "--layer", "2"), "--layer must be in 0..1, got 2"),
         (("the " * 30,), "at most max_length = 23 positions"),
-    ],
-)
-def test_what_cannot_be_looked_at_is_refused(folder, tmp_path, capsys, words, message):
-    code, _, errors = run(capsys, folder, "--out", tmp_path / "out", "--text", *words)
-    assert code == 2
-    assert message in errors
-    assert not (tmp_path / "out").exists()
+    ):
+        code, _, errors = run(capsys, folder, "--out", tmp_path / "out", "--text", *words)
+        assert code == 2
+        assert message in errors
+        assert not (tmp_path / "out").exists()
 
 
-def test_what_is_not_there_is_refused(folder, tmp_path, capsys, monkeypatch):
-    code, _, errors = run(capsys, tmp_path, "--text", TEXT)
-    assert code == 2
-    assert "config.json" in errors
+def test_what_is_no_folder_is_refused_before_the_work(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(huggingface, "MINILM", "no_such_package")
-    code, _, errors = run(capsys, "--text", TEXT)
-    assert code == 2
-    assert "make pretrained" in errors
-    (tmp_path / "file").write_text("mine")
-    code, _, errors = run(capsys, folder, "--text", TEXT, "--out", tmp_path / "file")
-    assert (code, (tmp_path / "file").read_text()) == (2, "mine")
-
-
-def test_what_is_no_folder_is_refused_before_the_work(folder, tmp_path, capsys):
     (tmp_path / "README.md").write_text("# A file")
     (tmp_path / "kept.regard").write_text("a trace")
     for words, message in (
-        (["README.md"], "README.md is a file; give the folder of a run, or of a Hugging Face model"),
-        (["kept.regard"], "what is kept in a file is shown by: regard view"),
-        (["nowhere"], "there is no"),
+        ([tmp_path, "--text", TEXT], "config.json"),
+        (["--text", TEXT], "make pretrained"),
+        ([folder, "--text", TEXT, "--out", tmp_path / "README.md"], "README.md"),
+        ([tmp_path / "README.md"], "README.md is a file; give the folder of a run, or of a Hugging Face mod"),
+        ([tmp_path / "kept.regard"], "what is kept in a file is shown by: regard view"),
+        ([tmp_path / "nowhere"], "there is no"),
         ([folder, "--save", tmp_path], "is a folder; give a file in it"),
     ):
-        code, _, errors = run(capsys, tmp_path / words[0], *words[1:], "--out", tmp_path / "out")
+        code, _, errors = run(capsys, "--out", tmp_path / "out", *words)
         assert (code, message in errors) == (2, True), errors
     assert not (tmp_path / "out").exists()
+    assert (tmp_path / "README.md").read_text() == "# A file"

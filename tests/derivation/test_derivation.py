@@ -42,7 +42,6 @@ EVERYTHING = {
     "query_offset": 2,
     "scale": 0.5,
 }
-DEEP = ((3, B, H, T, D), (1, B, K, S, D), (B, K, S, E))
 ROWS = np.arange(T)[:, None] > 1
 OFFSETS = {"query_offset": jnp.asarray([4, 1]), "key_offset": jnp.asarray([0, 2])}
 TABLE = RNG.standard_normal((8, H)).astype(np.float32)
@@ -82,11 +81,13 @@ def compare(derivation, want, tolerance=4e-6):
 # The axes of heads and rows, what is left of no key, and every step at once.
 @pytest.mark.parametrize("case", ["offsets", "empty_rows", "bilinear_heads", "everything"])
 def test_it_computes_what_attend_computes(case):
-    inputs, rows, heads = draw(), [3, 0], [4, 1, 5]
+    inputs = draw()
     output, aux = jax.jit(lambda *inputs: attend(*inputs, **OPTIONS[case], aux=STATISTICS))(*inputs)
     compare(derived(case), (output, aux))
-    if case == "bilinear_heads":
+    if case != "everything":
         return
+    # All of them, in another order: what is computed has the shapes that are compiled already.
+    rows, heads = [3, 0, 4, 1, 2], [4, 1, 5, 0, 3, 2]
 
     def pick(name, array):
         axis = -1 if name in ("lse", "entropy") else -2
@@ -95,13 +96,11 @@ def test_it_computes_what_attend_computes(case):
     chosen = regard.derive(*inputs, **OPTIONS[case], rows=rows, heads=heads)
     picked = {name: pick(name, array) for name, array in aux.items()}
     compare(chosen, (pick("output", output), picked))
-    assert "\n    n=0 h=4" in str(chosen)
-    assert "i=3" in str(chosen)
+    assert re.search(r"\n    n=0 h=4 .*\n        i=3 .*\n        i=0 ", str(chosen))
 
 
-@pytest.mark.parametrize("shapes", [((T, D), (K, S, D), (K, S, E)), DEEP])
-def test_in_float64_it_agrees_to_twelve_digits_whatever_the_leading_axes(shapes, x64):
-    inputs = draw(np.float64, *shapes)
+def test_in_float64_it_agrees_to_twelve_digits_whatever_the_leading_axes(x64):
+    inputs = draw(np.float64, (3, B, H, T, D), (1, B, K, S, D), (B, K, S, E))
     derivation = regard.derive(*inputs)
     compare(derivation, jax.jit(functools.partial(attend, aux=STATISTICS))(*inputs), 1e-12)
     for step in derivation:
@@ -222,30 +221,30 @@ def test_a_long_sequence_asks_for_rows():
     long = np.zeros((100_000, 2), np.float32)
     with pytest.raises(ValueError, match=r"rows: expected at most 1,048,576 .* as in rows=\[0, 99999\]"):
         regard.derive(long, long, long)
-    derivation = regard.derive(long, long, long, mask=masks.causal(), rows=[0, 99_999])
-    assert derivation["weights"].shape == (2, 100_000)
-    assert len(str(derivation)) < 10_000
-    assert len(derivation.to_html()) < 60_000
 
 
 def test_of_long_rows_the_keys_with_most_weight_are_printed_in_every_step():
-    query, key, value = draw(query=(1, D), key=(97, D), value=(97, E))
-    derivation = regard.derive(query, key, value)
-    best = sorted(np.argsort(-np.asarray(derivation["weights"].value)[0])[:8])
+    long = np.random.default_rng(0).standard_normal((100_000, 2)).astype(np.float32)
+    derivation = regard.derive(long, long, long, mask=masks.causal(), rows=[99_999])
+    text, weights = str(derivation), np.asarray(derivation["weights"].value)
+    assert weights.shape == (1, 100_000)
+    assert len(text) < 10_000
+    assert len(derivation.to_html()) < 60_000
+    best = sorted(np.argsort(-weights[0])[:8])
     assert derivation.view.shown["j"] == tuple(best)
     for name in ("products", "scores", "weights"):
-        block = str(derivation).split(f"  {name} ")[1]
+        block = text.split(f"  {name} ")[1]
         assert all(f"j={column} " in block or f"j={column}\n" in block for column in best)
 
 
 def test_wrong_arguments_are_told():
-    x, derive = np.eye(3, dtype=np.float32), regard.derive
+    x, derive = np.eye(2, dtype=np.float32), regard.derive
     for message, call in {
         r"outside jax\.jit": lambda: jax.jit(lambda x: derive(x, x, x).output)(x),
         "bias=": lambda: derive(x, x, x, mask=x),
         "droput_rate: expected an option among": lambda: derive(x, x, x, droput_rate=0.1),
         "expected query with a heads axis": lambda: derive(x, x, x, heads=[0]),
-        r"rows: expected indices in 0\.\.2": lambda: derive(x, x, x, rows=[3]),
+        r"rows: expected indices in 0\.\.1": lambda: derive(x, x, x, rows=[2]),
         "name of a step, one of query, key, value, products": lambda: derive(x, x, x)["softmax"],
         "as many as there are letters": lambda: derive(*[np.ones((1,) * 26, np.float32)] * 3),
     }.items():
@@ -254,7 +253,7 @@ def test_wrong_arguments_are_told():
 
 
 def test_a_derivation_is_a_sequence_of_steps():
-    x = np.eye(3, dtype=np.float32)
+    x = np.eye(2, dtype=np.float32)
     derivation = regard.derive(x, x, x, score=scores.softcap(2.0))
     assert len(derivation) == len(list(derivation)) == 11
     assert all(isinstance(step, Step) for step in derivation)
@@ -264,7 +263,7 @@ def test_a_derivation_is_a_sequence_of_steps():
     assert repr(derivation).startswith(
         "Derivation(Attention, step by step: query -> key -> value -> products"
     )
-    assert repr(derivation[0]) == "Step(query: Q^{ia}, (3, 3) float32, features)"
+    assert repr(derivation[0]) == "Step(query: Q^{ia}, (2, 2) float32, features)"
     with pytest.raises(dataclasses.FrozenInstanceError):
         derivation.title = ""
 
@@ -391,8 +390,8 @@ def test_nothing_is_printed_of_no_rows_and_no_keys():
 
 
 def test_numbers_show_as_many_digits_as_matter():
-    x = np.float32([[1e-6, -2e-7]])
-    derivation = regard.derive(x, x, np.float32([[123456, np.nan]]))
+    x = np.float32([[1e-6, -2e-7]] * 2)
+    derivation = regard.derive(x, x, np.float32([[123456, np.nan]] * 2))
     assert all(shade in derivation.to_html() for shade in ("rgba(47,143,208", "rgba(217,115,13"))
     text = str(derivation)
     assert "1.0e-06  -2.0e-07" in text

@@ -206,9 +206,8 @@ def test_values_and_gradients_are_those_of_the_definition(name, backend, request
             oracle.assert_as_exact(aux[stat], getattr(truth, stat), same[stat], stat, magnitude=1.0)
     for grad, part in zip(grads, ("d_query", "d_key", "d_value", "d_bias"), strict=True):
         if grad is not None:
-            # Terms cancel along a row of scores; beside a weight of all but 1, whatever the input.
-            cancels = part == "d_bias" or (part != "d_value" and case.one_hot)
-            magnitude = np.max(same[f"{part}_terms"], initial=0.0) if cancels else 0.0
+            # Terms cancel along a row of scores.
+            magnitude = 0.0 if part == "d_value" else same[f"{part}_terms"]
             if case.one_hot and backend != "dense":
                 # A weight formed again from its score, not kept, carries that score's rounding.
                 magnitude = max(magnitude, np.abs(same[part]).max()) * max(1.0, truth.max_score.max())

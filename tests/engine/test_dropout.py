@@ -59,6 +59,7 @@ def test_pairs_quadruples_and_neighbours_are_independent():
                 assert abs(product.sum()) < 5 * product.size**0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.1, 0.9])
 def test_the_rate_is_the_rate(rate):
     kept = pattern((1, 1, 499, 1), 503, rate).mean()
@@ -83,6 +84,7 @@ def test_the_expectation_is_kept_and_weights_are_those_before():
     np.testing.assert_allclose(dropped["lse"][0], aux["lse"], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["dense", "tiled"])
 def test_a_single_key_has_no_gradient_whatever_the_dtype(backend):
     """Its weight is 1: the product with its value and the output must be rounded alike."""
@@ -96,6 +98,7 @@ def test_a_single_key_has_no_gradient_whatever_the_dtype(backend):
         assert jnp.abs(grad).max() < 1e-5  # 0.02, where one of them was rounded
 
 
+@pytest.mark.slow
 def test_any_kind_of_key_serves_and_empty_rows_stay_empty():
     x = jnp.ones((2, 3, 5, 7))
     call = jax.jit(

@@ -132,6 +132,7 @@ def test_a_gradient_of_lse_that_no_column_is_left_for_is_that_of_the_definition(
     agree(got, expected)
 
 
+@pytest.mark.slow
 def test_vmap_with_a_shared_operand_agrees_under_every_transform():
     query, key, value, keep = toy_inputs()
     many = jnp.stack([query, query * 2, -query])

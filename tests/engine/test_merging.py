@@ -5,6 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import PartitionSpec as P
 
 from mesh_cases import draw, on_eight_devices
@@ -34,6 +35,7 @@ def whole(query, key, value):
     return output, aux["lse"]
 
 
+@pytest.mark.slow
 def test_parts_give_what_the_whole_gives_with_its_derivatives(x64):
     arrays = draw((2, 3, T, D), (2, 3, CUTS[-1], D), (2, 3, CUTS[-1], E), dtype="float64")
 

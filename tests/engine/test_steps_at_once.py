@@ -125,6 +125,7 @@ def test_what_memory_does_not_hold_is_looped_over(tune, x64):
     assert max(sizes) == H * 8 * 8, sizes
 
 
+@pytest.mark.slow
 def test_a_program_that_knows_its_mask_never_asks_the_device_how_to_go_on(tune):
     arrays = draw((B, H, T, D), (B, K, T, D), (B, K, T, E))
     for mask in (None, masks.sliding_window(2)):
@@ -137,6 +138,7 @@ def test_a_program_that_knows_its_mask_never_asks_the_device_how_to_go_on(tune):
 LONG = masks.causal() & masks.segments(np.arange(32768) // 2048)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leading", "key_heads", "length", "mask", "most"),
     [

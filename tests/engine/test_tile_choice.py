@@ -63,7 +63,9 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "one line")) for name in CHOICES]
+)
 def test_calls_in_pieces_are_those_of_the_definition(name, monkeypatch):
     mask, key_heads, changes, blockings = CHOICES[name]
     tile_choice._choose_once.cache_clear()

@@ -77,10 +77,8 @@ def find_faults(path, text):
                 resolve(piece.partition("(")[0])
             except AttributeError:
                 yield piece
-        if (
-            re.fullmatch(r"(src|tests|docs|benchmarks|examples)/[\w./]*", piece)
-            and not (ROOT / piece).exists()
-        ):
+        is_path = re.fullmatch(r"(src|tests|docs|benchmarks|examples)/[\w./]*", piece)
+        if is_path and not (ROOT / piece).exists():
             yield piece
         if re.fullmatch(r"test_\w+", piece) and piece not in TESTS:
             yield piece
@@ -122,9 +120,8 @@ def run_here(code, names):
     return printed.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("page", "count"), [("README.md", 5), pytest.param("docs/derive.md", 4, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "count"), [("README.md", 5), ("docs/derive.md", 4)])
 def test_the_examples_print_what_is_shown(page, count, tmp_path, monkeypatch):
     """One after the other, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
@@ -141,10 +138,8 @@ def test_the_page_about_scale_prints_what_is_shown(tmp_path):
     code, shown = zip(*read_blocks(SCALE), strict=True)
     assert len(code) == SCALE.count("```python") == 3
     (tmp_path / "page.py").write_text("\n".join(code))
-    environment = os.environ | economy.WITHOUT_CACHE
-    done = subprocess.run(
-        [sys.executable, tmp_path / "page.py"], env=environment, capture_output=True, text=True
-    )
+    command, environment = [sys.executable, tmp_path / "page.py"], os.environ | economy.WITHOUT_CACHE
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "".join(shown)
 

@@ -61,11 +61,7 @@ EXAMPLES = {
     "inspect_encoder": (0, 'what "it" reads most'),
     "language_model": (1, "capacity=62", "lengths=[400]", check_language_model),
     "million_tokens": (0, "8,192 tokens, forward and backward"),
-    "own_task": (
-        0,
-        "interrupted at step 120\nfinished at step 200, held-out accuracy ",
-        "parity: the first held-",
-    ),
+    "own_task": (0, "interrupted at step 120\nfinished at step 200, held-out accuracy ", "parity: the first"),
     "packed_documents": (1, "programs compiled for two layouts: 1\n", "3 · · · ■ · · · ·"),
     "ring_attention": (4, "4096 tokens, 512 on each of 8 devices"),
     "shared_prefix": (1, "6,144 keys and values", "133,120 keys and values"),

@@ -1,5 +1,6 @@
 """The planted faults of `make mutants` fit the package and the tests that are to see them."""
 
+import functools
 import pathlib
 import sys
 
@@ -10,19 +11,20 @@ sys.path.insert(0, str(TESTS / "mutants"))
 import run  # noqa: E402
 
 FAULTS = run.read_faults()
+read = functools.cache(pathlib.Path.read_text)
 
 
 @pytest.mark.parametrize("table", sorted({fault.table for fault in FAULTS}))
 def test_every_fault_can_be_planted_and_its_tests_are_there(table):
     for fault in FAULTS:
         if fault.table == table:
-            source = (run.SOURCE / fault.file).read_text()
+            source = read(run.SOURCE / fault.file)
             assert fault.plant(source) != source, fault.name
             assert fault.tests, fault.name
             for test in fault.tests:
                 file, _, function = test.partition("::")
                 assert (TESTS / file).exists(), (fault.name, test)
-                assert not function or f"def {function}(" in (TESTS / file).read_text(), (fault.name, test)
+                assert not function or f"def {function}(" in read(TESTS / file), (fault.name, test)
 
 
 def test_a_fault_whose_place_is_gone_is_refused():

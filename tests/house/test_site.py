@@ -55,9 +55,8 @@ def test_formulas_of_the_reference_can_be_read():
 
 def test_the_reference_lists_the_modules_of_its_pages():
     """Each module has one page; none is forgotten on the other side."""
-    shown = re.findall(
-        r"public:: (\S+)\n```", "".join(TEXTS[name] for name in TEXTS if name.startswith("api/"))
-    )
+    reference = "".join(text for name, text in TEXTS.items() if name.startswith("api/"))
+    shown = re.findall(r"public:: (\S+)\n```", reference)
     assert sorted(shown) == sorted(MODULES)
 
 
@@ -83,15 +82,11 @@ def test_it_has_every_page_and_every_link_leads_somewhere(site):
 
 
 def test_broken_links_are_found_out(tmp_path):
-    (tmp_path / "a.html").write_text(
-        '<a href="b.html#x"></a><a href="#y"></a><img src="c.png"><a href="b.html#z">'
-    )
+    links = '<a href="b.html#x"></a><a href="#y"></a><img src="c.png"><a href="b.html#z">'
+    (tmp_path / "a.html").write_text(links)
     (tmp_path / "b.html").write_text('<p id="x">')
-    assert find_broken(read_site(tmp_path)) == [
-        "a.html: no place #y",
-        "a.html: no place b.html#z",
-        "a.html: no file c.png",
-    ]
+    broken = ["a.html: no place #y", "a.html: no place b.html#z", "a.html: no file c.png"]
+    assert find_broken(read_site(tmp_path)) == broken
 
 
 def test_every_public_name_is_in_the_reference(site):

@@ -13,9 +13,8 @@ PROBES = Path(__file__).parent / "explorer" / "probes.js"
 
 
 def find_chromium() -> str | None:
-    """The browser of $CHROMIUM, or of the path."""
-    names = (os.environ.get("CHROMIUM"), "chromium", "google-chrome", "chromium-browser")
-    return next((found for name in names if name and (found := shutil.which(name))), None)
+    names = (os.environ.get("CHROMIUM", "chromium"), "chromium", "google-chrome", "chromium-browser")
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 @dataclass
@@ -30,11 +29,9 @@ class Visit:
     opened: float = 0.0  # seconds of the page's own work until it could be used
 
     def evaluate(self, expression: str, argument: Any = None) -> Any:
-        """The value of a JavaScript expression, or of a function of one argument."""
         return self.page.evaluate(expression, argument)
 
     def probe(self, name: str, argument: Any = None) -> Any:
-        """The answer of a function of explorer/probes.js."""
         return self.page.evaluate("([name, argument]) => window.probe[name](argument)", [name, argument])
 
     def busy(self) -> float:
@@ -46,7 +43,6 @@ class Visit:
         return next(one["value"] for one in metrics if one["name"] == "TaskDuration")
 
     def press(self, *keys: str) -> None:
-        """Type keys, and let the page draw."""
         for key in keys:
             self.page.keyboard.press(key)
         self.settle()
@@ -64,7 +60,6 @@ class Visit:
         raise AssertionError("the page drew no frame in 60 s")
 
     def until(self, expression: str, seconds: float = 10.0) -> Any:
-        """Wait until an expression is true; what was found then."""
         end = time.monotonic() + seconds
         while not (found := self.evaluate(expression)):
             assert time.monotonic() < end, f"waited {seconds} s for {expression}"
@@ -72,24 +67,17 @@ class Visit:
         return found
 
     def check(self) -> None:
-        """Nothing was refused, thrown or logged as an error."""
         assert not self.complaints, "\n".join(self.complaints)
 
 
+@dataclass
 class Browser:
-    """Opens visits."""
-
-    def __init__(self, chromium: Any) -> None:
-        self.chromium = chromium
+    chromium: Any
 
     def visit(self, address: str, allowed: str | None = None, ready: bool = True, **settings: Any) -> Visit:
-        """Open an address in a tab of its own; requests to anything else are refused and noted.
+        """Open an address; requests to what does not begin as `allowed`, or as it, are refused and noted.
 
-        Args:
-            address: "file:..." or "http:...".
-            allowed: beginning of the addresses that may be fetched; None means this one address.
-            ready: whether to wait until the explorer is there.
-            settings: of the browser's context, such as viewport or color_scheme.
+        `ready` waits until the explorer is there; `settings` are the context's, such as color_scheme.
         """
         settings = {"viewport": {"width": 1280, "height": 800}, "device_scale_factor": 1, **settings}
         context = self.chromium.new_context(**settings)
@@ -138,7 +126,6 @@ class Browser:
         )
 
     def close(self, visit: Visit) -> None:
-        """Close one tab."""
         visit.page.context.close()
 
 

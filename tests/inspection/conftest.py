@@ -12,7 +12,6 @@ SLOTS = '<title><!--TITLE--></title><script id="regard-document"><!--DOCUMENT-->
 
 @pytest.fixture
 def bare(monkeypatch):
-    """Pages of data alone."""
     monkeypatch.setattr(pages, "load_shell", lambda: Shell(SLOTS, "", "", ""))
 
 
@@ -24,7 +23,6 @@ def long(monkeypatch, bare):
 
 @pytest.fixture(scope="module")
 def layers():
-    """Three layers of two causal heads over the words."""
     return make_layers()
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from page_traces import make_case
-from regard import attend, inspection, masks, scores
+from regard import attend, inspection, masks
 
 TEXT = """
 When Mary and John went to the shop , John gave a drink to Mary . The cat that sat near the old door of the
@@ -15,31 +15,8 @@ N = len(WORDS)
 CELLS = [[row, key] for row in range(3, N, 5) for key in range(0, row, 4)]
 
 
-def many_cases():
-    """Masks and scores of every kind at N = 53, in few calls."""
-    packed = masks.causal() & masks.segments(np.repeat([0, 1, 2], [19, 11, 23]))
-    slopes = 2.0 ** -np.array([2, 4, 6, 8])[:, None, None]  # of 4 heads, 2^(-8 h / 4)
-    kept = np.arange(N) % 7 != 3  # keys that anybody may attend to
-    empty = (np.arange(N) < np.arange(N)[:, None] - 11) & kept
-    alibi = {"score": scores.alibi(4), "change": lambda s, distance: s - slopes * abs(distance)}
-    capped = {"score": scores.softcap(1.7), "sinks": np.array([0.7, -1.3, 2.1], np.float32)}
-    capped |= {"mask": masks.sliding_window(13, 2), "change": lambda s, _: 1.7 * np.tanh(s / 1.7)}
-    bad = {"bad_keys": np.flatnonzero(~kept), "mask": masks.from_array(empty)}
-    own = [
-        ("packed, grouped, alibi", N, 4, 2, {"mask": packed, **alibi}),
-        ("window, softcap, sinks", N, 3, 1, capped),
-        ("decoding", 17, 2, 1, {"mask": masks.causal(), "query_offset": 36}),
-        ("empty rows, NaN in masked keys", N, 1, 1, {"spread": 9.0, **bad}),
-    ]
-    return [
-        make_case(T, N, heads, groups, name=name, seed=seed, **{"spread": 2.0, **more})
-        for seed, (name, T, heads, groups, more) in enumerate(own)
-    ]
-
-
 def long_case(n=1223):
-    """Two causal heads, too long for a page to carry each weight of both."""
-    return make_case(n, heads=2, groups=1, name="long", seed=7, spread=2.0, mask=masks.causal())
+    return make_case(n, heads=2, groups=1, seed=7, spread=2.0, mask=masks.causal())
 
 
 def huge_trace(n=131_072):
@@ -51,7 +28,6 @@ def huge_trace(n=131_072):
 
 
 def make_layers(layers=3, heads=2, seed=20):
-    """Layers of causal heads over the words."""
     return [make_case(N, heads=heads, seed=seed + c, spread=3.0, mask=masks.causal()) for c in range(layers)]
 
 
@@ -60,13 +36,11 @@ def state(visit):
 
 
 def go(visit, part):
-    """Follow a link within the page."""
     visit.evaluate("(part) => { location.hash = part; }", part)
     visit.settle()
 
 
 def number(text):
-    """The number that is written so."""
     return float(text.replace("\u2212", "-"))
 
 

@@ -1,8 +1,14 @@
-"""Where Node is: on the PATH, or in the wheel that the type checker brings."""
+"""Node, on the PATH or in the wheel that the type checker brings, and the explorer's modules that it runs."""
 
 import importlib.util
 import shutil
+import subprocess
+from importlib import resources
 from pathlib import Path
+
+import pytest
+
+WEB = Path(str(resources.files("regard.inspection.explorer") / "web"))
 
 
 def find_node():
@@ -15,3 +21,12 @@ def find_node():
 
 
 NODE = find_node()
+
+
+def run_node(*words, **settings):
+    """What a program prints, which must end well; a test without Node is skipped."""
+    if NODE is None:
+        pytest.skip("node is not installed")
+    ran = subprocess.run([NODE, *words], capture_output=True, text=True, timeout=120, **settings)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout

@@ -1,11 +1,10 @@
 """For tests of the explorer's page: calls with their weights in float64, and a reader of pages."""
 
 import base64
-import dataclasses
 import json
 import re
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -17,9 +16,6 @@ from regard.inspection.explorer import codes
 
 @dataclass
 class Case:
-    """One call of `attend`, and what its weights are."""
-
-    name: str
     query: np.ndarray  # (H, T, D)
     key: np.ndarray  # (K, S, D)
     weights: np.ndarray  # (H, T, S) float64; 0 in rows that may attend to nothing
@@ -29,12 +25,10 @@ class Case:
 
     @property
     def alive(self) -> np.ndarray:
-        """(H, T)"""
         return self.keep.any(-1)
 
     @property
     def distance(self) -> np.ndarray:
-        """(T, S)"""
         T, S = self.weights.shape[1:]
         return self.options.get("query_offset", 0) + np.arange(T)[:, None] - np.arange(S)
 
@@ -82,9 +76,7 @@ def weigh(query, key, keep, scale=None, change=None, sinks=None, distance=None):
     return shares / total[..., None], np.where(keep.any(-1), of_sink / total, 0)
 
 
-def make_case(
-    T, S=None, heads=3, groups=None, *, name="", seed=0, spread=1.0, change=None, bad_keys=(), **options
-):
+def make_case(T, S=None, heads=3, groups=None, *, seed=0, spread=1.0, change=None, bad_keys=(), **options):
     """A call on random queries and keys; `change(scores, distance)` says what a score does."""
     S, random = T if S is None else S, np.random.default_rng(seed)
     query = spread * random.normal(size=(heads, T, 5)).astype(np.float32)
@@ -97,14 +89,13 @@ def make_case(
     for number, bad in enumerate(bad_keys):
         assert not keep[..., bad].any()
         key[:, bad] = (np.nan, np.inf, -np.inf)[number % 3]
-    case = Case(name, query, key, np.zeros(keep.shape), keep[..., 0], keep, options)
+    case = Case(query, key, np.zeros(keep.shape), keep[..., 0], keep, options)
     known = {"scale": options.get("scale"), "sinks": options.get("sinks"), "distance": case.distance}
     case.weights, case.sunk = weigh(query, key, keep, change=change, **known)
     return case
 
 
 def trace_of(cases, tokens=None, title="a test"):
-    """The trace of these calls, one layer each."""
     with inspection.capture(tokens=tokens, title=title) as trace:
         for case in cases:
             attend(case.query[None], case.key[None], case.key[None], **case.options)
@@ -112,7 +103,6 @@ def trace_of(cases, tokens=None, title="a test"):
 
 
 def watch(T, S=None, tokens=None, title="a trace", scale=1.5, **options):
-    """A trace of one call, and the call."""
     case = make_case(T, S, scale=scale, **options)
     return trace_of([case], tokens, title), case
 
@@ -127,28 +117,23 @@ def many_heads(layers: int, heads: int, n: int):
     x = np.random.default_rng(9).standard_normal((1, heads, n, 5)).astype(np.float32)
     with inspection.capture(title="many heads") as trace:
         attend(x, x, x, mask=masks.causal())
-    call = trace.calls[0]
-    read = call.readout()
+    (call,), read = trace.calls, trace.calls[0].readout()
 
-    def scaled(layer):
-        # Chunks that are the same would be kept once.
+    def scale(layer):  # chunks that are the same would be kept once
         found = jax.tree.map(lambda a: a * np.float32(1 - layer / 97) if a.dtype == np.float32 else a, read)
         listed = np.asarray(read.top_keys)
-        found = dataclasses.replace(found, top_keys=np.where(listed < 0, listed, (listed + layer) % n))
-        return dataclasses.replace(call, name=f"layer {layer}", layer=layer, _found={(64, 8, None): found})
+        found = replace(found, top_keys=np.where(listed < 0, listed, (listed + layer) % n))
+        return replace(call, name=f"layer {layer}", layer=layer, _found={(64, 8, None): found})
 
-    calls = (call, *(scaled(layer) for layer in range(1, layers)))
-    return dataclasses.replace(trace, calls=calls)
+    return replace(trace, calls=tuple(map(scale, range(layers))))
 
 
 def decode_log8(values):
-    """What codes of `encode_log8` stand for."""
     steps = 2.0 ** (codes.OCTAVES * (np.asarray(values, np.float64) - 255) / codes.STEPS)
     return np.where(np.asarray(values) == 0, 0.0, steps)
 
 
 def decode_linear8(values, low, high):
-    """What codes of `encode_linear8` stand for."""
     low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
     steps = (np.asarray(values, np.float64) - 1) / codes.STEPS
     return np.where(np.asarray(values) == 0, np.nan, low + np.maximum(high - low, 0) * steps)

@@ -1,6 +1,5 @@
 """Capture: what was watched equals the dense definition, nothing that runs changes, and names are right."""
 
-import functools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,13 +10,14 @@ import pytest
 from flax import linen, nnx
 
 from refusals import check_refusals
-from regard import attend, inspection, masks, positions, readouts, scores
+from regard import attend, inspection, masks, positions, scores
 from regard.engine.call import hooks
 from regard.inspection import tokens
 from regard.inspection.traces import captures, owners, padded
 from regard.interop.flax import attention_fn
 from regard.layers import LatentAttention, MultiHeadAttention
-from regard.models import Decoder, Encoder, EncoderDecoder, TransformerConfig
+from regard.models import Encoder, EncoderDecoder
+from small_models import X, build
 
 B, H, T, S, D, E = 2, 6, 11, 11, 5, 3
 SLOPES = np.array([0.5, 0.0, 0.25, 1.0, 0.125, 2.0], np.float32)
@@ -34,16 +34,14 @@ def by_batch(score, batch, head, query, key):
 
 @dataclass(frozen=True)
 class Case:
-    """One call, and what its mask and score do, said again in NumPy of positions, batch and head."""
+    """One call, and what its mask and score do in NumPy, of positions, batch and head."""
 
     keep: Any = lambda q, k, b, h: True  # may attend
     change: Any = lambda s, d, b, h: s  # scores, of distances
     shapes: tuple = ((B, H, T, D), (B, H, S, D), (B, H, S, E))
     drawn: dict = field(default_factory=dict)  # shapes of bias and sinks
     options: dict = field(default_factory=dict)  # of `attend`
-    dtype: Any = "float32"
     example: int = 1
-    loose: float = 1.0
 
 
 # Masks, scores, and each number that may differ by example or head.
@@ -56,14 +54,12 @@ CASES = {
         {"mask": masks.segments(IDS) & masks.causal()}
         | {"score": [scores.softcap(CAPS), scores.temperature(HEAT)]},
     ),
-    "an offset for each, bfloat16": Case(
+    "an offset for each": Case(
         lambda q, k, b, h: k <= q,
         lambda s, d, b, h: s - SLOPES[h] * abs(d),
         ((B, H, T, D), (B, H, 17, D), (B, H, 17, E)),
         options={"mask": masks.causal(), "score": scores.alibi(slopes=SLOPES)}
         | {"query_offset": np.array([6, 2]), "key_offset": np.array([0, 1])},
-        dtype=jnp.bfloat16,
-        loose=4,
     ),
     "masks of heads with empty rows": Case(
         lambda q, k, b, h: OF_HEADS & (k < LENGTHS[b, h]),
@@ -79,13 +75,12 @@ CASES = {
         options={"mask": masks.causal()},
         example=5,
     ),
-    "one head": Case(shapes=((T, D), (S, D), (S, E)), drawn={"bias": (T, S)}, example=0),
 }
 
 
 def inputs(case=Case()):
     rng = np.random.default_rng(5)
-    draw = lambda shape: jnp.asarray(rng.normal(size=shape).astype(np.float32).astype(case.dtype))
+    draw = lambda shape: jnp.asarray(rng.normal(size=shape).astype(np.float32))
     arrays = [draw(shape) for shape in case.shapes]
     return arrays, case.options | {name: draw(shape) for name, shape in case.drawn.items()}
 
@@ -93,7 +88,6 @@ def inputs(case=Case()):
 def truth(case, arrays, options):
     """Weights (H, T, S), lse and largest scores (H, T) of the example, in float64."""
     query, key = (np.asarray(x, np.float64) for x in arrays[:2])
-    query, key = (x[None] if x.ndim == 2 else x for x in (query, key))
     key = np.repeat(key, query.shape[-3] // key.shape[-3], -3)
     s = query @ key.swapaxes(-1, -2) * options.get("scale", query.shape[-1] ** -0.5)
     first = [-1] + [1] * (s.ndim - 1)
@@ -111,7 +105,6 @@ def truth(case, arrays, options):
 
 
 def watch(*arrays, example=0, **options):
-    """The call of `attend`, and what it gave."""
     with inspection.capture(example=example) as trace:
         out = attend(*arrays, **options)
     return trace[0], out
@@ -124,34 +117,28 @@ def test_a_call_equals_the_dense_definition(name):
     call, out = watch(*arrays, example=case.example, **options)
     assert np.array_equal(out, attend(*arrays, **options), equal_nan=True)
     weights, lse, largest = truth(case, arrays, options)
-    near = {"rtol": 2e-5 * case.loose, "atol": 3e-6 * case.loose}
+    near = {"rtol": 2e-5, "atol": 3e-6}
     assert (call.heads, call.rows, call.keys) == weights.shape
     np.testing.assert_allclose(call.lse, lse, **near)
     np.testing.assert_allclose(call.max_score, largest, **near)
     np.testing.assert_allclose(call.window(), weights, **near)
-    assert 0 <= call.output_error <= 2e-6 * case.loose
-    heads = [0] if name == "one head" else [5, 1]
-    part = call.window(rows=slice(0, call.rows, 2), columns=[2, 7], heads=heads)
+    assert 0 <= call.output_error <= 2e-6
+    part = call.window(rows=slice(0, call.rows, 2), columns=[2, 7], heads=[5, 1])
     assert part.dtype == np.float32
-    np.testing.assert_allclose(part, weights[heads, ::2][..., [2, 7]], **near)
-    if "score" in case.options:
+    np.testing.assert_allclose(part, weights[[5, 1], ::2][..., [2, 7]], **near)
+    if {"sinks", "query_offset"} & {*options}:
         readout = call.readout(grid=4, top_k=2)  # compiles a sweep
         np.testing.assert_allclose(readout.key_mass, weights.sum(-2), **near)
-        np.testing.assert_allclose(readout.max_weight, weights.max(-1), **near)
         at = call.key_offset + np.arange(call.keys)
         own = weights * (call.query_offset + np.arange(call.rows)[:, None] == at)
         np.testing.assert_allclose(readout.self_mass, own.sum(-1), **near)
-        assert np.all(np.asarray(readout.trust) <= 1e-5 * case.loose)
+        assert np.all(np.asarray(readout.trust) <= 1e-5)
 
 
 def test_readouts_are_counted_once_and_heads_are_checked():
-    case = CASES["packed, grouped, capped"]
-    arrays, options = inputs(case)
+    arrays, options = inputs(CASES["packed, grouped, capped"])
     call, _ = watch(*arrays, example=1, **options)
-    weights = truth(case, arrays, options)[0]
-    some = call.readout(grid=4, top_k=2, heads=[5, 1])
-    np.testing.assert_allclose(some.key_mass, weights[[5, 1]].sum(-2), rtol=2e-5, atol=3e-6)
-    whole = call.readout(grid=4, top_k=2)
+    some, whole = call.readout(grid=4, top_k=2, heads=[5, 1]), call.readout(grid=4, top_k=2)
     assert call.readout(grid=4, top_k=2) is whole
     again = call.readout(grid=4, top_k=2, heads=[5, 1])  # now taken out of all
     np.testing.assert_array_equal(again.key_mass, whole.key_mass[np.array([5, 1])])
@@ -207,33 +194,16 @@ def test_nan_that_nobody_may_attend_to_stays_out():
 # What runs.
 
 
-CONFIG = TransformerConfig(d_model=12, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
-X = jnp.array([[1, 2, 3, 4, 5], [3, 4, 5, 6, 7]])
-
-
-@functools.cache
-def build(kind, **changes):
-    """One model for all tests that ask alike."""
-    model = kind(replace(CONFIG, **changes), rngs=nnx.Rngs(0))
-    model.eval()
-    return model
-
-
-def test_watching_changes_neither_bits_nor_the_program():
-    model = build(Decoder)
-    out, trace = inspection.record(model, X)
-    assert np.array_equal(out, model(X))
-    assert all(call.describe()["backend"] for call in trace)
-    graph, state = nnx.split(model)
+def test_watching_does_not_change_the_program():
+    graph, state = nnx.split(build(num_layers=1))
 
     def program():
         # A new function each time: JAX would not call the same one again.
         return str(jax.make_jaxpr(lambda state, x: nnx.merge(graph, state)(x))(state, X))
 
-    plain, seen = program(), []
-    with hooks.watch(seen.append):
+    plain = program()
+    with hooks.watch(lambda call: None):
         assert program() == plain
-    assert len(seen) == 2
 
 
 def test_only_the_block_is_watched_and_only_by_this_thread():
@@ -243,10 +213,6 @@ def test_only_the_block_is_watched_and_only_by_this_thread():
     attend(x, x, x)
     assert len(seen) == 2
     assert seen[0].owner is None
-    with pytest.raises(ZeroDivisionError), hooks.watch(seen.append):
-        raise ZeroDivisionError
-    attend(x, x, x)
-    assert len(seen) == 2
     with hooks.watch(seen.append), hooks.called_by("outer"), hooks.called_by("inner", "cross"):
         attend(x, x, x)
     assert (seen[-1].owner, seen[-1].kind) == ("inner", "cross")
@@ -258,7 +224,7 @@ def test_only_the_block_is_watched_and_only_by_this_thread():
 
 
 def test_inside_jit_there_is_nothing_to_keep_and_nothing_leaks():
-    model = build(Decoder)
+    model = build()
     jitted = nnx.jit(lambda model, x: model(x))
     record, x = inspection.record, jnp.ones((3, 2))
     message = "got 2 inside a trace, where arrays have none; call the model"
@@ -307,14 +273,11 @@ def test_every_other_model_is_recorded():
     assert trace.model == "Encoder"
     x = np.ones((2, 5, 12), np.float32)
     layer = MultiHeadAttention(12, 3, rotary=positions.Rotary(), rngs=nnx.Rngs(0))
-    _, trace = inspection.record(layer, x)
-    assert trace[0].name == "MultiHeadAttention"
-    assert trace[0].positions.rotary == positions.Rotary()
+    _, (call,) = inspection.record(layer, x)
+    assert (call.name, call.positions.rotary) == ("MultiHeadAttention", positions.Rotary())
     plain = MultiHeadAttention(12, 3, rngs=nnx.Rngs(0))
-    _, trace = inspection.record(plain, x, x.copy())
-    assert (trace[0].kind, trace[0].positions) == ("cross", None)
-    _, trace = inspection.record(plain, x, x)
-    assert trace[0].kind == "self"
+    (other,), (own,) = (inspection.record(plain, x, key)[1] for key in (x.copy(), x))
+    assert (other.kind, other.positions, own.kind) == ("cross", None, "self")
     # Layers outside of the model are numbered.
     with inspection.capture(model, title="mine") as trace:
         plain(x)
@@ -325,8 +288,8 @@ def test_every_other_model_is_recorded():
     assert owners.number_layers(names) == [3, 11, 2, 7, 2], "by name, or else by place"
     # Of a latent layer, the features that are turned are known.
     layer = LatentAttention(12, 3, latent_dim=7, head_dim=5, rotary_dim=4, rngs=nnx.Rngs(0))
-    _, trace = inspection.record(layer, x)
-    assert trace[0].positions.rotary == positions.Rotary(width=4, interleaved=True)
+    _, (call,) = inspection.record(layer, x)
+    assert call.positions.rotary == positions.Rotary(width=4, interleaved=True)
 
 
 class LinenBlock(linen.Module):
@@ -336,44 +299,34 @@ class LinenBlock(linen.Module):
         return attend(x, x, x)
 
 
-class LinenModel(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        for number in range(2):
-            x = LinenBlock(name=f"block_{number}")(x)
-        return x
-
-
 def test_linen_modules_have_their_paths():
-    model, x = LinenModel(), jnp.ones((2, 5, 6))
+    model, x = linen.Sequential([LinenBlock(), LinenBlock()]), jnp.ones((2, 5, 6))
     variables = model.init(jax.random.key(0), x)
     out, trace = inspection.record(model, variables, x)
     assert np.array_equal(out, model.apply(variables, x))
     assert [(call.name, call.layer, call.heads) for call in trace] == [
-        ("block_0.attention", 0, 3),
-        ("block_0", 0, 2),
-        ("block_1.attention", 1, 3),
-        ("block_1", 1, 2),
+        ("layers_0.attention", 0, 3),
+        ("layers_0", 0, 2),
+        ("layers_1.attention", 1, 3),
+        ("layers_1", 1, 2),
     ]
 
 
 def test_a_ring_buffer_places_its_keys():
-    model = build(Decoder, windows=(2,), positions="rotary", num_layers=1, num_key_heads=1)
-    x, words = jnp.concatenate([X, X], 1)[:, :9], list("abcdefghi")
-    _, whole = inspection.record(model, x, example=1)
-    with inspection.capture(model, tokens=words, example=1) as trace:
-        cache = model.start_cache(batch=2, capacity=9, chunk=1)
-        for t in range(9):
-            _, cache = model.read(x[:, t : t + 1], cache)
-    expected = whole[0].window()
+    model = build(windows=(2,), positions="rotary", num_layers=1, num_key_heads=1)
+    _, whole = inspection.record(model, X, example=1)
+    with inspection.capture(model, tokens=list("abcde"), example=1) as trace:
+        cache = model.start_cache(batch=2, capacity=5, chunk=1)
+        for t in range(5):
+            _, cache = model.read(X[:, t : t + 1], cache)
+    expected = np.pad(whole[0].window(), ((0, 0), (0, 0), (0, 5)))
     for t, call in enumerate(trace):
         assert (call.query_offset, call.layer, call.kind) == (t, 0, "self")
-        assert call.query_tokens.texts == (words[t],)
-        assert call.keys < 9
-        held = np.zeros((3, 18))
+        assert call.query_tokens.texts == ("abcde"[t],)
+        assert call.keys < 5
+        held = np.zeros((3, 10))
         held[:, call.key_offset : call.key_offset + call.keys] = call.window()[:, 0]
-        np.testing.assert_allclose(held[:, :9], expected[:, t], rtol=1e-4, atol=1e-5)
-        assert not held[:, 9:].any()
+        np.testing.assert_allclose(held, expected[:, t], rtol=1e-4, atol=1e-5)
 
 
 # Tokens.
@@ -416,9 +369,8 @@ def test_the_last_query_of_a_cache_and_its_keys_count_the_same_tokens():
     np.testing.assert_allclose(readout.duplicate_mass[0], weights[2], atol=1e-6)
     np.testing.assert_allclose(readout.induction_mass[0], weights[3], atol=1e-6)
     # Ids of one side alone say nothing of the other side's; texts of both do.
-    for asked in (inspection.Tokens(["c"]), inspection.Tokens(["c"], ids=[0])):
-        readout = replace(call, query_tokens=asked, _found={}).readout()
-        np.testing.assert_allclose(readout.duplicate_mass[0], weights[2], atol=1e-6)
+    readout = replace(call, query_tokens=inspection.Tokens(["c"], ids=[0]), _found={}).readout()
+    np.testing.assert_allclose(readout.duplicate_mass[0], weights[2], atol=1e-6)
 
 
 def test_tokens_refuse_what_does_not_fit():
@@ -463,7 +415,5 @@ def test_heads_are_measured_on_tokens_that_repeat():
     ids = call.key_tokens.ids
     assert (trace.title, call.rows) == ("11 random tokens, 2 times", 22)
     np.testing.assert_array_equal(ids[:11], ids[11:])
-    assert len(set(ids.tolist())) == 11
-    assert ids.max() < 1000
-    (one,) = readouts.label(call.readout())[(0,)]
-    assert (one.name, one.rows) == ("induction", 11)
+    assert len({*ids.tolist()} & {*range(1000)}) == 11
+    np.testing.assert_array_equal(call.window()[0, 11:].argmax(-1), np.arange(1, 12))

@@ -1,14 +1,22 @@
-"""Contributions of keys, heads and layers against the layers that they are parts of."""
+"""Contributions of keys, heads and layers, and what layers would predict, against the models by hand."""
+
+import dataclasses
+import functools
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from refusals import check_refusals
 from regard import inspection, masks
 from regard.inspection.contributions import measure_values
+from regard.inspection.explorer import payload
+from regard.inspection.explorer.payload import collect
 from regard.layers import LatentAttention, MultiHeadAttention
-from regard.models import Decoder, Encoder, TransformerConfig
+from regard.models import Encoder
+from small_models import X, build
+from test_trace_files import rewrite
 
 RNG = np.random.default_rng(0)
 
@@ -56,39 +64,154 @@ def test_values_of_any_size_have_a_length_and_none_where_nothing_is_passed_on():
 
 
 def test_the_last_layer_is_read_as_the_model_reads_it():
-    config = TransformerConfig(d_model=12, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
-    model, tokens = Decoder(config, rngs=nnx.Rngs(0)), jnp.array([[1, 2, 3, 4, 5]])
-    model.eval()
-    found = inspection.read_layers(model, tokens)
-    assert found.shape == (2, 1, 5, 13)
-    np.testing.assert_allclose(found[-1], model(tokens), rtol=1e-5, atol=1e-5)
+    model = nnx.clone(build())
+    found = inspection.read_layers(model, X)
+    assert found.shape == (2, 2, 5, 13)
+    np.testing.assert_allclose(found[-1], model(X), rtol=1e-5, atol=1e-5)
     # Without the blocks after the first, its stream is the last one.
     model.trunk.stack.blocks = nnx.List(model.trunk.stack.blocks[:1])
-    np.testing.assert_allclose(found[0], model(tokens), rtol=1e-5, atol=1e-5)
-    with pytest.raises(TypeError, match=r"model: expected a regard\.models\.Decoder, got Encoder"):
-        inspection.read_layers(Encoder(config, rngs=nnx.Rngs(0)), tokens)
+    np.testing.assert_allclose(found[0], model(X), rtol=1e-5, atol=1e-5)
 
 
 def test_values_are_measured_where_the_layer_says_what_becomes_of_them():
     x = RNG.normal(size=(1, 5, 12)).astype(np.float32)
-    # As wide as its values: from a cache, latent vectors stand where values do.
     sizes = {"latent_dim": 4, "head_dim": 4, "rotary_dim": 2, "rngs": nnx.Rngs(0)}
     latent = LatentAttention(12, 3, **sizes)
     with inspection.capture(latent) as trace:
         latent(x, mask=masks.causal())
-        latent(x, mask=masks.causal(), cache=latent.start_cache(1, 5))
     expanded = np.asarray(latent.latent_norm(latent.latent(x)[..., :4])[0], np.float64)
     kernel = np.asarray(latent.expansion.kernel[...], np.float64).reshape(4, 3, 8)[..., 4:]
     wide = np.asarray(latent.output_projection.kernel[...], np.float64).reshape(3, 4, 12)
     truth = [np.linalg.norm(expanded @ kernel[:, h] @ wide[h], axis=-1) for h in range(3)]
     np.testing.assert_allclose(trace[0].value_norms, truth, rtol=2e-5)
-    assert trace[1].value_norms is None
-    # Of one head, too, for which there are as many latent vectors as values.
+    # From a cache, latent vectors stand where values do: of one head, as many, and as wide.
     alone = LatentAttention(12, 1, **sizes)
-    bare = MultiHeadAttention(12, num_heads=3, project_output=False, rngs=nnx.Rngs(0))
     with inspection.capture() as trace:
         alone(x, mask=masks.causal(), cache=alone.start_cache(1, 5))
-        bare(x)
-    assert [call.value_norms for call in trace] == [None, None]
+    assert trace[0].value_norms is None
     # More features than the stream has.
     assert measure_values(RNG.normal(size=(1, 7, 5)), RNG.normal(size=(10, 3)), 2).shape == (2, 7)
+
+
+# What layers would predict, and what heads add to a logit.
+
+IDS = np.array([[3, 1, 4, 1, 5, 9, 2]])
+KINDS = {
+    "rms": {"norm_kind": "rms", "output_softcap": 5.0, "num_key_heads": 1},
+    "layer": {"norm_kind": "layer", "tied_output": False, "head_bias": True},
+    "both": {"norm": "both"},
+}
+
+
+@functools.cache
+def draw(kind):
+    """A decoder whose norms and biases are no plain ones and zeros, and its trace."""
+    model = nnx.clone(build(**KINDS[kind]))
+    for _, leaf in nnx.iter_graph(model):
+        if isinstance(leaf, nnx.Param):
+            leaf[...] = jnp.asarray(np.asarray(leaf[...] + RNG.normal(size=leaf.shape) / 5, np.float32))
+    with inspection.capture(model) as trace:
+        model(jnp.asarray(IDS))
+    return model, trace
+
+
+def predict(kind, **options):
+    model, trace = draw(kind)
+    return inspection.predict_layers(trace, model, IDS, lambda token: f"<{token}>", **options)
+
+
+@pytest.fixture(scope="module")
+def predicted():
+    return predict("rms")
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_layers_and_heads_are_those_of_the_model_by_hand(kind):
+    model, _ = draw(kind)
+    found = predict(kind, targets=[5, 5, 2, 0, 1, 7, 12]).predictions
+    ids = np.array([int(text[1:-1]) for text in found.texts])
+    logits = np.asarray(inspection.read_layers(model, IDS), np.float64)[:, 0]
+    shares = np.exp(logits - logits.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    order = np.argsort(-shares, axis=-1)[..., :3]
+    np.testing.assert_array_equal(ids[found.tokens], order)
+    np.testing.assert_allclose(found.probabilities, np.take_along_axis(shares, order, -1), rtol=1e-5)
+    np.testing.assert_array_equal(ids[found.targets], [5, 5, 2, 0, 1, 7, 12])
+    # The logit falls by this where a head's output is taken from the last stream, and the norm's size stays.
+    _, seen = inspection.observe(lambda ids: model(ids), lambda problem, output: output)(jnp.asarray(IDS))
+    _, aux = model.trunk(jnp.asarray(IDS), aux=("hidden",))
+    stream, norm = np.asarray(aux["blocks"][-1]["hidden"][0], np.float64), model.trunk.stack.final_norm
+    scale = np.asarray(norm.scale[...], np.float64)
+    table = model.trunk.embedding.entry.table.embedding if model.head is None else model.head.kernel
+    rows = np.asarray(table[...], np.float64)
+    rows = rows.T if model.head is None else rows
+    center = lambda x: x if kind == "rms" else x - x.mean(-1, keepdims=True)
+    size = np.sqrt((center(stream) ** 2).mean(-1, keepdims=True) + norm.epsilon)
+    for layer, output in enumerate(seen):
+        kernel = model.trunk.stack.blocks[layer].attention.output_projection.kernel[...]
+        added = np.asarray(output[0], np.float64) @ np.asarray(kernel, np.float64).reshape(3, 4, 12)
+        unembedded = (center(added) / size * scale) @ rows
+        wanted = np.take_along_axis(unembedded, ids[found.targets][None, :, None], -1)[..., 0]
+        np.testing.assert_allclose(found.contributions[layer], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_behind_a_norm_of_their_own_heads_add_nothing_that_sums(predicted):
+    found = predict("both").predictions
+    assert found.contributions is None
+    assert found.tokens.shape == (2, 7, 3)
+    # The likeliest token is the target unless another is given.
+    np.testing.assert_array_equal(predicted.predictions.targets, predicted.predictions.tokens[-1, :, 0])
+
+
+def test_what_fits_no_model_is_refused():
+    model, trace = draw("rms")
+    ask = lambda *more, **options: inspection.predict_layers(trace, *more, **options)
+    encoder = build(Encoder)
+    check_refusals(
+        (lambda: ask(model, IDS[:, :5]), r"trace: expected calls of the shapes"),
+        (lambda: ask(model, IDS, targets=[1, 2]), r"targets: expected shape \(7,\), got \(2,\)"),
+        (lambda: ask(model, IDS, targets=[5] * 6 + [-1]), r"targets: expected tokens in 0\.\.12 .*got .*-1"),
+        (lambda: ask(model, IDS, targets=[5] * 6 + [13]), r"targets: expected tokens in 0\.\.12 .*got .*13"),
+        (lambda: ask(model, IDS, targets=[1.5] * 7), "targets: expected integers, got float", TypeError),
+        (lambda: ask(encoder, IDS), r"model: expected a regard\.models\.Decoder, got Encoder", TypeError),
+    )
+
+
+WRONG = [
+    (lambda found: found.update(tokens=found["targets"]), r"tokens: expected i numbers of shape"),
+    (lambda found: found.update(targets=found["contributions"]), "targets: expected i numbers"),
+    (lambda found: found.update(texts=["a"]), "tokens: expected numbers of the 1 texts"),
+    (lambda found: found.update(contributions=found["probabilities"]), r"contributions: expected f numbers"),
+    (lambda found: found.pop("tokens"), "expected Predictions with texts, tokens"),
+]
+
+
+def test_files_keep_predictions_and_damaged_ones_are_refused(predicted, tmp_path):
+    path = predicted.save(tmp_path / "one.regard")
+    mine, theirs = vars(predicted.predictions), vars(inspection.load(path).predictions)
+    for name, value in mine.items():
+        np.testing.assert_array_equal(theirs[name], value)
+        assert not hasattr(value, "dtype") or theirs[name].dtype == value.dtype
+    other, data = tmp_path / "other.regard", path.read_bytes()
+    for change, message in WRONG:
+        rewrite(other, data, lambda meta, change=change: change(meta["trace"]["predictions"]) and None)
+        with pytest.raises(ValueError, match=message):
+            inspection.load(other)
+    for value in (np.nan, 1.5):
+        shares = predicted.predictions.probabilities.copy()
+        shares[0, 0, 0] = value
+        found = dataclasses.replace(predicted.predictions, probabilities=shares)
+        path = dataclasses.replace(predicted, predictions=found).save(path)
+        if np.isnan(value):  # as of a model whose logits are no numbers
+            np.testing.assert_array_equal(inspection.load(path).predictions.probabilities, shares)
+    with pytest.raises(ValueError, match=r"probabilities: expected numbers in 0\.\.1"):
+        inspection.load(path)
+
+
+def test_pages_carry_predictions_of_texts_that_are_not_long(predicted, monkeypatch):
+    (shown,) = collect([predicted]).document["traces"]
+    assert set(shown["predictions"]) == set(vars(predicted.predictions))
+    monkeypatch.setattr(payload, "LARGEST_PREDICTIONS", predicted.predictions.tokens.size - 1)
+    document = collect([predicted]).document
+    assert "predictions" not in document["traces"][0]
+    assert "What layers would predict is left out: the text is long." in document["notes"]

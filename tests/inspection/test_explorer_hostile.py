@@ -1,6 +1,6 @@
-"""The explorer's page with texts that mean harm and numbers that are none, in a notebook, and served."""
+"""The explorer's page with hostile texts and numbers that are none, in a notebook, served, and live."""
 
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,47 +8,33 @@ import pytest
 from explorer_pages import check_colours, go, long_case, walk
 from page_traces import make_case, trace_of
 from regard import attend, inspection, masks
-from regard.inspection.explorer import server
+from regard.inspection.explorer import live, server
 from regard.inspection.explorer.server import serve
+from test_live import Model
 
 pytest_plugins = ("browser",)
 pytestmark = pytest.mark.browser
 
 TOKENS = ["</script><img src=x onerror=document.title='broken'>", "<!--<script>", "]]></style></title>"]
-TOKENS += [
-    "שלום עולם",
-    "\u202eright to left\u202c",
-    "👩\u200d👩\u200d👧\u200d👦",
-    "e\u0301",
-    "line\nbreak\r\n\ttab",
-]
-TOKENS += [
-    "nul\0byte\x1b[31m",
-    "a" * 10_000,
-    "{{constructor}} ${alert(1)} `",
-    "\u2028\u2029",
-    "\ud800",
-    "",
-    " ",
-]
+TOKENS += ["שלום עולם", "\u202eright to left\u202c", "👩\u200d👧\u200d👦", "line\nbreak\r\n\ttab", "\ud800"]
+TOKENS += ["nul\0byte\x1b[31m", "a" * 10_000, "{{constructor}} ${alert(1)} `", "\u2028\u2029", "", " "]
 TOKENS += ["&amp;&lt;", "__proto__"]
 N = len(TOKENS)
 TITLE = "</title><script>document.title = 'broken'</script>"
+TOLD = "document.querySelector('[role=status]').textContent"
+ALERT = "document.querySelector('[role=alert]')"
+INNER = "document.querySelector('iframe:not([data-waiting])').contentWindow.__regard.state()"
 FITS = "document.scrollingElement.scrollWidth <= innerWidth"
 
 
 @pytest.fixture(scope="module")
 def trace():
-    """One call over these tokens, by three hostile names."""
     case = make_case(N, heads=2, groups=1, spread=3.0, mask=masks.causal())
     found = trace_of([case], TOKENS, TITLE)
     names = ["<b>bold</b>", "a" * 500, "'\"><svg onload=document.title='broken'>"]
-    calls = tuple(
-        dataclasses.replace(call, name=name, description=dataclasses.replace(call.description, mask=name))
-        for name in names
-        for call in found
-    )
-    return dataclasses.replace(found, calls=calls, model=names[2], notes=tuple(names))
+    described = [replace(found[0].description, mask=name) for name in names]
+    calls = (replace(found[0], name=one.mask, description=one) for one in described)
+    return replace(found, calls=tuple(calls), model=names[2], notes=tuple(names))
 
 
 @pytest.fixture(scope="module")
@@ -60,21 +46,17 @@ def test_tokens_and_names_stay_text(browser, page):
     visit, most = walk(browser, page)
     assert most <= 1500
     assert page.stat().st_size < 500_000
-    assert visit.evaluate("document.title") == TITLE
-    assert visit.evaluate("document.querySelector('h1').textContent") == TITLE
+    assert visit.evaluate("[document.title, document.querySelector('h1').textContent]") == [TITLE, TITLE]
     made = ".regard img, .regard iframe, object, embed, .regard b, svg[onload]"
     assert visit.evaluate("(made) => document.querySelectorAll(made).length", made) == 0
     assert visit.evaluate("document.querySelector('.rg-facts').textContent").startswith("'\"><svg onload")
     # Every token can be chosen, is spoken of, and keeps within its bounds.
+    text = "document.querySelector('.rg-sentence').textContent"
     for row in range(N):
         visit.evaluate("(row) => { location.hash = `#row=${row}&key=0`; }", row)
-        said = visit.until(
-            f"""(() => {{ const said = document.querySelector('.rg-sentence').textContent;
-              return said.includes('query {row} ') && said.includes('rank') && said; }})()"""
-        )
+        said = visit.until(f"{text}.includes('query {row} ') && {text}.includes('rank') && {text}")
         assert len(said) < 300
         assert visit.evaluate(FITS), repr(TOKENS[row][:20])
-        assert len(visit.evaluate("document.querySelector('.rg-details caption').textContent")) < 100
     visit.check()
     browser.close(visit)
 
@@ -83,10 +65,10 @@ def test_odd_sizes_and_numbers_are_drawn(browser, tmp_path):
     i, j = np.arange(23)[:, None], np.arange(23)
     kept = masks.from_array((i >= j) & (j % 5 != 1) & (i != 17))
     cases = [
-        make_case(1, heads=1, name="one", mask=masks.causal()),
-        make_case(1, 41, heads=4, groups=2, name="one query", mask=masks.causal(), query_offset=40),
-        make_case(23, heads=1, name="NaN", mask=kept, bad_keys=range(1, 23, 5)),
-        make_case(7, 11, heads=1, name="nothing", mask=masks.from_array(np.zeros((7, 11), bool))),
+        make_case(1, heads=1, mask=masks.causal()),
+        make_case(1, 41, heads=4, groups=2, mask=masks.causal(), query_offset=40),
+        make_case(23, heads=1, mask=kept, bad_keys=range(1, 23, 5)),
+        make_case(7, 11, heads=1, mask=masks.from_array(np.zeros((7, 11), bool))),
     ]
     query = np.ones((1, 1, 7, 3), np.float32)
     broken = np.where(np.arange(7)[:, None] == 4, np.float32(np.nan), query)
@@ -95,7 +77,7 @@ def test_odd_sizes_and_numbers_are_drawn(browser, tmp_path):
         # A broken model: its own scores are no numbers.
         attend(broken, query, query)
         attend(query[..., :0, :], query, query)
-    trace = dataclasses.replace(trace, calls=trace.calls + more.calls)
+    trace = replace(trace, calls=trace.calls + more.calls)
     visit, _ = walk(browser, trace.explore(tmp_path / "page.html"))
     for c in range(len(trace.calls)):
         go(visit, f"#l={c}&h=0")
@@ -110,7 +92,6 @@ def test_odd_sizes_and_numbers_are_drawn(browser, tmp_path):
 
 
 def test_in_a_notebook_each_output_stays_in_its_frame(browser, trace, tmp_path):
-    """Two outputs of one notebook, each in a frame of its own that may run its script and nothing more."""
     bundle = trace._repr_mimebundle_()
     assert bundle["text/html"].count('sandbox="allow-scripts allow-downloads"') == 1
     # Notebooks load require.js, which breaks what comes as a script of the notebook itself.
@@ -140,7 +121,6 @@ def test_in_a_notebook_each_output_stays_in_its_frame(browser, trace, tmp_path):
 
 
 def test_a_served_page_is_exact_waits_for_its_server_and_goes_on(open_page):
-    """While the server is gone one line says so, few requests are sent, and what was wanted comes at last."""
     case = long_case()
     with serve(trace_of([case], title="served")) as serving:
         visit = open_page("#h=1&q=400-440&k=60-100", serving.url)
@@ -150,9 +130,7 @@ def test_a_served_page_is_exact_waits_for_its_server_and_goes_on(open_page):
         exact = [case.weights[1][i, j] for i, j in cells[::9]]
         np.testing.assert_allclose(visit.evaluate(read, cells[::9]), exact, rtol=1e-4, atol=1e-7)
         check_colours(visit, case.weights[1], 2.0**-15, cells=cells)
-        assert visit.evaluate("document.querySelector('.rg-lock').hidden")
         visit.press("n", "ArrowDown", "m", "0")
-        assert len(visit.requests) > 3
         go(visit, "#h=1&q=400-440&k=60-100")
         visit.evaluate("__regard.drawn()")
         site, port = serving._server.site, serving.port
@@ -184,3 +162,39 @@ def test_an_unreadable_page_says_so(browser, page, tmp_path):
     said = visit.until("document.querySelector('[role=alert]')?.textContent")
     assert said.startswith("This page could not be opened")
     browser.close(visit)
+
+
+def test_a_text_is_typed_changed_and_refused_and_the_view_stays(browser):
+    model = Model()
+    with live.serve_live(model.record, text="abcabc", title="letters") as page:
+        visit = browser.visit(page.url, page.url, ready=False, color_scheme="dark")
+        wait_for = lambda told: visit.until(f"{TOLD}.startsWith({told!r})", 30)
+        wait_for("6 tokens")
+        assert visit.evaluate("document.querySelectorAll('iframe').length") == 1
+        assert visit.evaluate(INNER)["tab"] == "attention"
+        visit.page.get_by_role("button").click()
+        changed = visit.page.get_by_label("Changed text")
+        assert changed.input_value() == "abcabc"
+        visit.page.keyboard.press("End")
+        visit.page.keyboard.type("xyz", delay=20)
+        wait_for("6 and 9 tokens")
+        # Only what stood when the keys rested was read.
+        assert model.read == ["abcabc", "abcabcxyz"]
+        assert visit.evaluate(INNER)["tab"] == "compare"
+        # What cannot be read is said, and the last page stays.
+        changed.fill("what?")
+        visit.until(f"{ALERT}.textContent === 'text: expected no <question>'")
+        assert visit.evaluate(INNER)["tab"] == "compare"
+        changed.fill(" ")
+        wait_for("Type a text")
+        assert visit.evaluate(f"{ALERT}.hidden")
+        visit.page.get_by_role("button").click()
+        wait_for("6 tokens")
+        assert visit.evaluate(INNER)["tab"] == "attention"
+        # A link holds both texts.
+        visit.page.goto(f"{page.url}#text=abc&changed=abd")
+        visit.page.reload()
+        wait_for("3 and 3 tokens")
+        visit.check()
+        assert all(url.startswith(page.url) for url in visit.requests)
+        browser.close(visit)

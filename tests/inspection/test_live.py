@@ -1,42 +1,37 @@
 """The live page: what is typed is read by few programs, and answered to this machine alone."""
 
-import contextlib
-import http.client
 import json
 import threading
 import time
 import urllib.parse
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from refusals import check_refusals
 from regard import attend, inspection, masks
 from regard.inspection import Tokens
 from regard.inspection.explorer import live, pages
 from regard.inspection.recorders import Recorder
-from regard.models import Decoder, Encoder, TransformerConfig
+from regard.models import Encoder
+from small_models import build
+from test_server import ask, ask_raw, request_only
 
-SIZES = {"d_model": 12, "num_heads": 6, "num_key_heads": 2, "d_ff": 7, "num_layers": 1, "vocab_size": 29}
-CONFIG = TransformerConfig(**SIZES, positions="rotary", windows=(5,))
+OPTIONS = {"num_heads": 6, "num_key_heads": 2, "num_layers": 1, "positions": "rotary", "windows": (5,)}
 # `first` and `local` follow from the padded length; rounding orders keys of equal weight.
 OTHERWISE = ("first_mass", "local_mass", "pattern_keys", "trust", "top_keys")
 
 
 def make_tokens(count):
-    ids = np.random.default_rng(count).integers(0, 29, count)
+    ids = np.random.default_rng(count).integers(0, 13, count)
     return Tokens([chr(65 + token) for token in ids], ids=ids)
 
 
-@pytest.mark.parametrize("kind", [Decoder, Encoder])
-def test_padding_is_not_saved(kind, caplog, tmp_path):
-    model = kind(CONFIG, rngs=nnx.Rngs(0))
-    model.eval()
+def test_padding_is_not_saved(caplog, tmp_path):
+    model = build(Encoder, **OPTIONS)
     recorder, tokens = Recorder(model), make_tokens(31)
     pages.fill_page(recorder.record(make_tokens(19), "first"), served=True, pinned=0)
     with jax.log_compiles(), caplog.at_level("WARNING"):
@@ -105,19 +100,8 @@ def page(model):
         yield page
 
 
-def ask(page, path):
-    with urllib.request.urlopen(page.url + path, timeout=60) as answer:
-        return answer.read(), answer.headers
-
-
 def read(page, *texts):
-    return json.loads(ask(page, "read?" + urllib.parse.urlencode([("text", one) for one in texts]))[0])
-
-
-def request(page, path, headers=None):
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)) as connection:
-        connection.request("GET", path, headers=headers or {})
-        return connection.getresponse().status
+    return json.loads(ask(page, "read?" + urllib.parse.urlencode([("text", one) for one in texts]))[1])
 
 
 def test_texts_are_read_once_shown_alone_or_compared_and_old_ones_dropped(model, monkeypatch):
@@ -127,11 +111,11 @@ def test_texts_are_read_once_shown_alone_or_compared_and_old_ones_dropped(model,
         assert read(page, "abc") == {"view": "view/1/", "tokens": [3]}
         assert read(page, "abc", "abd") == {"view": "view/1-2/", "tokens": [3, 3]}
         assert model.read == ["abc", "abd"]
-        text, headers = ask(page, "view/1-2/")
+        _, text, headers = ask(page, "view/1-2/")
         assert b'"title":"abd"' in text
         assert headers["X-Frame-Options"] == "SAMEORIGIN"
         assert "frame-ancestors 'self'" in headers["Content-Security-Policy"]
-        row = np.frombuffer(ask(page, "view/1-2/row/1/0/0/2")[0], "<f4")
+        row = np.frombuffer(ask(page, "view/1-2/row/1/0/0/2")[1], "<f4")
         np.testing.assert_allclose(row, 1 / 3, rtol=1e-6)
         assert read(page, "what?") == {"refused": "text: expected no <question>"}
         for text in ("abc", "abe", "abc"):
@@ -139,23 +123,22 @@ def test_texts_are_read_once_shown_alone_or_compared_and_old_ones_dropped(model,
         assert model.read == ["abc", "abd", "what?", "abe"]
         assert last["view"] == "view/1/"
         assert read(page, "abd")["view"] == "view/4/"
-        assert request(page, f"/{page.url.split('/')[3]}/view/1/") == 404
+        assert ask(page, "view/1/")[0] == 404
 
 
 def test_the_page_itself_is_in_no_frame_and_nothing_else_is_answered(page, model):
-    text, headers = ask(page, "")
+    _, text, headers = ask(page, "")
     assert b"\\u003c/script\\u003e\\u0026" in text
     assert b"<title>&lt;b&gt;</title>" in text
     assert headers["X-Frame-Options"] == "DENY"
     assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
-    secret = page.url.split("/")[3]
     paths = dict.fromkeys(("read", "read?text=a&text=b&text=c", "read?texts=a"), 400)
     paths |= dict.fromkeys(("read/x?text=a", "view/1", "view/9/", "nothing", "../read?text=a"), 404)
     for path, status in paths.items():
-        assert request(page, f"/{secret}/{path}") == status, path
+        assert ask(page, path)[0] == status, path
     # Nor without the secret, or under another name.
-    assert request(page, "/read?text=a") == 404
-    assert request(page, f"/{secret}/read?text=a", {"Host": "example.org"}) == 403
+    assert ask_raw(page, "/read?text=a")[0] == 404
+    assert ask(page, "read?text=a", Host="example.org")[0] == 403
     assert model.read == []
 
 
@@ -165,8 +148,7 @@ def test_a_text_that_nobody_waits_for_is_not_read(page, model):
         first = pool.submit(read, page, "abc")
         while not model.read:
             time.sleep(0.01)
-        connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
-        connection.request("GET", f"/{page.url.split('/')[3]}/read?text=abd")
+        connection = request_only(page, "read?text=abd")
         assert page.is_busy()
         connection.close()
         time.sleep(0.3)

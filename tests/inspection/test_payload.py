@@ -1,22 +1,18 @@
-"""The page's numbers, as Python and the page's script read them, against dense float64 weights."""
+"""The page's numbers against dense float64 weights, and their bytes as Python and its script read them."""
 
 import dataclasses
 import functools
 import json
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from javascript import NODE
-from page_traces import opened, watch
-from regard import inspection, masks, scores
-from regard.inspection.explorer import pages, payload, thumbnails
+from javascript import WEB, run_node
+from page_traces import decode_linear8, decode_log8, opened, unpack, watch
+from regard import inspection, masks, readouts, scores
+from regard.inspection.explorer import codes, pages, payload, thumbnails
 
-WEB = Path(__file__).parents[2] / "src" / "regard" / "inspection" / "explorer" / "web"
-HALF = 2 ** (12 / 254) * (1 + 1e-5)  # half a step of log8, and float32
-ROW_STATS = ["entropy", "max_weight", "first_mass", "local_mass", "distance", "sink_mass"]
+HALF = 2 ** (12 / 254)  # a factor of half a step of log8
 
 
 def _fading(query, key):
@@ -35,22 +31,15 @@ CASES = {
 
 @functools.cache
 def watch_case(name):
-    """A trace and the truth of it."""
     return watch(**CASES[name])
 
 
-def near_code(found, truth, slack=2e-6):
+def near_code(found, truth):
     """Equal within half a step of log8; what is smaller than its least number is that one."""
-    assert found.shape == truth.shape
-    large = truth >= 2.0**-24 + slack
-    ratio = found[large] / truth[large]
-    error = HALF * (1 + slack / truth[large])
-    assert np.all((ratio <= error) & (ratio >= 1 / error))
-    assert np.all(found[~large] <= 2.0**-24 + 2 * slack)
+    np.testing.assert_allclose(found, truth, rtol=HALF - 1 + 1e-5, atol=2.0**-23)
 
 
 def check_head(call, number, chunks, case):
-    """Compare levels and profiles of a head with its weights."""
     head, p, alive = call["head"][number], case.weights[number], case.alive[number]
     for level in head["levels"]:
         mass, most, living = case.level(number, level["query_block"], level["key_block"])
@@ -58,22 +47,16 @@ def check_head(call, number, chunks, case):
         if level["max"] is not None:
             near_code(chunks[level["max"]], most)
         assert np.array_equal(chunks[level["rows"]], living)
-    (T, S), size = p.shape, head["row_bin"]
-    assert call["row_stats"] == ROW_STATS
-    kept, stats = chunks[head["row_stats"]], case.row_stats(number)
-    assert kept.shape == (6, -(-T // size))
-    for found, name in zip(kept.astype(np.float64), ROW_STATS, strict=True):
-        parts = [stats[name][s : s + size][alive[s : s + size]] for s in range(0, T, size)]
-        truth = np.array([part.mean() if part.size else np.nan for part in parts])
-        assert np.array_equal(np.isnan(found), np.isnan(truth))
-        if np.isfinite(truth).any():
-            span = np.nanmax(truth) - np.nanmin(truth)
-            error = span / 508 + 1e-3 * np.nanmax(np.abs(truth)) + 1e-5
-            assert np.nanmax(np.abs(found - truth)) <= error, name
-    per_key = p[alive].sum(0) / max(alive.sum(), 1)
-    near_code(chunks[head["key_mass"]], np.add.reduceat(per_key, np.arange(0, S, head["key_bin"])))
-    if T:
-        near_code(chunks[head["last_row"]], np.maximum.reduceat(p[-1], np.arange(0, S, head["last_row_bin"])))
+    stats = case.row_stats(number)
+    assert call["row_stats"] == [*stats]
+    assert {head[f"{name}_bin"] for name in ("row", "key", "last_row")} == {1}
+    for found, truth in zip(chunks[head["row_stats"]].astype(np.float64), stats.values(), strict=True):
+        known = truth[alive]
+        error = np.ptp(known) / 508 + 1e-3 * np.abs(known).max() + 1e-5 if alive.any() else 0
+        np.testing.assert_allclose(found, truth, rtol=0, atol=error)
+    near_code(chunks[head["key_mass"]], p[alive].sum(0) / max(alive.sum(), 1))
+    if len(p):
+        near_code(chunks[head["last_row"]], p[-1])
     else:
         assert head["last_row"] is None
     far = chunks[head["distance_mass"]].astype(np.float64)
@@ -111,39 +94,17 @@ def test_of_long_calls_blocks_and_profiles_are_carried(name, long):
         near_code(values, np.where(keys >= 0, held, 0))
         best = -np.sort(-p, -1)[:, : keys.shape[1]]
         near_code(values[:, : best.shape[1]], best)
-        check_said(call, number, case)
-
-
-def check_said(call, number, case):
-    """Compare means and labels of a head with its weights."""
-    assert call["trust"][number] < 1e-4
-    p, kept, alive, stats = (
-        case.weights[number],
-        case.keep[number],
-        case.alive[number],
-        case.row_stats(number),
-    )
-    mean = lambda rows, chosen=alive: rows[chosen].mean() if chosen.any() else 0.0
-
-    def mean_over_choices(cells):
-        matching = (cells & kept).sum(-1)
-        chosen = (matching > 0) & (matching < kept.sum(-1) + (p.sum(-1) < 1 - 1e-12))
-        return mean(np.where(cells, p, 0).sum(-1), chosen)
-
-    truth = {name: mean(stats[name]) for name in ("first_mass", "distance", "max_weight")}
-    truth |= {"self": mean_over_choices(case.distance == 0), "largest_weight": p.max(initial=0)}
-    truth["previous-token"] = mean_over_choices(case.distance == 1)
-    for name, value in truth.items():
-        assert call["means"][name][number] == pytest.approx(value, rel=2e-5, abs=2e-5), name
-    for label in call["labels"][number]:
-        assert label["value"] >= label["threshold"] >= label["chance"]
-        assert label["rows"] > 0
-    if not alive.any():
-        assert call["means"]["max_score"][number] is None
+        assert call["trust"][number] < 1e-4
+        assert call["means"]["largest_weight"][number] == pytest.approx(p.max(initial=0), rel=2e-5)
+        assert (call["means"]["max_score"][number] is None) == (not case.alive[number].any())
+        for label in call["labels"][number]:
+            assert label["value"] >= label["threshold"] >= label["chance"]
+            assert label["rows"] > 0
+    for name, means in readouts.average(trace[0].readout()).items():
+        np.testing.assert_allclose(call["means"][name], means, rtol=1e-5, atol=1e-6)
 
 
 def test_a_trace_of_few_blocks_and_few_top_keys_is_explored(bare, tmp_path):
-    """A file may hold less than a page would carry: the page has what there is."""
     trace, case = watch_case("cross")
     trace = inspection.load(trace.save(tmp_path / "one.regard", grid=5, top_k=3))
     document, chunks = opened(pages.html(trace))
@@ -158,67 +119,17 @@ def test_a_trace_of_few_blocks_and_few_top_keys_is_explored(bare, tmp_path):
     # It is saved again as it is.
     again = inspection.load(trace.save(tmp_path / "two.regard"))
     assert again[0].readout(5, 3).top_keys.shape == (3, 67, 3)
-    with pytest.raises(ValueError, match="top_k: expected at most 3"):
-        again[0].readout(5)
 
 
 def test_coverage_is_said_where_the_list_tells_it(long):
-    for scale in (9.0, 0.0):
-        trace, case = watch(11, mask=masks.causal(), scale=scale)
-        means = opened(pages.html(trace))[0]["traces"][0]["calls"][0]["means"]
-        if scale == 0:  # of eleven equal weights, eight are listed
-            assert "coverage90" not in means
-            continue
-        truth = (np.cumsum(-np.sort(-case.weights, -1), -1) < 0.9 - 1e-6).sum(-1) + 1
-        assert means["coverage90"] == pytest.approx(truth.mean(-1), abs=1e-5)
-
-
-@pytest.mark.skipif(NODE is None, reason="node is not installed")
-@pytest.mark.parametrize(("name", "exact"), [("cross", False), ("everything", True)])
-def test_the_page_draws_what_is_true(name, exact, bare, tmp_path, monkeypatch):
-    if not exact:
-        monkeypatch.setattr(payload, "LARGEST_EXACT", -1)
-    trace, case = watch_case(name)
-    data, _ = pages.fill_page(trace, pinned=[(0, 1)])
-    given = {"document": data.document, "chunks": {k: v.hex() for k, v in data.chunks.items()}}
-    (tmp_path / "page.json").write_text(json.dumps(given))
-    program = f"""
-      import {{ Source }} from "{WEB.as_uri()}/source.js";
-      import {{ readFileSync }} from "node:fs";
-      const {{ document, chunks }} = JSON.parse(readFileSync({json.dumps(str(tmp_path / "page.json"))}));
-      const source = new Source(document, async (name) => Uint8Array.from(Buffer.from(chunks[name], "hex")));
-      const out = [];
-      for (const h of [0, 1]) for (const channel of ["mass", "max"]) {{
-        for (const {{ queryBlock, keyBlock }} of source.levels(0, 0, h, channel)) {{
-          const tile = await source.tile(0, 0, h, queryBlock, keyBlock, 0, 0, channel);
-          const numbers = Array.from(tile, (x) => (x === x ? x : null));
-          out.push({{ h, channel, queryBlock, keyBlock, tile: numbers }});
-        }}
-      }}
-      console.log(JSON.stringify(out));
-    """
-    assert NODE is not None
-    run = [NODE, "--input-type=module", "-e", program]
-    ran = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
-    assert ran.returncode == 0, ran.stderr
-    drawn = json.loads(ran.stdout)
-    sizes = {(one["h"], one["queryBlock"], one["keyBlock"]) for one in drawn}
-    assert ((0, 1, 1) in sizes) == exact
-    assert (1, 1, 1) in sizes
-    for one in drawn:
-        mass, most, living = case.level(one["h"], one["queryBlock"], one["keyBlock"])
-        truth = mass if one["channel"] == "mass" else most
-        tile = np.array(one["tile"], np.float64).reshape(256, 256)
-        height, width = truth.shape
-        assert np.isnan(tile[height:]).all()
-        assert np.isnan(tile[:, width:]).all()
-        near_code(tile[:height, :width], truth)
-        if one["channel"] == "mass" and name == "cross":
-            assert np.allclose(tile[:height, :width].sum(-1), living > 0, atol=0.035)
+    traces, cases = zip(*(watch(11, mask=masks.causal(), scale=scale) for scale in (9.0, 0.0)), strict=True)
+    told, even = (opened(pages.html(trace))[0]["traces"][0]["calls"][0]["means"] for trace in traces)
+    truth = (np.cumsum(-np.sort(-cases[0].weights, -1), -1) < 0.9 - 1e-6).sum(-1) + 1
+    assert told["coverage90"] == pytest.approx(truth.mean(-1), abs=1e-5)
+    assert "coverage90" not in even  # of eleven equal weights, eight are listed
 
 
 def test_products_of_queries_and_keys_add_up_to_the_scores(bare, monkeypatch):
-    """All heads where they are few, else those pinned, else none; and grouped keys are kept once."""
     trace, case = watch_case("everything")
     wanted = 1.5 * case.query.astype(np.float64) @ np.repeat(case.key, 3, 0).swapaxes(-1, -2)
     one = 2 * 73 * 5
@@ -248,3 +159,99 @@ def test_lengths_of_values_stand_beside_exact_weights_alone(bare, monkeypatch):
     call = opened(pages.html(trace))[0]["traces"][0]["calls"][0]
     assert "largest_addition" not in call["means"]
     assert not any("value_norms" in head for head in call["head"])
+
+
+# Codes of bytes.
+
+
+def test_log8_comes_back_within_half_a_step():
+    values = 2.0 ** np.random.default_rng(0).uniform(-24, 0, 4999)
+    ratio = decode_log8(codes.encode_log8(values)) / values
+    assert ratio.max() <= HALF * (1 + 1e-12)
+    assert ratio.min() >= (1 - 1e-12) / HALF
+    # The bound is reached: a coarser code would not pass, and this one is no finer than it says.
+    assert ratio.max() > 1.03
+    table = decode_log8(np.arange(256, dtype=np.uint8))
+    assert np.array_equal(codes.encode_log8(table), np.arange(256))
+    assert table[[0, 1, 255]].tolist() == [0, 2.0**-24, 1]
+    edges = [0.0, -0.0, -1.0, np.nan, 5e-324, 2.0**-24, 2.0**-25, 1.0, 1.0 + 1e-6, np.inf]
+    assert codes.encode_log8(edges).tolist() == [0, 0, 0, 0, 1, 1, 1, 255, 255, 255]
+
+
+def test_linear8_comes_back_within_half_a_step():
+    values = np.random.default_rng(1).normal(size=(7, 331)) * 10.0 ** np.arange(-3, 4)[:, None]
+    low, high = values.min(-1, keepdims=True), values.max(-1, keepdims=True)
+    back = decode_linear8(codes.encode_linear8(values, low, high), low, high)
+    assert np.all(np.abs(back - values) <= (high - low) / 508 * (1 + 1e-9))
+    assert np.all(np.abs(back - values).max(-1) > (high - low)[:, 0] / 600)
+    assert np.array_equal(codes.encode_linear8([np.nan, -np.inf, np.inf, 9.0], 0.0, 1.0), [0, 1, 255, 255])
+    constant = codes.encode_linear8([4.25, np.nan], 4.25, 4.25)
+    assert np.array_equal(decode_linear8(constant, 4.25, 4.25), [4.25, np.nan], equal_nan=True)
+
+
+def arrays():
+    rng = np.random.default_rng(2)
+    smooth = np.tril(0.5 ** np.abs(np.subtract.outer(np.arange(61), np.arange(61))))
+    holes = np.where(rng.random((3, 47)) < 0.3, np.nan, rng.normal(size=(3, 47)) * [[1], [100], [0]])
+    return {
+        "log8": [smooth, rng.random((5, 7)), np.zeros((0, 3)), np.zeros((3, 0)), np.zeros(0), np.ones(1)],
+        "linear8": [holes, np.full((2, 5), np.nan), np.zeros((6, 0)), np.arange(11.0), np.zeros((0, 0))],
+        "u8": [np.arange(256).reshape(16, 16), np.zeros((0, 2), int), np.array([255, 0, 255])],
+        "u16": [np.array([[0, 65535, 1]])],
+        "i32": [np.array([[-1, 2**31 - 1, -(2**31)]]), np.zeros((0, 8), int), np.arange(999)],
+        "f16": [np.array([0.1, 2.0**-24, 65504, np.nan, np.inf, -0.5]), np.zeros(0)],
+        "f32": [rng.normal(size=(3, 5)), np.array([np.nan, -np.inf, 1e-45, 3e38])],
+    }
+
+
+PACKED = [(code, array) for code, made in arrays().items() for array in made]
+
+
+def coded(code, array):
+    """What a code, whose steps are tested above, makes of an array."""
+    if code == "log8":
+        return decode_log8(codes.encode_log8(array))
+    if code == "linear8":
+        ends = (end(array, -1, keepdims=True).astype(np.float32) for end in (np.nanmin, np.nanmax))
+        low, high = map(np.nan_to_num, ends)
+        return decode_linear8(codes.encode_linear8(array, low, high), low, high)
+    return array.astype({"f16": np.float16, "f32": np.float32}.get(code, np.int64))
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")
+def test_what_is_packed_is_unpacked():
+    for code, array in PACKED:
+        entry, data = codes.pack(array, code)
+        if code != "linear8" or array.size:
+            np.testing.assert_allclose(unpack(entry, data), coded(code, array), rtol=1e-5, atol=1e-5)
+        assert codes.pack(array, code) == (entry, data)
+        json.dumps(entry, allow_nan=False)
+    with pytest.raises(ValueError, match=r"code: expected one of log8, linear8, json, u8.*got 'f64'"):
+        codes.pack([1.0], "f64")
+
+
+TEXTS = ["</script>", "\u2028", "\0", "\ud800", "x" * 10_000, "naïve 👩‍👩‍👧", ""]
+
+
+def test_the_page_reads_what_is_packed(tmp_path):
+    made = [codes.pack(array, code) for code, array in PACKED]
+    made.append(codes.pack(TEXTS, "json"))
+    given = tmp_path / "chunks.json"
+    given.write_text(json.dumps([{"entry": entry, "hex": data.hex()} for entry, data in made]))
+    program = f"""
+      import {{ decodeChunk }} from "{WEB.as_uri()}/codes.js";
+      import {{ readFileSync }} from "node:fs";
+      const out = [];
+      for (const one of JSON.parse(readFileSync({json.dumps(str(given))}))) {{
+        const found = await decodeChunk(one.entry, Uint8Array.from(Buffer.from(one.hex, "hex")));
+        out.push(found.shape ? {{ shape: found.shape, values: Array.from(found.values, String) }} : found);
+      }}
+      console.log(JSON.stringify(out));
+    """
+    *found, texts = json.loads(run_node("--input-type=module", "-e", program))
+    assert texts == TEXTS == unpack(*made[-1])
+    for (entry, data), one in zip(made, found, strict=False):
+        expected = unpack(entry, data)
+        got = np.array([float(value.replace("Infinity", "inf")) for value in one["values"]])
+        assert list(expected.shape) == one["shape"]
+        assert np.allclose(got, expected.ravel().astype(np.float64), rtol=1e-6, atol=0, equal_nan=True)

@@ -5,7 +5,6 @@ import functools
 import io
 import json
 import operator
-import re
 import struct
 import zipfile
 
@@ -13,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from hypothesis import given, settings
 
 from mask_expressions import expressions
@@ -22,7 +20,7 @@ from regard import attend, inspection, masks, positions, scores
 from regard.inspection.traces import files as trace_files
 from regard.inspection.traces.codec import Reader, Writer
 from regard.inspection.traces.files import read_archive, write_archive
-from regard.models import Decoder, TransformerConfig
+from small_models import build
 
 H, T, D = 6, 11, 5
 IDS = np.array([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
@@ -42,7 +40,6 @@ def there_and_back(trace, folder, **settings):
 
 
 def same_leaves(mine, theirs):
-    """Same structures, and leaves that are equal bit by bit."""
     assert jax.tree.structure(mine) == jax.tree.structure(theirs)
     for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
         a, b = np.asarray(a), np.asarray(b)
@@ -55,8 +52,7 @@ SCORES = [
     scores.temperature(0.5),
     scores.relative_bias(np.ones((4, 1), jnp.bfloat16), bidirectional=False, max_distance=9),
 ]
-RULES = [None, positions.Linear(2.0), positions.DynamicNTK(2.0, 16, 64)]
-RULES += [positions.Llama3(8.0), positions.YaRN(4.0, 128)]
+RULES = [None, positions.Linear(2.0), positions.DynamicNTK(2.0, 16, 64), positions.YaRN(4.0, 128)]
 
 
 def rewritten(value, kind):
@@ -96,8 +92,6 @@ def test_a_call_comes_back_with_all_its_arrays(tmp_path):
     call, back = trace[0], there_and_back(trace, tmp_path, keep="qk")[0]
     same_leaves((call.problem, call.mask, call.score), (back.problem, back.mask, back.score))
     assert back.problem.precision is jax.lax.Precision.HIGHEST
-    for name in ("name", "layer", "kind", "heads", "rows", "keys", "query_offset", "key_offset"):
-        assert getattr(back, name) == getattr(call, name)
     assert (back.describe(), back.output_error) == (call.describe(), call.output_error)
     assert repr(back) == repr(call)
     same_leaves((call.lse, call.max_score, call.window()), (back.lse, back.max_score, back.window()))
@@ -105,7 +99,6 @@ def test_a_call_comes_back_with_all_its_arrays(tmp_path):
 
 @pytest.fixture(scope="module")
 def sound():
-    """A trace whose parts are of every kind."""
     score = [scores.softcap(3.0), scores.alibi(H)]
     return capture_call(masks.segments(IDS) & masks.causal(), score, tokens=["a"] * T)
 
@@ -130,9 +123,8 @@ def test_statistics_are_what_is_kept_unless_more_is_asked_for(sound, tmp_path):
     np.testing.assert_array_equal(coarse.top_keys, direct.top_keys)
     same_leaves(back.readout(8, 3, heads=[4, 1]).entropy, call.readout(8, 3).entropy[np.array([4, 1])])
     # What could tell of the text is not there, not even in other words.
-    data = b"".join(zipfile.ZipFile(path).read(name) for name in zipfile.ZipFile(path).namelist())
-    for array in (call.problem.query, call.problem.key):
-        assert np.asarray(array).tobytes()[:64] not in data
+    kept = [array.tobytes() for array in read_archive(path)[1].values()]
+    assert not any(np.asarray(call.problem.key).tobytes()[:64] in data for data in kept)
 
 
 def test_functions_are_no_data_and_the_trace_says_so(tmp_path):
@@ -143,15 +135,11 @@ def test_functions_are_no_data_and_the_trace_says_so(tmp_path):
     assert "predicate" in back[0].describe()["mask"]
     assert back.notes[0].startswith("attention 0: statistics alone are kept, as mask: predicate(")
     same_leaves(back[0].readout(8), trace[0].readout(8))
-    with zipfile.ZipFile(tmp_path / "one.regard") as archive:
-        named = set(re.findall(r'"(a[0-9]+)"', archive.read("meta.json").decode()))
-        assert len(archive.namelist()) == 1 + len(named)
     assert there_and_back(back, tmp_path, grid=8).notes == back.notes
 
 
 def test_models_tokens_and_positions_come_back(tmp_path):
-    sizes = {"d_model": 12, "num_heads": 3, "d_ff": 11, "num_layers": 1, "vocab_size": 13}
-    model = Decoder(TransformerConfig(**sizes, positions="learned", max_length=17), rngs=nnx.Rngs(0))
+    model = build(num_layers=1, positions="learned", max_length=17)
     hostile = ["</script><img onerror=x>", "\ud800", "👩‍👩‍👧\u202e", "\n\0", "x" * 10_000]
     tokens = inspection.Tokens(hostile, ids=[4, 5, 6, 7, 7], spans=np.arange(10).reshape(5, 2))
     _, trace = inspection.record(model, jnp.array([[1, 2, 3, 4, 5]]), tokens=tokens, title="</title>")
@@ -177,17 +165,17 @@ def test_models_tokens_and_positions_come_back(tmp_path):
 
 def test_a_file_is_written_whole_or_not_at_all(sound, tmp_path, monkeypatch):
     assert there_and_back(inspection.Trace(), tmp_path).calls == ()
-    trace, path = sound, tmp_path / "one.regard"
-    first = trace.save(path, grid=8, top_k=3).read_bytes()
-    whole = trace.save(path, keep="qk").read_bytes()  # a trace may be replaced
-    assert first != whole == trace.save(path, keep="qk").read_bytes()
+    path = tmp_path / "one.regard"
+    first = sound.save(path, grid=8, top_k=3).read_bytes()
+    whole = sound.save(path, keep="qk").read_bytes()  # a trace may be replaced
+    assert first != whole == sound.save(path, keep="qk").read_bytes()
 
     def fail(array):
         raise OSError("no space left")
 
     monkeypatch.setattr(trace_files, "_method", fail)
     with pytest.raises(OSError, match="no space left"):
-        trace.save(path)
+        sound.save(path, keep="qk")
     assert path.read_bytes() == whole
     assert [file.name for file in tmp_path.iterdir()] == ["one.regard"]
 
@@ -214,7 +202,6 @@ def test_other_files_are_never_replaced(tmp_path):
 
 @pytest.fixture(scope="module")
 def good(sound, tmp_path_factory):
-    """Bytes of a sound trace with q and k, and of one with statistics."""
     path = tmp_path_factory.mktemp("good") / "one.regard"
     qk = sound.save(path, keep="qk").read_bytes()
     assert read_archive(path)[0]["calls"][0]["lse"] == LSE
@@ -235,22 +222,6 @@ def test_files_that_are_no_zip_are_refused(tmp_path, good):
         refused(path, "it is no zip, cut short or damaged")
 
 
-def test_flipped_bytes_never_pass_unseen(tmp_path, good):
-    path, rng = tmp_path / "bad.regard", np.random.default_rng(0)
-    path.write_bytes(good["qk"])
-    sound = inspection.load(path).calls[0]
-    for place in rng.choice(len(good["qk"]), 150, replace=False):
-        data = bytearray(good["qk"])
-        data[place] ^= 1 << int(rng.integers(8))
-        path.write_bytes(data)
-        try:
-            call = inspection.load(path).calls[0]
-        except ValueError:
-            continue  # what is left are bytes that say nothing, such as dates
-        same_leaves(call.problem, sound.problem)
-        assert call.key_tokens.texts == sound.key_tokens.texts
-
-
 LSE = "a4"  # its name in the sound trace
 
 
@@ -259,7 +230,6 @@ def read_meta(data):
 
 
 def rewrite(path, data, change=None, members=None, drop=()):
-    """A zip like the given one, with changed meta and other members."""
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(path, "w") as new:
         meta = read_meta(data)
         meta = change(meta) or meta if change else meta
@@ -299,7 +269,6 @@ def test_zips_of_another_kind_are_refused(tmp_path, good):
 
 
 def npy(array, **header):
-    """A member, with another header."""
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         file, {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape} | header
@@ -363,12 +332,10 @@ def edit(*keys, to):
 
 
 def borrow(*keys, source):
-    """An entry that names the array of another."""
     return lambda meta: edit(*keys, to=functools.reduce(operator.getitem, source, meta["trace"]))(meta)
 
 
 def known_positions(**known):
-    """A change of what is known of positions."""
     names = ("rotary", "table", "table_kind", "trained_length")
     return edit(*C, "positions", to=dict.fromkeys(names) | {"class": "KnownPositions"} | known)
 
@@ -423,7 +390,6 @@ def test_plain_data_that_make_no_sense_are_refused(tmp_path, good):
 
 
 def test_sizes_that_no_bytes_stand_for_are_refused(tmp_path, good):
-    """Keys without features, and heads without queries, may be as many as they like."""
     path, many = tmp_path / "bad.regard", 10**7
     call = read_meta(good["qk"])["trace"]["calls"][0]
     query, key = (f"arrays/{call['problem'][name]}.npy" for name in ("query", "key"))
@@ -454,7 +420,6 @@ ODD = [None, 0, -1, 2**70, 1.5, "", "a1", "a4", [], {}, True, [[1]], {"class": "
 
 
 def walk(node, place=()):
-    """Every place of plain data."""
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
         yield (*place, key)
@@ -462,7 +427,6 @@ def walk(node, place=()):
 
 
 def test_no_change_of_the_plain_data_raises_anything_else(good, tmp_path):
-    """Any one entry of meta.json replaced by something odd: a ValueError, or a trace."""
     path = tmp_path / "odd.regard"
     for number, place in enumerate(walk(read_meta(good["qk"])["trace"])):
         rewrite(path, good["qk"], edit(*place, to=ODD[number % len(ODD)]))

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 
 PARITY = Path(__file__).parent / "parity"
+DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss")
+NAMES = ("bert", "modernbert", "vit", *DECODERS, "t5", "t5_gated")
 
 
 def uniform(name, shape):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import oracle
-from regard import attend, masks
+from regard import masks
 from regard.interop.torch_sdpa import scaled_dot_product_attention as sdpa
 
 
@@ -36,34 +36,33 @@ GOLDEN = (
 )
 
 
-def golden_inputs(dtype=jnp.float32):
-    arrays = wave(2, 4, 3, 5), wave(2, 2, 7, 5), wave(2, 2, 7, 5)[..., ::-1]
-    return [jnp.asarray(np.ascontiguousarray(array), dtype) for array in arrays]
+def golden_inputs():
+    return [
+        jnp.asarray(x, "float32") for x in (wave(2, 4, 3, 5), wave(2, 2, 7, 5), wave(2, 2, 7, 5)[..., ::-1])
+    ]
 
 
-@pytest.mark.parametrize(("dtype", "atol"), [(jnp.float32, 3e-7), (jnp.bfloat16, 1e-2)])
-def test_the_numbers_are_those_of_torch(dtype, atol):
+def test_the_numbers_are_those_of_torch():
     call = lambda *arrays: [sdpa(*arrays, enable_gqa=True, **options) for options, _ in GOLDEN]
-    for out, (_, expected) in zip(jax.jit(call)(*golden_inputs(dtype)), GOLDEN, strict=True):
-        assert (out.dtype, out.shape) == (dtype, (2, 4, 3, 5))
-        np.testing.assert_allclose(out[1, 3, :, :2].astype(jnp.float32), expected, atol=atol)
+    for out, (_, expected) in zip(jax.jit(call)(*golden_inputs()), GOLDEN, strict=True):
+        assert (out.dtype, out.shape) == (jnp.float32, (2, 4, 3, 5))
+        np.testing.assert_allclose(out[1, 3, :, :2], expected, atol=3e-7)
 
 
-@pytest.mark.parametrize("leading", [(), (3, 2, 4)])
-def test_any_number_of_leading_axes_serves(leading):
-    rng = np.random.default_rng(len(leading))
-    arrays = [rng.normal(size=(*leading, n, 7)).astype(np.float32) for n in (5, 11, 11)]
-    keep = rng.random((5, 11)) < 0.6
-    np.testing.assert_allclose(run(*arrays, keep), oracle.batched(*arrays, keep=keep).output, atol=1e-6)
+def test_any_number_of_leading_axes_serves():
+    rng = np.random.default_rng(0)
+    for leading in ((), (3, 2, 4)):
+        arrays = [rng.normal(size=(*leading, n, 7)).astype(np.float32) for n in (5, 11, 11)]
+        keep = rng.random((5, 11)) < 0.6
+        np.testing.assert_allclose(run(*arrays, keep), oracle.batched(*arrays, keep=keep).output, atol=1e-6)
 
 
 def test_masks_mean_what_they_say():
     """A mask of regard is its formula, one head of keys broadcasts, and no batch makes a mask ambiguous."""
     query, key, value = golden_inputs()
     mask = masks.lengths(np.array([3, 7])) & masks.sliding_window(2)
-    keep = np.zeros((2, 1, 3, 7), bool)
-    for b, _, t, s in np.ndindex(keep.shape):
-        keep[b, 0, t, s] = s < (3, 7)[b] and t - 2 <= s <= t
+    t, s = np.arange(3)[:, None], np.arange(7)
+    keep = (s < np.reshape([3, 7], (2, 1, 1, 1))) & (t - 2 <= s) & (s <= t)
     expected = oracle.batched(query, key, value, keep=keep).output
     np.testing.assert_allclose(run(query, key, value, mask, is_causal=True), expected, atol=1e-6)
     alone = jax.jit(sdpa)(query, key[:, :1], value[:, :1])
@@ -83,10 +82,12 @@ def test_nothing_to_attend_to_gives_zeros_and_no_gradient():
 
 
 def test_dropout_is_drawn_from_its_key():
-    call = jax.jit(lambda rng: sdpa(*golden_inputs(), None, 0.5, enable_gqa=True, rng=rng))
-    first, again, other = (np.asarray(call(jax.random.key(seed))) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(first, again)
-    assert not np.array_equal(first, other)
+    def draws(rate):
+        call = lambda rng: sdpa(*golden_inputs(), None, rate, enable_gqa=True, rng=rng)
+        return "random_" in str(jax.make_jaxpr(call)(jax.random.key(0)))
+
+    assert draws(0.5)
+    assert not draws(0.0)
 
 
 x, y = np.ones((2, 6, 5, 7), np.float32), np.ones((2, 3, 11, 7), np.float32)
@@ -106,24 +107,3 @@ WRONG = [
 def test_a_wrong_call_is_told_what_to_do(arrays, options, kind, message):
     with pytest.raises(kind, match=message):
         jax.eval_shape(lambda: sdpa(*arrays, **options))
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("per_head", [False, True])
-def test_masks_mean_what_multi_head_attention_of_torch_means(per_head):
-    """Run by hand: pip install torch==2.13.0, then pytest -m torch."""
-    torch = pytest.importorskip("torch", exc_type=ImportError)
-    torch.manual_seed(0)
-    module, x = torch.nn.MultiheadAttention(12, 3, batch_first=True).eval(), torch.randn(2, 5, 12)
-    drop = torch.rand(*((6,) if per_head else ()), 5, 5) < 0.3
-    drop[..., 0] = False
-    padding = torch.tensor([[False] * 5, [False, False, False, True, True]])
-    with torch.no_grad():
-        parts = (
-            (x @ module.in_proj_weight.T + module.in_proj_bias).reshape(2, 5, 3, 3, 4).permute(2, 0, 3, 1, 4)
-        )
-        masked = {"attn_mask": drop, "key_padding_mask": padding, "average_attn_weights": False}
-        _, weights = module(x, x, x, **masked)
-    mask = masks.from_torch_mha(drop.numpy(), padding.numpy(), num_heads=3)
-    _, aux = attend(*(part.numpy() for part in parts), mask=mask, aux=("weights",))
-    np.testing.assert_allclose(aux["weights"], weights.numpy(), atol=2e-7)

@@ -51,14 +51,8 @@ def multi_head(layer, query, key=None, value=None, keep=True, bias=0.0, epsilon=
     """Output (B, T, M) and weights (B, H, T, S) of batched inputs; keep and bias broadcast to the weights."""
     key = query if key is None else key
     value = key if value is None else value
-    q, k, v = (
-        linear(projection, x)
-        for projection, x in (
-            (layer.query_projection, query),
-            (layer.key_projection, key),
-            (layer.value_projection, value),
-        )
-    )
+    projections = layer.query_projection, layer.key_projection, layer.value_projection
+    q, k, v = map(linear, projections, (query, key, value))
     D, group = layer.head_dim, layer.num_heads // layer.num_key_heads
     heads, weights = [], []
     for h in range(layer.num_heads):

@@ -20,6 +20,11 @@ NAMES = {
     "latent_norm": "kv_a_layernorm", "expansion": "kv_b_proj", "output_projection": "o_proj",
 }  # fmt: skip
 
+SIZES = {
+    "latent_dim": "kv_lora_rank", "head_dim": "qk_nope_head_dim", "rotary_dim": "qk_rope_head_dim",
+    "value_dim": "v_head_dim",
+}  # fmt: skip
+
 
 @functools.cache
 def read():
@@ -29,19 +34,10 @@ def read():
 def build(rank, dtype):
     """The layer of the reference, filled with its tensors."""
     facts, _ = read()
-    sizes = facts["config"]
-    layer = build_drawn(
-        LatentAttention,
-        sizes["hidden_size"],
-        sizes["num_attention_heads"],
-        latent_dim=sizes["kv_lora_rank"],
-        head_dim=sizes["qk_nope_head_dim"],
-        rotary_dim=sizes["qk_rope_head_dim"],
-        value_dim=sizes["v_head_dim"],
-        query_latent_dim=rank,
-        rotary=Rotary(100.0, interleaved=True),
-        use_bias=True,
-    )
+    sizes = [facts["config"][name] for name in ("hidden_size", "num_attention_heads")]
+    options = {ours: facts["config"][name] for ours, name in SIZES.items()}
+    options |= {"query_latent_dim": rank, "rotary": Rotary(100.0, interleaved=True), "use_bias": True}
+    layer = build_drawn(LatentAttention, *sizes, **options)
     drawn = drawn_weights.draw_all(facts["shapes"], "deepseek_v3")
     names = NAMES | {"query_projection": "q_b_proj" if rank else "q_proj"}
     for path, leaf in parameter_paths(layer).items():
@@ -98,7 +94,7 @@ def test_an_empty_cache_holds_what_the_layer_computes():
 
 
 def test_what_does_not_fit_is_refused():
-    layer, x = build_small(), jnp.ones((2, 1, 24))
+    layer, x, ids = build_small(), jnp.ones((2, 1, 24)), jnp.zeros((3, 1), jnp.int32)
     cache, other = layer.start_cache(2, 3), build(17, jnp.float32).start_cache(2, 3)
     for call, message in (
         (lambda: layer(x[..., :5]), r"x: expected shape \(\*B, length, 24\)"),
@@ -113,10 +109,7 @@ def test_what_does_not_fit_is_refused():
             lambda: build_small(rotary=Rotary(width=8)),
             r"rotary\.width: expected an even number in 2\.\.2, the",
         ),
-        (
-            lambda: layer(x, positions=jnp.zeros((3, 1), jnp.int32)),
-            r"positions: expected one integer per token, \(1,\) or \(2, 1\); got shape \(3, 1\)",
-        ),
+        (lambda: layer(x, positions=ids), r"one integer per token, \(1,\) or \(2, 1\); got shape \(3, 1\)"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -99,6 +99,7 @@ def test_the_recurrence_and_its_gradients(rule):
     assert found[1].key_sum is None
 
 
+@pytest.mark.slow
 def test_more_and_fewer_leading_axes_give_the_same():
     arrays = draw("gated delta per channel")
     single = {name: x[1, (name == "query") * 1] for name, x in arrays.items()}
@@ -302,6 +303,7 @@ def test_without_causality_queries_are_not_the_tokens_of_keys():
 # Decay.
 
 
+@pytest.mark.slow
 def test_strong_decay_neither_overflows_nor_loses_digits():
     """A few tokens forget almost all, their neighbours almost nothing; ratios of cumulated decay overflow."""
     rng = np.random.default_rng(8)
@@ -361,6 +363,7 @@ def test_memory_of_gradients_doubles_with_the_length():
     assert long < 10 * 2 * 8192 * 16 * 4
 
 
+@pytest.mark.slow
 def test_first_and_second_derivatives_are_finite_differences(x64):
     arrays = {n: x.astype(np.float64) for n, x in draw("gated delta per channel", length=5).items()}
     rng = np.random.default_rng(4)

@@ -194,6 +194,7 @@ def route(query, key, size, count):
     return jax.lax.top_k(jnp.einsum("...td,...sd->...ts", *pooled), count)[1]
 
 
+@pytest.mark.slow
 def test_a_router_decides_in_every_step_and_gradients_go_past_it():
     arrays = draw((2, 3, 40, 5), (2, 3, 40, 5), (2, 3, 40, 7))
 
@@ -207,6 +208,7 @@ def test_a_router_decides_in_every_step_and_gradients_go_past_it():
     assert_close((output, *grads), parts_of(truth), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_tables_are_scanned_and_mapped_over():
     query, key, value = draw((2, T, 3), (2, S, 3), (2, S, 5))
     tables = table_of(2)

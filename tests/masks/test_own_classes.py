@@ -102,6 +102,7 @@ def test_a_score_of_ones_own_may_read_positions():
         attend(query[..., :3, :], key, value, score=SCORE)
 
 
+@pytest.mark.slow
 def test_they_are_derived():
     arrays = draw(1)
     derivation = regard.derive(*arrays, mask=MASK, score=[scores.softcap(9.0), SCORE])
@@ -138,6 +139,7 @@ def test_plain_numbers_and_numpy_numbers_are_kept_as_what_they_are_for():
     assert (score.weight.dtype, score.weight.shape, float(score.weight)) == (np.float32, (), 0.5)
 
 
+@pytest.mark.slow
 def test_what_a_file_cannot_hold_is_noted(tmp_path):
     with inspection.capture(example=1) as trace:
         attend(*draw(), score=Named(jnp.tanh))

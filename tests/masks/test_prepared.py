@@ -73,6 +73,7 @@ def test_tiles_of_the_sides_that_were_looked_at_are_known_exactly():
     np.testing.assert_array_equal(*sides)
 
 
+@pytest.mark.slow
 def test_calls_are_those_of_the_mask_wherever_it_was_prepared():
     """Outside, in the program, in a scan, joined, at other offsets, and for positions by row."""
     arrays, places = arrays_of(2, 3), np.random.default_rng(2).integers(0, S, (2, T))
@@ -202,6 +203,7 @@ def test_what_a_mask_says_of_itself_is_not_lost():
     np.testing.assert_array_equal(again.dense(S), mask.dense(S))
 
 
+@pytest.mark.slow
 def test_a_mask_is_prepared_on_each_device():
     """With gradients."""
     arrays, (cotangent,) = draw((2, 4, T, 5), (2, 4, S, 5), (2, 4, S, 7)), draw((2, 4, T, 7), seed=5)

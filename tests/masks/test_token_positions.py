@@ -332,6 +332,7 @@ def test_a_layer_turns_packed_rows_by_their_own_positions():
     np.testing.assert_allclose(derivation["output"].value, found, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_reads_packed_documents_as_if_each_were_alone():
     config = TransformerConfig(**SMALL, max_length=T, positions="rotary")
     model, tokens = Decoder(config, rngs=nnx.Rngs(0)), np.random.default_rng(0).integers(0, 17, (B, T))
@@ -362,6 +363,7 @@ def test_the_padding_of_packed_rows_is_told_by_row():
     np.testing.assert_allclose(*both(model, jnp.arange(T, dtype=jnp.int32)[None]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_mistakes_in_layers_and_models_are_explained():
     layer, (x,) = build_layer(), draw((B, T, 12))
     for options, text in (

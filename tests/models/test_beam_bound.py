@@ -15,7 +15,6 @@ from test_generation import build
 
 @pytest.mark.parametrize("penalty", mostly_slow([-1.0, 0.0, 0.5, 1.0, 2.0], 2.0))
 def test_a_search_is_over_when_no_longer_text_can_win(penalty):
-    """Of two tokens, one of which ends a text, two beams find the best of all texts."""
     model, length = nnx.clone(build(vocab_size=2)), 7
     model.head.kernel[...] = 3 * model.head.kernel[...]
     texts = np.array([*itertools.product(range(2), repeat=2 + length)], np.int32)

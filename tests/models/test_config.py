@@ -46,20 +46,17 @@ def test_layers_with_a_window_may_have_a_rotary_base_of_their_own():
     assert dataclasses.replace(config, positions="none").rotary(0) is None
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_what_does_not_fit_is_refused():
+    for change, message in (
         ({"d_ff": 2.5}, "d_ff: expected an integer of at least 1, got 2.5"),
         ({"num_layers": -1}, "num_layers: expected an integer of at least 0, got -1"),
         ({"num_heads": 5}, "num_heads: expected a divisor of d_model = 12, got 5"),
         ({"num_key_heads": 4}, "num_key_heads: expected a divisor of num_heads = 6, got 4"),
         ({"positions": "rotary", "rotary_width": 4}, "rotary_width: expected at most the head width, 2; got"),
         ({"positions": "rotary", "head_dim": 7}, "'rotary' turns pairs of features, got a head width of 7"),
-
         ({"vocab_size": None}, "vocab_size, input_width: expected exactly one"),
         ({"class_token": True}, "class_token: expected real vectors"),
         ({"vocab_size": None, "input_width": 3, "num_token_types": 2}, "num_token_types: expected 0"),
-
         ({"norm": "Pre"}, r"norm: expected one of pre, post, both; got 'Pre' \(nearest: pre\)"),
         ({"activation": "gelu"}, "'gelu' has two meanings: choose gelu_tanh.*or gelu_erf"),
         ({"remat": "dots"}, r"remat: expected one of full, .*; got 'dots' \(nearest: dots_saveable\)"),
@@ -73,11 +70,9 @@ def test_layers_with_a_window_may_have_a_rotary_base_of_their_own():
         ({"windows": (-1,)}, "windows: expected None or numbers of keys"),
         ({"attention_bias": "no"}, "attention_bias: expected True or False.*; got 'no'"),
         ({"rotary_scaling": {"factor": 4.0}}, r"rotary_scaling: expected Scaling or None, got dict; .* such"),
-    ],
-)
-def test_what_does_not_fit_is_refused(change, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        TransformerConfig(**{**SIZES, **change})
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            TransformerConfig(**{**SIZES, **change})
 
 
 def test_choices_are_those_of_jax_and_of_the_layers():

@@ -10,7 +10,6 @@ import pytest
 from flax import nnx
 
 from layer_oracle import build_drawn
-from regard import inspection
 from regard.models import Decoder, Encoder, TransformerConfig
 
 SIZES = {"d_model": 6, "num_heads": 3, "d_ff": 7, "num_layers": 5, "vocab_size": 13}
@@ -48,7 +47,6 @@ def measure_loss(model):
 
 
 def split_loss(model):
-    """The loss as a function of the parameters, and these."""
     graph, state = nnx.split(model)
     return lambda state: measure_loss(nnx.merge(graph, state))[0], state
 
@@ -58,11 +56,7 @@ def assert_same(found, expected):
     jax.tree.map(compare, found, expected)
 
 
-# Numbers.
-
-
 def test_values_and_gradients_are_those_of_the_unrolled_model(wide):
-    """And readouts are those of each layer."""
     measure = nnx.jit(nnx.value_and_grad(measure_loss, has_aux=True))
     found, expected = (measure(build(Decoder, **TURNS, **options)) for options in (BOTH, {}))
     assert_same(found, expected)
@@ -77,7 +71,6 @@ def test_a_first_block_unlike_the_others_runs_before_the_loop(wide):
 
 @pytest.mark.slow
 def test_transforms_of_the_loop_are_those_of_the_unrolled_model(wide):
-    """Products with the Hessian, of two models at once."""
     found = []
     for options in ({}, BOTH):
         loss, state = split_loss(build(Encoder, num_layers=3, **options))
@@ -96,9 +89,6 @@ def test_dropout_is_that_of_the_unrolled_model_call_by_call(wide):
         found.append((run(model), nnx.state(model, nnx.RngCount)))
     assert_same(*found)
     assert all(count == 2 for count in jax.tree.leaves(found[1][1]))
-
-
-# Names, readouts and dtypes, which need no program.
 
 
 def test_few_blocks_and_models_that_a_trace_closes_over_serve():
@@ -123,12 +113,6 @@ def test_parameters_and_names_are_those_of_the_unrolled_model():
     assert ("trunk", "stack", "blocks", 4, "feed_forward", "widen", "kernel") in plain
 
 
-def test_a_capture_of_the_loop_names_every_layer():
-    _, trace = inspection.record(build(Decoder, num_layers=2, **BOTH), TOKENS)
-    names = [one.name for one in trace.calls]
-    assert names == [f"trunk.stack.blocks.{number}.attention" for number in range(2)]
-
-
 def test_blocks_that_do_not_take_turns_are_refused():
     windows, model = build(Encoder, **SCAN, windows=(1, 2, 3)), build(Encoder, **SCAN)
     model.stack.blocks[2] = build(Encoder, d_ff=11).stack.blocks[2]
@@ -138,9 +122,6 @@ def test_blocks_that_do_not_take_turns_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             nnx.eval_shape(call, one)
-
-
-# Costs.
 
 
 def lower(num_layers):

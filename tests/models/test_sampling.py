@@ -1,13 +1,11 @@
 """Sampling against its definitions in float64 NumPy, and its frequencies against their probabilities."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plain import assert_as_exact
+from oracle import assert_as_exact
 from regard.models import Sampling, sampling
 
 B, V = 5, 31
@@ -122,56 +120,31 @@ def test_frequencies_are_probabilities():
     degrees = alive.sum() - 1
     statistic = np.sum((counts[alive] - draws * expected[alive]) ** 2 / (draws * expected[alive]))
     assert statistic < degrees + 6 * np.sqrt(2 * degrees)
-    # The bound can fail: other probabilities, off by a tenth, are told from these.
-    other = expected ** (0.9)
-    other = draws * other[alive] / other[alive].sum()
-    assert np.sum((counts[alive] - other) ** 2 / other) > degrees + 6 * np.sqrt(2 * degrees)
 
 
 def test_unhealthy_logits_choose_no_token():
     logits = draw_logits(5)
     logits[1, 3], logits[2, 4], logits[3, 5] = np.nan, np.inf, -np.inf
     keys = sampling.row_keys(jax.random.key(1), B)
-    choose = jax.jit(lambda settings: sampling.choose(logits, settings, rng=keys))
+    choose = jax.jit(lambda settings: sampling.choose(jnp.asarray(logits), settings, rng=keys))
     for settings in (Sampling(), Sampling(temperature=1.0, top_k=3, top_p=0.5, min_p=0.1)):
         token = np.asarray(choose(settings))
         np.testing.assert_array_equal(token[1:4], -1)
         assert np.all(token[[0, 4]] >= 0)
 
 
-def test_other_numbers_compile_nothing_anew():
-    traces = []
-    adjust = jax.jit(lambda logits, settings: traces.append(1) or sampling.adjust(logits, settings))
-    for settings, count in (
-        (Sampling(temperature=0.9, top_k=5), 1),
-        (Sampling(temperature=0.8, top_k=3), 1),
-        (Sampling(temperature=0.8), 2),
-        (Sampling(), 3),
-    ):
-        adjust(draw_logits(), settings)
-        assert len(traces) == count
-        leaves, tree = jax.tree.flatten(settings)
-        assert jax.tree.unflatten(tree, leaves) == settings
-        assert {settings: 1}[dataclasses.replace(settings)] == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_settings_out_of_range_are_refused():
+    for settings, message in (
         ({"temperature": -0.1}, r"temperature: expected a finite number of at least 0, got -0\.1; 0 takes"),
-
         ({"temperature": 1e-38}, "temperature: expected at least 1e-20, or 0, .*; got 1e-38"),
         ({"temperature": 1.0, "top_k": 0}, "top_k: expected at least 1, got 0; None keeps all"),
         ({"temperature": 1.0, "top_p": 0.0}, r"top_p: expected a number in \(0, 1\], got 0\.0"),
         ({"temperature": 1.0, "min_p": 1.5}, r"min_p: expected a number in \(0, 1\], got 1\.5"),
-
         ({"repetition_penalty": float("inf")}, "repetition_penalty: expected a number from 1e-20 to 1e20"),
         ({"top_k": 3, "min_p": 0.1}, "top_k, min_p: expected a temperature above 0 with it, got temperature"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Sampling(**settings)
+    ):
+        with pytest.raises(ValueError, match=message):
+            Sampling(**settings)
 
 
 def test_random_keys_are_asked_for_and_checked():

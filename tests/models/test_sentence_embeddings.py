@@ -46,7 +46,6 @@ read = nnx.jit(lambda model, tokens: model(tokens))
 
 
 def by_hand(model, pool=lambda hidden: hidden.mean(0), rows=IDS):
-    """One sentence at a time."""
     pooled = [pool(np.asarray(read(model, np.array([ids])))[0]) for ids in rows]
     return np.stack([row / np.linalg.norm(row) for row in pooled])
 
@@ -63,13 +62,11 @@ def test_rows_are_means_of_length_one(pretrained):
 
 
 def write_modules(root, *names):
-    """As sentence-transformers lists them."""
     modules = [{"path": name, "type": f"sentence_transformers.models.{name[2:]}"} for name in names]
     (root / "modules.json").write_text(json.dumps(modules))
 
 
 def test_older_folders_are_pooled_as_they_say(folder, tmp_path):
-    """By the first token, here."""
     shutil.copytree(folder, tmp_path / "0_Transformer")
     (tmp_path / "0_Transformer" / "1_Pooling").rename(tmp_path / "1_Pooling")
     set_pooling(tmp_path, "pooling_mode_cls_token")

@@ -261,6 +261,7 @@ def test_float64_is_summed_in_float64(x64):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_nothing_that_is_not_a_number_leaves_a_row_without_keys():
     """As in `attend`; a NaN among the scores is the largest of them."""
     ring = functools.partial(

@@ -1,6 +1,9 @@
 """The planner: amounts, work, bytes and times by hand, and against compiled programs."""
 
+import contextlib
 import dataclasses
+import functools
+import itertools
 import json
 import math
 import re
@@ -37,7 +40,6 @@ def plan(length=4096, heads=8, devices=8, chip=PLAIN, width=64, assumptions=ALL,
 
 
 def pose(*shape, dtype="float32", **options):
-    """A call of self-attention on arrays of a shape."""
     return canonicalize(*[jax.ShapeDtypeStruct(shape, dtype)] * 3, **options)
 
 
@@ -49,13 +51,10 @@ def found(report, **sizes):
     return estimate
 
 
-# Amounts and chips.
-
-
 def test_amounts_are_read():
-    texts = ("7", 7, "128k", "1M", "1_048_576", " 2G ", "1.5k")
-    assert [planning.read_amount(text) for text in texts] == [7, 7, 131072, 1048576, 1048576, 1 << 31, 1536]
-    for text in ("", "M", "0", "-3", "1.1k", "1e6", "12q", 0, "k1", "nan", "inf", "1.0e999"):
+    texts = (7, "128k", "1_048_576", " 2G ", "1.5k")
+    assert [planning.read_amount(text) for text in texts] == [7, 131072, 1048576, 1 << 31, 1536]
+    for text in ("", "M", "-3", "1.1k", "1e6", "12q", 0, "nan", "1.0e999"):
         with pytest.raises(ValueError, match="expected a whole number such as 4096, 128k"):
             planning.read_amount(text)
 
@@ -83,27 +82,17 @@ def test_devices_of_one_machine_share_it(monkeypatch):
     report = plan(chip=chip, dtype="float32", fixed={"sequence": 8})
     assert report.chip.flops["float32"] == pytest.approx(chip.flops["float32"] / 8)
     assert report.chip.memory_bytes == pytest.approx(chip.memory_bytes / 8)
-    # As much in all, by as many devices as one likes.
-    alone = plan(chip=chip, dtype="float32", devices=1)
-    assert report.best.compute_seconds == pytest.approx(alone.best.compute_seconds)
 
 
-# Work.
-
-
-@pytest.mark.parametrize(
-    "mask",
-    [CAUSAL & masks.sliding_window(200), masks.lengths([300, 640]), masks.chunked(256) | masks.prefix(70)],
-    ids=repr,
-)
-def test_work_is_that_of_tiles_with_a_pair(mask):
-    work = Work.count(pose(2, 2, 640, 4, mask=mask))
-    cells = np.asarray(mask.dense(640, leading_axes=2))
-    cells = np.broadcast_to(cells, (*cells.shape[:-2], 640, 640)).reshape(-1, 5, 128, 5, 128)
-    tiles = cells.any((2, 4)).mean(0) * 128 * 128
-    np.testing.assert_allclose(np.diff(work.cells), tiles.sum(1))
-    assert work.total == pytest.approx(tiles.sum())
-    assert work.kept == pytest.approx(work.total / 640**2)
+def test_work_is_that_of_tiles_with_a_pair():
+    for mask in (CAUSAL & masks.sliding_window(200), masks.lengths([300, 640])):
+        work = Work.count(pose(2, 2, 640, 4, mask=mask))
+        cells = np.asarray(mask.dense(640, leading_axes=2))
+        cells = np.broadcast_to(cells, (*cells.shape[:-2], 640, 640)).reshape(-1, 5, 128, 5, 128)
+        tiles = cells.any((2, 4)).mean(0) * 128 * 128
+        np.testing.assert_allclose(np.diff(work.cells), tiles.sum(1))
+        assert work.total == pytest.approx(tiles.sum())
+        assert work.kept == pytest.approx(work.total / 640**2)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "balanced"])
@@ -133,15 +122,9 @@ def test_causal_work_is_even_in_balance():
     assert uneven.balance > 30
     assert uneven.flops == pytest.approx(2 * even.flops, rel=0.03)
     assert report.kept == pytest.approx(0.5, rel=0.01)
-
-
-def test_a_mask_that_is_not_known_counts_whole():
-    report = plan(length="64k", mask=masks.predicate(lambda q, k: q >= k))
-    assert (report.kept, report.tile_side) == (1.0, 0)
-    assert "all pairs are counted" in str(report)
-
-
-# Numbers by hand.
+    unknown = plan(length="64k", mask=masks.predicate(lambda q, k: q >= k))
+    assert (unknown.kept, unknown.tile_side) == (1.0, 0)
+    assert "all pairs are counted" in str(unknown)
 
 
 def test_work_and_bytes_of_a_ring_are_those_counted_by_hand():
@@ -208,9 +191,6 @@ def test_shares_and_messages_are_taken_off():
     assert less.travel_seconds == pytest.approx(10 * whole.travel_seconds + 7 * 3)
 
 
-# Candidates and their order.
-
-
 @pytest.mark.parametrize(("devices", "batch", "heads", "key_heads"), [(12, 3, 8, 4), (16, 2, 8, 1)])
 def test_every_mesh_is_there_once_and_serves(devices, batch, heads, key_heads):
     query, key = (jax.ShapeDtypeStruct((batch, count, 64, 4), "float32") for count in (heads, key_heads))
@@ -218,20 +198,13 @@ def test_every_mesh_is_there_once_and_serves(devices, batch, heads, key_heads):
     listed = [one for one in list_candidates(problem, devices, {}) if not one.tokens + one.rows]
     assert len(listed) == len(set(listed))
     expected = set()
-    sizes = [size for size in range(1, devices + 1) if devices % size == 0]
-    for data, sequence, exchange, split in np.stack(np.meshgrid(*[sizes] * 4), -1).reshape(-1, 4).tolist():
-        if data * sequence * exchange * split == devices:
-            for layout in ("contiguous", "balanced"):
-                one = Candidate(data, sequence, exchange, split, layout)
-                try:
-                    account = one.place().explain(problem)
-                except NotImplementedError:
-                    assert one not in listed
-                    continue
-                # A balanced order of one device, and exchanges without keys that travel, have no other order.
-                if layout == "contiguous" or sequence > 1:
-                    expected.add(one)
-                assert account.plan == one.plan
+    for *sizes, layout in itertools.product(*[range(1, devices + 1)] * 4, ("contiguous", "balanced")):
+        # A balanced order of one device, and exchanges without keys that travel, have no other order.
+        if math.prod(sizes) == devices and (layout == "contiguous" or sizes[1] > 1):
+            one = Candidate(*sizes, layout)
+            with contextlib.suppress(NotImplementedError):
+                assert one.place().explain(problem).plan == one.plan
+                expected.add(one)
     assert set(listed) == expected
     assert expected
 
@@ -241,7 +214,7 @@ def test_the_bytes_are_those_of_the_account():
     report = plan(length=1009, heads=4, batch=2, mask=mask, backward=True)
     problem = pose(2, 4, 1009, 64, dtype="bfloat16", mask=mask)
     assert len(report.ranking) > 10
-    for item in report.ranking:
+    for item in report.ranking[::2]:
         account = item.candidate.place().explain(problem)
         assert item.sent_bytes == account.forward_bytes + account.backward_bytes
         assert (item.rounds, item.candidate.layout) == (account.rounds, account.layout)
@@ -258,20 +231,19 @@ def test_of_the_fastest_the_best_sends_least_and_the_rest_go_by_time():
             assert best.all_bytes <= item.all_bytes
     times = [item.seconds for item in rest if item.fits]
     assert times == sorted(times)
-    assert report.explain_loss(best) == "best"
-    said = [report.explain_loss(item) for item in rest]
+    said = [report.explain_loss(item) for item in report.ranking]
+    assert said[0] == "best"
     assert any("the work on the busiest device" in text for text in said)
     assert any("the bytes" in text for text in said)
     slowest = next(item for item in reversed(rest) if item.fits)
     assert report.explain_loss(slowest).startswith(f"{slowest.seconds / best.seconds - 1:.0%} slower: ")
-    spelled = [spell_seconds(seconds) for seconds in (0, 2.5, 0.0034, 5e-6)]
-    assert spelled == ["0 s", "2.5 s", "3.4 ms", "5 us"]
+    assert [spell_seconds(seconds) for seconds in (0, 2.5, 0.0034)] == ["0 s", "2.5 s", "3.4 ms"]
 
 
 def test_meshes_that_do_not_fit_come_last_and_say_so():
     # Between what the leanest mesh takes and what the others do.
     small = planning.Chip("small", {"bfloat16": 1e9}, 1.5e8, 1e9, 8, 8, 1e9, 1e9, {})
-    report = plan(length=16384, heads=8, devices=8, batch=8, chip=small, width=32, backward=True)
+    report = plan(length=16384, batch=8, chip=small, width=32, backward=True)
     fits = [item.fits for item in report.ranking]
     assert fits == sorted(fits, reverse=True)
     assert not all(fits)
@@ -282,19 +254,15 @@ WINDOW = CAUSAL & masks.sliding_window(1023)
 
 
 def watch_search(monkeypatch):
-    """The searches to come."""
     searches, find = [], Search.find_best
-    monkeypatch.setattr(
-        Search, "find_best", lambda self, devices: searches.append(self) or find(self, devices)
-    )
+    watch = lambda self, devices: searches.append(self) or find(self, devices)
+    monkeypatch.setattr(Search, "find_best", watch)
     return searches
 
 
 @pytest.mark.parametrize(
     ("options", "count"),
     [
-        ({"length": 512, "chip": "h100", "devices": 16}, 1),
-        ({"length": 4096, "chip": "h100", "devices": 13}, 8),
         ({"length": 4096, "chip": "h100", "mask": WINDOW, "devices": 16}, 4),
         ({"length": "64k", "key_heads": 2, "chip": "h100", "devices": 64}, 36),
         ({"length": "128k", "chip": "v5e", "fixed": {"data": 2}, "batch": 3, "devices": 64}, 64),
@@ -346,7 +314,6 @@ def test_padding_makes_meshes_divide():
 
 
 def test_many_devices_are_planned_by_looking_at_few_meshes(monkeypatch):
-    """Of the meshes of 384 numbers of devices, some hundreds are weighed."""
     weighed, weigh = [], Search.weigh
     monkeypatch.setattr(Search, "weigh", lambda self, one: weighed.append(one) or weigh(self, one))
     options = {"heads": 32, "key_heads": 8, "devices": 65_536, "chip": "v5p", "batch": 2}
@@ -356,32 +323,22 @@ def test_many_devices_are_planned_by_looking_at_few_meshes(monkeypatch):
     assert len(weighed) < 500
 
 
-def test_a_window_is_best_on_a_ring_and_everything_on_an_exchange():
-    near = plan(length="1M", chip="h100", mask=masks.chunked(1 << 17))
-    assert near.best.sent_bytes == 0
-    assert near.best.candidate.mesh == {"sequence": 8}
-    assert plan(length="1M", chip="h100").best.candidate.mesh == {"exchange": 8}
-    report = plan(devices=32, batch=4, fixed={"data": 2, "heads": 1})
-    assert {(item.candidate.data, item.candidate.heads) for item in report.ranking} == {(2, 1)}
-
-
-# Whole steps.
-
 TINY = TransformerConfig(d_model=12, num_heads=4, d_ff=40, num_layers=3, vocab_size=31, num_key_heads=2)
 EXPERTS = {"num_experts": 7, "experts_per_token": 2, "expert_width": 20, "gated": True}
 MIXED = dataclasses.replace(TINY, **EXPERTS, dense_layers=(0,))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma-2-2b", "qwen3-30b-a3b", "gpt-oss-20b", "mixed"])
-def test_parameters_are_those_of_the_model(name):
-    if name == "mixed":
-        config = dataclasses.replace(MIXED, first_norm=False, tied_output=True)
-    else:
-        config = dataclasses.replace(PRESETS[name].config, num_layers=2)
-    if name == "gemma-2-2b":
-        config = dataclasses.replace(config, sinks=True, tied_output=False, attention_bias=True)
-    leaves = jax.tree.leaves(nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))), nnx.Param))
-    assert sum(planning.count_parameters(config).values()) == sum(math.prod(leaf.shape) for leaf in leaves)
+def test_parameters_are_those_of_the_model():
+    for name, changes in (
+        ("gpt2", {}),
+        ("gemma-2-2b", {"sinks": True, "tied_output": False, "attention_bias": True}),
+        ("qwen3-30b-a3b", {}),
+        ("gpt-oss-20b", {"first_norm": False, "tied_output": True, "dense_layers": (0,)}),
+    ):
+        config = dataclasses.replace(PRESETS[name].config, num_layers=2, **changes)
+        model = nnx.eval_shape(lambda config=config: Decoder(config, rngs=nnx.Rngs(0)))
+        sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
+        assert sum(planning.count_parameters(config).values()) == sum(sizes), name
 
 
 STEP = {"length": 256, "batch": 4, "chip": PLAIN, "assumptions": ALL}
@@ -460,55 +417,37 @@ def test_windows_of_a_step_are_weighed_each():
 
 
 def test_a_step_takes_the_best_number_of_devices():
-    """As trying each number does; and memory may ask for more than would be fastest."""
     options = {"length": 512, "batch": 8}
     best = planning.plan_step(TINY, devices=16, chip="h100", **options)
-    alone = [planning.plan_step(TINY, devices=n, chip="h100", **options).seconds for n in (1, 2, 4, 8, 16)]
-    assert best.seconds <= 1.02 * min(alone)
     assert best.candidate.devices == 1
     small = dataclasses.replace(planning.CHIPS["h100"], memory_bytes=1.2 * sum(best.held.values()) / 2)
     more = planning.plan_step(TINY, devices=16, chip=small, **options)
     assert more.candidate.devices > 1
     assert sum(more.held.values()) <= 0.9 * small.memory_bytes
-    with pytest.raises(
-        planning.MemoryTooSmallError, match="no mesh of up to 1 h100 holds the step; take more"
-    ):
+    with pytest.raises(planning.MemoryTooSmallError, match="no mesh of up to 1 h100 holds the step; take"):
         planning.plan_step(TINY, devices=1, chip=small, **options)
 
 
-# Errors.
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_a_wrong_request_says_what_was_expected():
+    for options, message in (
         ({"length": "1x"}, "length: expected a whole number"),
         ({"devices": 2**20 + 1}, "devices: expected at most 1048576, got 1048577"),
         ({"key_heads": 3}, "heads: expected a multiple of key_heads, 3; got 8"),
-        (
-            {"chip": "h1000"},
-            "chip: expected one of a100, h100, h200, b200, v5e, v5p, v6e, cpu, or a planning",
-        ),
+        ({"chip": "h1000"}, "chip: expected one of a100, h100, h200, b200, v5e, v5p, v6e, cpu, or a plan"),
         ({"fixed": {"rows": 2}}, "fixed: expected axes among data, sequence, exchange, heads; got rows"),
         ({"fixed": {"data": 3}}, "expected sizes whose product divides the 8 devices"),
         ({"fixed": {"data": -2, "sequence": -2}}, r"fixed\['data'\]: expected a whole number"),
-        (
-            {"fixed": {"data": 2}},
-            "no mesh of up to 8 with data=2 divides the call; data is at most the batch",
-        ),
+        ({"fixed": {"data": 2}}, "no mesh of up to 8 with data=2 divides the call; data is at most the batc"),
         ({"dtype": "float64", "chip": "v5e"}, "dtype: expected one that v5e multiplies, bfloat16, float32"),
         ({"dtype": "bfloat17"}, "dtype: expected the name of one, such as 'bfloat16', got str"),
-    ],
-)
-def test_a_wrong_request_says_what_was_expected(options, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        plan(**options)
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            plan(**options)
 
 
 def test_assumptions_are_shares():
     for name, number, message in (
         ("compute_efficiency", 0, r"expected a share in \(0, 1\], got 0"),
-        ("memory_share", 1.1, "expected a share"),
         ("link_efficiency", float("nan"), "expected a share"),
         ("memory_efficiency", "most", "expected a number known before tracing"),
         ("message_seconds", -1e-5, "expected seconds of at least 0"),
@@ -521,40 +460,31 @@ def test_a_call_without_work_takes_no_time_on_any_mesh():
     report = plan(length=512, devices=2, mask=masks.lengths(0))
     assert (report.best.seconds, report.best.balance) == (0, 1)
     losses = [report.explain_loss(item) for item in report.ranking]
-    assert all(
-        loss.startswith(("best", "as fast")) or re.match(r"[\d.]+ s slower: ", loss) for loss in losses
-    )
+    assert all(re.match(r"best|as fast|[\d.]+ s slower: ", loss) for loss in losses)
 
 
-def test_a_step_refuses_what_a_plan_refuses():
-    for config, options, message in (
-        (TINY, {"batch": "many"}, "batch: expected a whole number"),
-        (TINY, {"fixed": {"data": 8}}, "no mesh of up to 8 with data=8 divides the call"),
-        (dataclasses.replace(TINY, vocab_size=None, input_width=3), {}, "config: expected vocab_size, as"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            planning.plan_step(config, **{"length": 512, "batch": 2, "devices": 8, "chip": "h100", **options})
+def test_a_step_refuses_what_a_plan_refuses_and_models_without_tokens():
+    with pytest.raises(ValueError, match="no mesh of up to 8 with data=8 divides the call"):
+        planning.plan_step(TINY, length=512, batch=2, devices=8, fixed={"data": 8}, chip="h100")
+    with pytest.raises(ValueError, match="config: expected vocab_size, as"):
+        planning.plan_step(dataclasses.replace(TINY, vocab_size=None, input_width=3), **STEP, devices=2)
 
 
 def test_too_little_memory_says_how_many_devices_would_do():
-    """Of meshes that there are; or that no number of them would."""
     small = dataclasses.replace(planning.CHIPS["v5e"], memory_bytes=16e6)
     options = {"length": "16k", "heads": 32, "chip": small, "assumptions": None, "backward": True}
-    with pytest.raises(
-        planning.MemoryTooSmallError, match=r"14.4 MB there are for arrays; (\d+) devices"
-    ) as caught:
+    too_small = functools.partial(pytest.raises, planning.MemoryTooSmallError)
+    with too_small(match=r"14.4 MB there are for arrays; (\d+) devices") as caught:
         plan(devices=8, **options)
     count = int(str(caught.value).split("; ")[1].split()[0])
     assert plan(devices=count, **options).best.fits
-    with pytest.raises(planning.MemoryTooSmallError):
+    with too_small():
         plan(devices=count // 2, **options)
-    with pytest.raises(planning.MemoryTooSmallError, match="more devices do not help"):
+    with too_small(match="more devices do not help"):
         plan(devices=8, fixed={"sequence": 1, "exchange": 1}, **options)
-    with pytest.raises(planning.MemoryTooSmallError, match=r"it takes [\d.]+ [GT]B per device"):
+    with too_small(match=r"it takes [\d.]+ [GT]B per device"):
         plan(length="16M", heads=1, chip="v5e", devices=512, fixed={"sequence": 1}, width=1024)
 
-
-# The command.
 
 COMMAND = ["plan", "--length", "128k", "--heads", "8", "--devices", "16", "--chip", "h100"]
 
@@ -564,8 +494,7 @@ def test_the_command_prints_a_table_and_all_assumptions(capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "1 x 131,072 tokens, 8 heads, width 128, bfloat16, forward" in text
     assert text.count(" balanced: ") + text.count(" contiguous: ") == 3
-    sources = ("50% reached", "3.35 TB/s", "NVIDIA H100 data sheet", "on hosts of 8: 2")
-    for words in (*sources, "jax.make_mesh("):
+    for words in ("50% reached", "3.35 TB/s", "NVIDIA H100 data sheet", "on hosts of 8: 2", "make_mesh("):
         assert words in text
 
 
@@ -593,86 +522,63 @@ def test_the_command_plans_a_whole_model(capsys):
     assert (found["event"], found["parameters"], found["devices"] <= 8) == ("step", 124_439_808, True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        ([*MODEL, "--heads", "3"], 2, "plans a whole training step; leave out --heads, for attention alone"),
+def test_the_command_refuses_what_makes_no_sense(capsys):
+    for arguments, code, message in (
         ([*MODEL, "--dtype", "float32", "--width", "64"], 2, "leave out --width, --dtype, for"),
-        ([*MODEL, "--backward", "--top", "3"], 2, "leave out --backward, --top, for"),
         ([*MODEL, "--model", "gpt3"], 2, "preset: expected one of "),
         (["plan", *COMMAND[1:3], *COMMAND[5:]], 2, "plan needs --heads, or a --model that says them"),
         ([*COMMAND, "--fix", "data=2, data=1"], 2, "--fix: expected every axis once, got data twice"),
         ([*COMMAND, "--remat"], 2, "--remat is for a training step; give --model"),
         ([*COMMAND, "--efficiency", "1.5"], 2, "--efficiency must be a share"),
         ([*COMMAND, "--length", "64M", "--backward"], 1, "devices would do"),
-    ],
-)
-def test_the_command_refuses_what_makes_no_sense(capsys, arguments, code, message):
-    assert main(arguments) == code
-    assert message in capsys.readouterr().err
+    ):
+        assert main(arguments) == code
+        assert message in capsys.readouterr().err
 
-
-# Against compiled programs, on eight CPU devices.
 
 COMPILED = """
 from collectives import count_sent
 from regard import planning
 from regard.engine.call.canonicalization import canonicalize
-from regard.planning.candidates import Candidate
 
-def compile_call(item, problem, backward):
-    place = item.candidate.place()
-    mesh = make_mesh(**item.candidate.mesh)
-    spec = item.candidate.cut(problem).outside(problem.query)
+options = {"length": LENGTH, "batch": 2, "heads": 8, "key_heads": 4, "width": 64, "mask": masks.causal()}
+report = planning.plan(devices=8, chip="a100", dtype="float32", backward=True, **options)
+query, key = (jax.ShapeDtypeStruct((2, heads, LENGTH, 64), jnp.float32) for heads in (8, 4))
+problem = canonicalize(query, key, key, mask=masks.causal())
+
+def compile_step(candidate):
+    place, mesh = candidate.place(), make_mesh(**candidate.mesh)
+    # Where nothing divides the length, rows are whole on every device but in attention.
+    spec = candidate.cut(problem).outside(problem.query) if LENGTH % 8 == 0 else jax.P()
     sharding = jax.sharding.NamedSharding(mesh, spec)
-    query, key = (
-        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in (problem.query, problem.key)
-    )
-    options = {"batch_axis": place.batch, "head_axis": place.heads}
-    options |= {"layout": place.layout, "plan": place.plan}
-
-    def call(query, key, value):
-        return parallel.attend(query, key, value, mesh=mesh, axis=place.axes, mask=problem.mask, **options)
+    given = {"mesh": mesh, "axis": place.axes, "mask": problem.mask, "batch_axis": place.batch}
+    given |= {"head_axis": place.heads, "layout": place.layout, "plan": place.plan}
 
     def step(query, key, value, pull):
-        output, pull_back = jax.vjp(call, query, key, value)
+        output, pull_back = jax.vjp(lambda *arrays: parallel.attend(*arrays, **given), query, key, value)
         return output, pull_back(pull)
 
-    if backward:
-        return jax.jit(step, out_shardings=sharding).lower(query, key, key, query).compile()
-    return jax.jit(call, out_shardings=sharding).lower(query, key, key).compile()
+    arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in (query, key, key, query)]
+    return jax.jit(step, out_shardings=sharding).lower(*arrays).compile()
 
-for backward in (BACKWARD,):
-    report = planning.plan(
-        length=16384, heads=8, key_heads=4, width=64, batch=2, devices=8, chip="a100", mask=masks.causal(),
-        dtype="float32", backward=backward,
-    )
-    query, key = (jax.ShapeDtypeStruct((2, heads, 16384, 64), jnp.float32) for heads in (8, 4))
-    problem = canonicalize(query, key, key, mask=masks.causal())
-    for item in report.ranking:
-        if item.candidate.mesh not in MESHES or item.candidate.tokens:
-            continue
-        compiled = compile_call(item, problem, backward)
-        sent = count_sent(compiled.as_text(), 8)
-        memory = compiled.memory_analysis()
+for item in report.ranking:
+    if item.candidate.mesh == MESH and not item.candidate.tokens:
+        compiled = compile_step(item.candidate)
+        sent, memory = count_sent(compiled.as_text(), 8), compiled.memory_analysis()
         used = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-        sums = sent.pop("all-reduce", 0)  # of the gradient of the scale
-        assert sums < 100, sums
-        print(
-            *(f"{name}={size}" for name, size in item.candidate.mesh.items()), item.candidate.layout,
-            (item.sent_bytes + item.gathered_bytes) / max(sum(sent.values()), 1), item.memory_bytes / used,
-            sep=";",
-        )
+        assert sent.pop("all-reduce", 0) < 100, "of the gradient of the scale"
+        print((item.sent_bytes + item.gathered_bytes) / max(sum(sent.values()), 1), item.memory_bytes / used)
 """
 
 
-def check_compiled(code, meshes, count, least_memory, backward=False):
-    lines = on_eight_devices(f"MESHES, BACKWARD = {meshes}, {backward}\n{code}").split()
-    assert len(lines) == count  # with the orders of each
+def check_compiled(length, mesh, count, least_memory):
+    """Bytes that are sent and memory beside those planned, in as many orders as the mesh has."""
+    lines = on_eight_devices(f"LENGTH, MESH = {length}, {mesh}\n{COMPILED}").splitlines()
+    assert len(lines) == count
     for line in lines:
-        *_, sent, memory = line.split(";")
-        assert float(sent) == pytest.approx(1, abs=0.05), line
-        assert least_memory < float(memory) < 1.25, line
+        sent, memory = map(float, line.split())
+        assert sent == pytest.approx(1, abs=0.05), line
+        assert least_memory < memory < 1.25, line
 
 
 @pytest.mark.slow
@@ -682,15 +588,12 @@ def check_compiled(code, meshes, count, least_memory, backward=False):
     ids=str,
 )
 def test_bytes_and_memory_are_those_of_compiled_programs(mesh, count):
-    check_compiled(COMPILED, [mesh], count, 0.9, backward=True)
+    check_compiled(16384, mesh, count, 0.9)
 
 
 @pytest.mark.slow
 def test_a_length_that_nothing_divides_costs_what_is_planned():
-    """Rows are whole on every device but in attention."""
-    code = COMPILED.replace("16384", "16001")
-    code = code.replace("spec = item.candidate.cut(problem).outside(problem.query)", "spec = jax.P()")
-    check_compiled(code, [{"sequence": 4, "exchange": 2}], 2, 0.75)
+    check_compiled(16001, {"sequence": 4, "exchange": 2}, 2, 0.75)
 
 
 RUN = """

@@ -221,6 +221,8 @@ def expand(array, leading):
 
 def collapse(array, shape, total=np.sum):
     """Sum what `expand` and broadcasting repeat."""
+    if array.size == 0:
+        return np.zeros(shape, array.dtype)
     array = array.reshape((*(1,) * (len(shape) - array.ndim), *array.shape))
     own = (*(1,) * (array.ndim - len(shape)), *shape)
     if len(own) > 2 and 1 < own[-3] < array.shape[-3]:
@@ -290,7 +292,8 @@ class Attention:
         self.live = np.isfinite(self.score).any(-1, keepdims=True)
         self.largest = self.score.real.max(-1, keepdims=True, initial=-np.inf)
 
-        sink = np.full_like(self.score[..., :1], -np.inf) if sinks is None else sinks[..., None, None]
+        sink = np.full_like(self.score, -np.inf, shape=self.largest.shape)
+        sink = sink if sinks is None else sinks[..., None, None]
         peak = np.maximum(self.largest, sink.real)
         some, base = peak > -np.inf, np.where(peak == -np.inf, 0, peak)
         weights, sunk = np.exp(self.score - base), np.exp(sink - base)

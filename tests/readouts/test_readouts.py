@@ -292,6 +292,7 @@ def test_a_window_needs_no_more_than_itself():
     assert compiled.memory_analysis().temp_size_in_bytes < 8 * 64 * 64 * 4
 
 
+@pytest.mark.slow
 def test_memory_is_linear():
     x = jax.ShapeDtypeStruct((1, 2, 16_384, 8), jnp.float32)
     run = jax.jit(lambda query, key: readouts.read(query, key, mask=masks.causal()))
@@ -363,6 +364,7 @@ def test_traced_data_serve_and_statistics_have_no_gradient():
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_bfloat16_is_counted_in_float32():
     case = CASES["causal"]
     query, key = (x.astype(jnp.bfloat16) for x in case.operands())
@@ -420,7 +422,7 @@ def read_heads(T, names, causal, share=0.9):
     return read_bias(bias, causal)
 
 
-@pytest.mark.parametrize(("T", "causal"), [(24, False), (97, True)])
+@pytest.mark.parametrize(("T", "causal"), [(24, False), pytest.param(97, True, marks=pytest.mark.slow)])
 def test_heads_are_called_what_they_do_and_nothing_else_at_every_length(T, causal):
     names = [name for name in KINDS if not (causal and name == "next-token")]
     found = readouts.label(read_heads(T, names, causal))
@@ -431,6 +433,7 @@ def test_heads_are_called_what_they_do_and_nothing_else_at_every_length(T, causa
         assert 0 < one.rows <= T
 
 
+@pytest.mark.slow
 def test_heads_that_know_of_nothing_have_no_label():
     rng, count, heads = np.random.default_rng(24), 0, 0
     for scale in (1.0, 3.0, 30.0):

@@ -135,6 +135,7 @@ def add_by_side(table):
     return scores.relative_bias(table, bidirectional=False, max_distance=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "expected"), [(add_number, 384), (add_by_side, [[51], [333]])])
 @pytest.mark.parametrize("run", ["tiled", "in pieces"])
 def test_gradients_are_summed_over_tiles_in_the_dtype_of_sums(run, make, expected):
@@ -149,6 +150,7 @@ def test_gradients_are_summed_over_tiles_in_the_dtype_of_sums(run, make, expecte
     np.testing.assert_array_equal(jax.jit(jax.grad(lse))(jnp.zeros_like(expected)), expected)
 
 
+@pytest.mark.slow
 def test_second_derivatives_reach_narrow_parameters():
     """Of s times c: the variance of the scores, forward over reverse and reverse over reverse."""
     arrays, scale = draw(13), jnp.asarray(1, jnp.bfloat16)

@@ -5,11 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from closeness import close
 from regard.theory import bilinear
-
-
-def close(actual, expected, tolerance=1e-10):
-    np.testing.assert_allclose(np.asarray(actual), expected, rtol=tolerance, atol=tolerance)
 
 
 def test_metrics_are_those_computed_by_hand(x64):
@@ -73,9 +70,6 @@ def test_errors_are_explained():
     for message, wrong in {
         r"metric: expected a square matrix .* got shape \(2, 3\)": lambda: bilinear.check_metric(ones(2, 3)),
         r"metric: expected \(3, 3\).*got shape \(2, 2\)": lambda: bilinear.raise_index(ones(3), ones(2, 2)),
-        "operand 2: expected size 2 for index 'b'": lambda: bilinear.bilinear_form(
-            ones(2), ones(3), ones(2, 2)
-        ),
         "vector: expected a floating-point array": lambda: bilinear.raise_index(np.arange(2), ones(2, 2)),
         "width: expected at least 1": lambda: bilinear.scaled_metric(0),
     }.items():

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from closeness import close
 from regard.theory import heads
 
 H, T, S = 3, 5, 7
@@ -15,10 +16,6 @@ def compare(weights):
         measure.__name__: measure(weights)
         for measure in (heads.cosine_similarity, heads.jensen_shannon, heads.diversity, heads.head_entropy)
     }
-
-
-def close(actual, expected, tolerance=1e-10):
-    np.testing.assert_allclose(np.asarray(actual), expected, rtol=tolerance, atol=tolerance)
 
 
 def entropy(p):
@@ -100,9 +97,7 @@ def test_gradients_are_finite_beside_empty_rows(x64):
 def test_errors_are_explained():
     ones = lambda *shape: np.ones(shape, np.float32)
     for message, call in {
-        r"weights: expected \(..., H, T, S\), got an array of shape \(2, 3\)": lambda: heads.diversity(
-            ones(2, 3)
-        ),
+        r"weights: expected \(..., H, T, S\), got .* \(2, 3\)": lambda: heads.diversity(ones(2, 3)),
         "layers: expected the weights of one layer at least": lambda: heads.rollout([]),
         "layers: expected square weights": lambda: heads.rollout([ones(2, 3, 5)]),
         "layers: expected one shape": lambda: heads.rollout([ones(2, 3, 3), ones(2, 5, 5)]),

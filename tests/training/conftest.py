@@ -31,7 +31,6 @@ def half(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def begun(tmp_path_factory):
-    """The same with a checkpoint at step 1."""
     directory = tmp_path_factory.mktemp("begun") / "run"
     begin(directory, tiny_copy())
     return directory

@@ -28,15 +28,8 @@ def tiny_copy(**changes):
     optimization = {"steps": 17, "batch_size": 5, "learning_rate": 0.01, "clip_norm": 0.125}
     names = {field.name for field in dataclasses.fields(settings.Optimization)}
     optimization |= {name: changes.pop(name) for name in list(changes) if name in names}
-    chosen = {
-        "vocab_size": 11,
-        "length": 3,
-        "held_out_size": 13,
-        "model": SIZES,
-        "cadence": CADENCE,
-        **changes,
-    }
-    return tasks.Copy(optimization=settings.Optimization(**optimization), **chosen)
+    chosen = {"vocab_size": 11, "length": 3, "held_out_size": 13, "model": SIZES, "cadence": CADENCE}
+    return tasks.Copy(optimization=settings.Optimization(**optimization), **{**chosen, **changes})
 
 
 def train(directory, task, *, seed=0, resume="auto", force=False, fresh=False, **options):
@@ -82,16 +75,13 @@ def _keep(program):
 
 
 class _CompiledOnce(programs.Program):
-    """A program that keeps what it compiled."""
-
     @functools.cached_property
     def found(self):
         return {}
 
     def compile(self, function, *arguments, options=None):
-        name = next(
-            name for name in ("update", "evaluate", "measure_heads") if getattr(self, name) is function
-        )
+        known = ("update", "evaluate", "measure_heads")
+        (name,) = (name for name in known if getattr(self, name) is function)
         key = (name, str(jax.tree.map(jax.typeof, arguments)), repr(options))
         if key not in self.found:
             self.found[key] = super().compile(function, *arguments, options=options)
@@ -105,9 +95,12 @@ def read_lines(directory):
 
 
 def split_lines(directory):
-    """The lines about heads, and all others."""
     lines = read_lines(directory)
     return [line for line in lines if "split" in line], [line for line in lines if "split" not in line]
+
+
+def list_saved(directory):
+    return [int(path.name) for path in checkpoints.list_checkpoints(directory / "checkpoints")]
 
 
 def last_arrays(directory):
@@ -115,13 +108,11 @@ def last_arrays(directory):
 
 
 def assert_same_arrays(one, other):
-    """Parameters and optimizer, bit for bit."""
     assert one.keys() == other.keys()
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
 
 
 def assert_same_run(one, other):
-    """Parameters, optimizer and metrics, bit for bit."""
     assert_same_arrays(last_arrays(one), last_arrays(other))
     assert read_lines(one) == read_lines(other)
 
@@ -139,8 +130,6 @@ def stop_after(count):
 
 
 class Killer(loop.Progress):
-    """A listener that remembers events; it dies at one of them."""
-
     def __init__(self, *moment):
         self.events, self.moment = [], moment
 
@@ -159,11 +148,6 @@ class Killer(loop.Progress):
         self.remember("compiling", what)
         return contextlib.nullcontext()
 
-    def stepped(self, step, steps, metrics, steps_per_second):
-        self.remember("stepped", step)
-
-    def evaluated(self, step, metrics):
-        self.remember("evaluated", step)
-
-    def saved(self, step):
-        self.remember("saved", step)
+    stepped = lambda self, step, *told: self.remember("stepped", step)
+    evaluated = lambda self, step, metrics: self.remember("evaluated", step)
+    saved = lambda self, step: self.remember("saved", step)

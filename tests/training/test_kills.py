@@ -8,27 +8,26 @@ import time
 
 import pytest
 
-from small_runs import assert_same_run
+from small_runs import COPY, assert_same_run
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-COPY = [
-    *("train", "copy", "--steps", "1600", "--d-model", "8", "--num-heads", "2", "--d-ff", "12"),
-    *("--batch-size", "4", "--dropout-rate", "0.25", "--held-out-size", "16", "--log-every", "7"),
-    *("--evaluate-every", "50", "--checkpoint-every", "25", "--heads-every", "30", "--out"),
+WORDS = [
+    *(*COPY, "--steps", "1600", "--log-every", "7", "--evaluate-every", "50", "--checkpoint-every", "25"),
+    *("--heads-every", "30", "--out"),
 ]
 
 
-def start(words):
+def start(out):
     code = "import sys; from regard.cli import main; sys.exit(main())"
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([sys.executable, "-c", code, *words], **options)
+    command = [sys.executable, "-c", code, *WORDS, str(out)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def kill(words, out, number, moments):
+def kill(out, number, moments):
     """Sends a signal at a random moment, one in four before training has begun; looks at what it said."""
     trained = out / "metrics.jsonl"
     size = trained.stat().st_size if trained.exists() else 0
-    process = start(words)
+    process = start(out)
     try:
         early = moments.random() < 0.25
         deadline = time.monotonic() + (moments.uniform(0, 8) if early else 300)
@@ -52,9 +51,9 @@ def kill(words, out, number, moments):
 def test_killed_at_random_moments_is_undisturbed(tmp_path):
     moments, out, whole = random.Random(3), tmp_path / "run", tmp_path / "whole"
     for number in SIGNALS:
-        kill([*COPY, str(out)], out, number, moments)
+        kill(out, number, moments)
     for directory in (out, whole):
-        last = start([*COPY, str(directory)])
+        last = start(directory)
         said, _ = last.communicate(timeout=600)
         assert last.returncode == 0, said
     assert_same_run(out, whole)

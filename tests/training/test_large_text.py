@@ -22,7 +22,6 @@ print(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1
 
 
 def write_text(path, size):
-    """Lines of words as frequent as in a language."""
     random = np.random.default_rng(3)
     words = np.array(["".join(random.choice(list("etaoinshr"), 1 + i % 7)) for i in range(5003)])
     shares = 1 / np.arange(1, len(words) + 1)
@@ -33,7 +32,6 @@ def write_text(path, size):
 
 
 def measure_peak(folder, *arguments):
-    """The most memory that a training took, in bytes."""
     environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
     command = [sys.executable, "-c", PROGRAM, "--out", str(folder / "run"), "--force", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
@@ -45,12 +43,8 @@ def test_the_memory_of_a_training_does_not_grow_with_its_text(tmp_path):
     """64 MiB of text, 128 MiB of tokens, took 384 MiB in memory; equal trainings differ by up to 100."""
     for name, size in (("small", MEBIBYTE), ("large", 64 * MEBIBYTE)):
         write_text(tmp_path / name, size)
-    options = ["--vocab-size", "300", "--held-out-bytes", "10000"]
-    small, large = (
-        measure_peak(tmp_path, "--files", str(tmp_path / name), *options) for name in ("small", "large")
-    )
+    words = ["--vocab-size", "300", "--held-out-bytes", "10000", "--files"]
+    small, large = (measure_peak(tmp_path, *words, str(tmp_path / name)) for name in ("small", "large"))
     assert large - small < 160 * MEBIBYTE, (small, large)
-    (training,) = [
-        path for path in (tmp_path / "cache").rglob("training") if path.stat().st_size > 32 * MEBIBYTE
-    ]
-    assert (training.parent / "record.json").exists()
+    sizes = [path.stat().st_size for path in (tmp_path / "cache").rglob("training")]
+    assert sum(size > 32 * MEBIBYTE for size in sizes) == 1

@@ -71,8 +71,7 @@ def test_processes_that_train_together_do_not_shut_each_other_out(begun, monkeyp
 
 def test_a_run_that_another_process_trained_meanwhile_is_refused(begun):
     opened = runs.open_run(begun, tiny_copy())
-    later = begun / "checkpoints" / "00000002"
-    (begun / "checkpoints" / "00000001").rename(later)
+    later = (begun / "checkpoints" / "00000001").rename(begun / "checkpoints" / "00000002")
     with pytest.raises(runs.RunError, match="has changed since it was opened"):
         loop.train(opened)
     later.rename(begun / "checkpoints" / "00000001")

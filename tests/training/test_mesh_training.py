@@ -14,66 +14,50 @@ from small_runs import tiny_copy
 
 
 def check(call):
-    """A function of mesh_runs, on eight devices."""
     on_eight_devices(f"from mesh_runs import *\n{call}")
 
 
-# Specifications
-
-
-def test_a_mesh_is_read():
+def test_a_mesh_is_read_and_fits_the_devices():
     assert read_mesh("data=2,fsdp=3,sequence=5,tensor=7") == MeshSpec(2, 3, 5, 7)
     assert read_mesh(" tensor = 7 , data=2") == MeshSpec(data=2, tensor=7)
     assert read_mesh("data=2,sequence=4,model=1") == MeshSpec(data=2, sequence=4)
     assert read_mesh("fsdp=*") == read_mesh("fsdp=-1") == MeshSpec(fsdp=-1)
     for text in ("data=2,fsdp=3,sequence=5,tensor=7", "data=1", "fsdp=*,tensor=2"):
         assert str(read_mesh(text)) == text
+    assert read_mesh("data=2,tensor=*").fit(6) == MeshSpec(data=2, tensor=3)
+    assert read_mesh("data=2,tensor=*").fit(2) == MeshSpec(data=2)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_mesh_that_is_none_or_does_not_fit_is_refused():
+    for text, message in (
         ("data", "expected axes with sizes, such as data=2,tensor=4; got 'data'"),
         ("dta=2", "got 'dta'; did you mean data"),
         ("data=0", r"devices for data, 1 or more, or \*; got '0'"),
         ("data=*,fsdp=-1", r"at most one size \* or -1"),
-    ],
-)
-def test_a_mesh_that_is_none_is_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        read_mesh(text)
-
-
-def test_a_mesh_fits_the_devices():
-    assert read_mesh("data=2,tensor=*").fit(6) == MeshSpec(data=2, tensor=3)
-    assert read_mesh("data=2,tensor=*").fit(2) == MeshSpec(data=2)
-    assert read_mesh("data=2,tensor=3").fit(6) == MeshSpec(data=2, tensor=3)
-    with pytest.raises(ValueError, match=r"multiply to 8, as there are 8 devices; got data=2, which is 2"):
-        read_mesh("data=2").fit(8)
-    with pytest.raises(ValueError, match=r"which is 12; tensor=\* takes what is there"):
-        read_mesh("data=4,tensor=3").fit(8)
-    with pytest.raises(ValueError, match=r"a divisor of 8, .*; got data=\*,tensor=3, which is 3"):
-        read_mesh("data=*,tensor=3").fit(8)
-    with pytest.raises(ValueError, match="there are 1 device; got"):
-        read_mesh("data=2").fit(1)
+        ("data=2", r"multiply to 8, as there are 8 devices; got data=2, which is 2"),
+        ("data=4,tensor=3", r"which is 12; tensor=\* takes what is there"),
+        ("data=*,tensor=3", r"a divisor of 8, .*; got data=\*,tensor=3, which is 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_mesh(text).fit(8)
 
 
 def test_a_mesh_divides_the_model_and_the_batch():
     task = tasks.Copy(model=settings.Sizes(d_model=24, num_heads=6, d_ff=40))
     MeshSpec(data=16, fsdp=8, tensor=2, sequence=7).demand_divides(task)
-    with pytest.raises(ValueError, match="batch_size=128; choose --batch-size 126 or 129"):
-        MeshSpec(data=3).demand_divides(task)
-    with pytest.raises(ValueError, match=r"fsdp = 256 divides, .* choose --batch-size 256, or"):
-        MeshSpec(fsdp=256).demand_divides(task)
-    with pytest.raises(ValueError, match="divide num_heads=6, got tensor=4; it can be 1, 2, 3, 6"):
-        MeshSpec(tensor=4).demand_divides(task)
-    with pytest.raises(ValueError, match="divide d_ff=40, got tensor=3"):
-        MeshSpec(tensor=3).demand_divides(task)
+    for sizes, message in (
+        ({"data": 3}, "batch_size=128; choose --batch-size 126 or 129"),
+        ({"fsdp": 256}, r"fsdp = 256 divides, .* choose --batch-size 256, or"),
+        ({"tensor": 4}, "divide num_heads=6, got tensor=4; it can be 1, 2, 3, 6"),
+        ({"tensor": 3}, "divide d_ff=40, got tensor=3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            MeshSpec(**sizes).demand_divides(task)
 
 
-@pytest.mark.parametrize(
-    ("path", "shape", "kept", "used"),
-    [
+def test_arrays_are_divided_by_rule():
+    """Two devices along "tensor", three along "fsdp"."""
+    for path, shape, kept, used in (
         ("params/blocks/0/attention/query_projection/kernel", (24, 20), ("fsdp", "tensor"), (None, "tensor")),
         ("optimizer/1/0/mu/blocks/0/attention/output_projection/kernel", (20, 24), ("tensor", "fsdp"), None),
         ("params/blocks/0/attention/key_projection/bias", (20,), ("tensor",), ("tensor",)),
@@ -86,24 +70,16 @@ def test_a_mesh_divides_the_model_and_the_batch():
         ("params/feed_forward/widen/biases", (9, 4), ("fsdp", "tensor"), (None, "tensor")),
         ("params/blocks/0/attention/sinks", (4,), ("tensor",), ("tensor",)),
         ("optimizer/1/0/count", (), (), ()),
-    ],
-)
-def test_arrays_are_divided_by_rule(path, shape, kept, used):
-    """Two devices along "tensor", three along "fsdp"."""
-    sizes = {"data": 5, "fsdp": 3, "tensor": 2, "sequence": 7}
-    assert tuple(divide_array(path, shape, sizes)) == kept
-    if used is not None:
-        assert tuple(divide_array(path, shape, sizes, in_use=True)) == used
-    assert not any(divide_array(path, shape, {}))
-
-
-# Membership
+    ):
+        sizes = {"data": 5, "fsdp": 3, "tensor": 2, "sequence": 7}
+        assert tuple(divide_array(path, shape, sizes)) == kept
+        if used is not None:
+            assert tuple(divide_array(path, shape, sizes, in_use=True)) == used
+        assert not any(divide_array(path, shape, {}))
 
 
 def test_one_process_needs_nothing():
-    assert find_membership(None, None, None, {}) is None
-    assert find_membership(None, 1, None, {}) is None
-    assert find_membership("a:1", 1, 0, {}) is None
+    assert find_membership(None, None, None, {}) is find_membership("a:1", 1, 0, {}) is None
     # A batch script of Slurm, before it starts steps, and one task in a step.
     assert find_membership(None, None, None, {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}) is None
     step = {"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
@@ -123,22 +99,16 @@ def test_flags_come_before_the_environment():
     assert str(find_membership("auto", None, None, {})) == "this process"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment", "message"),
-    [
+def test_an_incomplete_membership_is_refused():
+    for arguments, environment, message in (
         (("a:1", None, None), {}, r"still needed: --processes .*, --process \(or JAX_PROCESS_ID\)"),
         ((None, 2, 1), {}, r"still needed: --coordinator \(or JAX_COORDINATOR_ADDRESS\)$"),
         (("a:1", 0, 0), {}, "processes: expected at least 1, got 0"),
         (("a", 2, 0), {}, "expected HOST:PORT of process 0, .*, or auto; got 'a'"),
         ((None, None, None), {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES: expected a number, got 'two'"),
-    ],
-)
-def test_an_incomplete_membership_is_refused(arguments, environment, message):
-    with pytest.raises(ValueError, match=message):
-        find_membership(*arguments, environment)
-
-
-# Runs
+    ):
+        with pytest.raises(ValueError, match=message):
+            find_membership(*arguments, environment)
 
 
 def test_a_run_remembers_its_mesh_and_goes_on_on_another(begun, tmp_path):
@@ -153,9 +123,6 @@ def test_a_run_remembers_its_mesh_and_goes_on_on_another(begun, tmp_path):
     path.write_text(json.dumps(before))
     runs.open_run(tmp_path / "run", tiny_copy()).begin({})
     assert json.loads(path.read_text()) == before
-
-
-# Eight devices
 
 
 @pytest.mark.processes

@@ -29,8 +29,8 @@ def refuse(directory, error, message, **options):
 
 
 def test_a_new_directory_starts_from_scratch(tmp_path):
-    for directory in (tmp_path / "missing", tmp_path):
-        run = runs.open_run(directory, tiny_copy())
+    for directory, resume in ((tmp_path / "missing", "never"), (tmp_path, "auto")):
+        run = runs.open_run(directory, tiny_copy(), resume=resume)
         assert run.start is None
         assert not run.is_finished
     assert not (tmp_path / "missing").exists(), "opening writes nothing"
@@ -38,37 +38,31 @@ def test_a_new_directory_starts_from_scratch(tmp_path):
 
 def test_a_run_directory_holds_settings_metrics_and_checkpoints(whole):
     directory = whole[0]
-    assert sorted(path.name for path in directory.iterdir()) == [
-        "checkpoints",
-        "config.json",
-        "metrics.jsonl",
-    ]
+    files = sorted(path.name for path in directory.iterdir())
+    assert files == ["checkpoints", "config.json", "metrics.jsonl"]
     config = json.loads((directory / "config.json").read_text())
-    assert config["task"] == "copy"
-    assert config["seed"] == 0
-    assert config["settings"]["model"]["d_model"] == 6
+    assert (config["task"], config["seed"], config["versions"]["jax"]) == ("copy", 0, jax.__version__)
     assert tasks.from_settings("copy", config["settings"]) == tiny_copy()
-    assert config["versions"]["jax"] == jax.__version__
     assert runs.open_run(directory, tiny_copy()).is_finished
 
 
 def test_other_settings_are_listed_and_refused(run):
-    other = tiny_copy(steps=23, length=5, learning_rate=0.5)
+    other = tiny_copy(steps=23, length=5)
     message = refuse(run, RunError, "holds another run", task=other, seed=3)
-    assert "optimization.steps: it has 17, asked for 23" in message
-    assert "length: it has 3, asked for 5" in message
-    assert "optimization.learning_rate: it has 0.01, asked for 0.5" in message
+    for told in ("optimization.steps: it has 17, asked for 23", "length: it has 3, asked for 5", "--force"):
+        assert told in message
     assert "seed: it has 0, asked for 3" in message
-    assert "--force" in message
     assert "vocab_size" not in message
+    refuse(run, RunError, "holds a run already", resume="never")
 
 
 def test_a_directory_of_something_else_is_refused_also_with_force(tmp_path):
-    directory = tmp_path / "photos"
-    directory.mkdir()
-    (directory / "cat.jpg").write_bytes(b"cat")
+    file = tmp_path / "photos" / "cat.jpg"
+    file.parent.mkdir()
+    file.write_bytes(b"cat")
+    refuse(file, RunError, "is a file")
     for force in (False, True):
-        message = refuse(directory, RunError, r"not a Regard run \(it holds cat\.jpg\)", force=force)
+        message = refuse(file.parent, RunError, r"not a Regard run \(it holds cat\.jpg\)", force=force)
         assert "--out" in message
 
 
@@ -81,17 +75,11 @@ def test_a_foreign_damaged_or_later_config_is_refused_also_with_force(run):
             refuse(run, RunError, r"config\.json is damaged or not Regard's", force=force)
 
 
-def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path):
-    (tmp_path / "run").write_text("x")
-    refuse(tmp_path / "run", RunError, "is a file")
-
-
 def test_a_damaged_checkpoint_is_named_with_the_way_out(run):
     file = next((run / "checkpoints" / "00000009").rglob("manifest.ocdbt"))
     file.write_bytes(file.read_bytes()[:-1])
-    message = refuse(
-        run, CheckpointError, r"00000009 is damaged: .*manifest\.ocdbt has \d+ bytes, \d+ were written"
-    )
+    told = r"00000009 is damaged: .*manifest\.ocdbt has \d+ bytes, \d+ were written"
+    message = refuse(run, CheckpointError, told)
     assert "nothing was changed" in message
     assert "to go on from step 7" in message
     shutil.rmtree(run / "checkpoints" / "00000009")
@@ -111,11 +99,6 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_is_written(run
     with pytest.raises(CheckpointError, match="another model"):
         runs.load_run(run)
     assert snapshot(run) == before
-
-
-def test_never_refuses_what_is_there(run, tmp_path):
-    refuse(run, RunError, "holds a run already", resume="never")
-    assert runs.open_run(tmp_path / "new", tiny_copy(), resume="never").start is None
 
 
 def test_force_deletes_the_run_and_nothing_else(run):
@@ -149,18 +132,19 @@ def test_force_deletes_nothing_where_the_rest_is_refused(run, tmp_path):
     assert snapshot(run) == before
 
 
-def test_forcing_again_after_a_kill_in_between_works(run):
-    """Settings go last, so what a kill leaves behind is still known as a run."""
-    shutil.rmtree(run / "checkpoints")
-    (run / "metrics.jsonl").unlink()
-    assert runs.open_run(run, tiny_copy(steps=23), force=True).start is None
-
-
-def test_other_versions_are_mentioned(run):
+def test_other_versions_are_mentioned_and_what_a_kill_leaves_is_a_run(run):
     config = json.loads((run / "config.json").read_text())
     config["versions"]["jax"] = "0.4.1"
     (run / "config.json").write_text(json.dumps(config))
     assert f"jax 0.4.1 -> {jax.__version__}" in runs.open_run(run, tiny_copy()).note
+    # Settings go last, so what a kill leaves behind of a run that is deleted is still known as one.
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").unlink()
+    assert runs.open_run(run, tiny_copy(steps=23), force=True).start is None
+    with pytest.raises(RunError, match="no checkpoint yet"):
+        runs.load_run(run)
+    with pytest.raises(RunError, match=r"no config\.json"):
+        runs.load_run(run / "nowhere")
 
 
 def test_a_branch_goes_on_elsewhere_with_other_settings_of_training(whole, half, tmp_path):
@@ -205,11 +189,3 @@ def test_a_branch_without_a_checkpoint_of_its_own_never_starts_from_nothing(half
         refuse(directory, RunError, told, task=longer, resume=resume)
     assert runs.open_run(directory, longer, resume=str(half)).start.step == 9
     assert runs.open_run(directory, longer, force=True).start is None
-
-
-def test_loading_needs_a_run_with_a_checkpoint(run, tmp_path):
-    with pytest.raises(RunError, match=r"no config\.json"):
-        runs.load_run(tmp_path / "nowhere")
-    shutil.rmtree(run / "checkpoints")
-    with pytest.raises(RunError, match="no checkpoint yet"):
-        runs.load_run(run)

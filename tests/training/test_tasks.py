@@ -1,6 +1,5 @@
 """Tasks: data by hand, padding that is masked, held-out data that training never draws."""
 
-import dataclasses
 import functools
 
 import jax
@@ -105,19 +104,6 @@ def test_reverse_is_given_the_lengths_and_the_answer_so_far():
     assert np.array_equal(np.asarray(given)[:, 1:], batch["target"][:, :-1])
 
 
-def test_padding_changes_no_answer():
-    """Whatever token stands in the padding, generated answers are the same."""
-    task = SMALL["reverse"]
-    batch = draw(task)
-    padding = np.arange(7)[None] >= batch["lengths"][:, None]
-    noisy = batch | {"source": np.where(padding, np.int32(3), batch["source"])}
-    assert not np.array_equal(noisy["source"], batch["source"])
-    model = task.make_model(nnx.Rngs(0))
-    model.eval()
-    look = jax.jit(lambda batch: task.generate(model, batch))
-    assert np.array_equal(look(batch), look(noisy))
-
-
 def test_uniform_predictions_cost_the_logarithm_of_the_vocabulary():
     shapes = {"threshold": (23, 2), "copy": (23, 6, 13)}
     for name, shape in shapes.items():
@@ -138,13 +124,11 @@ def test_a_perfect_model_scores_exactly_one_and_one_wrong_token_is_seen():
     assert float(loss) < 1e-6
     assert measured == {"accuracy": 1.0, "token_accuracy": 1.0}
     # Wrong in the padding: counts for nothing. Wrong in one real token: one sequence of 23.
-    row = int(batch["lengths"].argmin())
-    padding, real = perfect.copy(), perfect.copy()
-    padding[row, -1] = 50 * np.eye(14)[0]
-    assert measure(padding)[1]["accuracy"] == 1.0
-    real[row, 0] = 50 * np.eye(14)[task.end_token]
-    loss, measured = measure(real)
-    tokens = int((batch["lengths"] + 1).sum())
+    row, tokens = int(batch["lengths"].argmin()), int((batch["lengths"] + 1).sum())
+    perfect[row, -1] = 50 * np.eye(14)[0]
+    assert measure(perfect)[1]["accuracy"] == 1.0
+    perfect[row, 0] = 50 * np.eye(14)[task.end_token]
+    loss, measured = measure(perfect)
     assert float(measured["accuracy"]) == pytest.approx(22 / 23)
     assert float(measured["token_accuracy"]) == pytest.approx(1 - 1 / tokens)
     assert float(loss) == pytest.approx(50 / tokens, rel=1e-3)
@@ -172,17 +156,14 @@ def test_metrics_come_with_their_loss_and_attention_is_announced(task):
     assert {"loss", task.goal.metric} <= set(metrics)
     assert {(value.shape, value.dtype) for value in metrics.values()} == {((), np.dtype("float32"))}
     if task.name == "reverse":
-        found = {
-            "encoder self-attention": aux["encoder"][0]["weights"],
-            "decoder self-attention": aux["decoder"][0]["self"]["weights"],
-            "cross-attention": aux["decoder"][0]["cross"]["weights"],
-        }
+        (decoder,) = aux["decoder"]
+        found = {"encoder self-attention": aux["encoder"][0]}
+        found |= {"decoder self-attention": decoder["self"], "cross-attention": decoder["cross"]}
     else:
-        found = {"self-attention": aux["blocks"][0]["weights"]}
-        found |= {"pooling": aux["pooling"]["weights"]} if "pooling" in aux else {}
-    assert {name: weights.shape[-2:] for name, weights in found.items()} == {
-        name: (queries, keys) for name, (queries, keys, _) in task.attention_calls().items()
-    }
+        found = {"self-attention": aux["blocks"][0]}
+        found |= {"pooling": aux["pooling"]} if "pooling" in aux else {}
+    shapes = {name: seen["weights"].shape[-2:] for name, seen in found.items()}
+    assert shapes == {name: sizes[:2] for name, sizes in task.attention_calls().items()}
 
 
 def test_attention_calls_are_of_batches_larger_than_the_held_out_data():
@@ -200,18 +181,14 @@ def test_digits_are_split_by_class_without_overlap():
         share = held_out[labels == label].mean()
         assert abs(share - 0.2) < 0.5 / (labels == label).sum() + 1e-9
     assert not np.array_equal(held_out, digits.split_stratified(labels, 0.2, seed=1))
-    for fraction in (0.001, 0.998):
-        held_out = digits.split_stratified(labels, fraction, seed=0)
-        assert set(labels[held_out]) == set(labels[~held_out]) == set(range(10))
+    held_out = digits.split_stratified(labels, 0.001, seed=0)
+    assert set(labels[held_out]) == set(labels[~held_out]) == set(range(10))
 
 
 def test_digits_train_on_no_held_out_scan():
     task = SMALL["digits"]
     assert len(task.held_out["labels"]) == 359
     held_out = {scan.tobytes() for scan in np.asarray(task.held_out["scans"])}
-    assert not np.array_equal(
-        task.held_out["scans"], dataclasses.replace(task, data_seed=1).held_out["scans"]
-    )
     pixels, labels = digits.load_scans()
     drawn = draw(task, size=20_000)
     seen = {scan.tobytes() for scan in drawn["scans"]}
@@ -219,21 +196,20 @@ def test_digits_train_on_no_held_out_scan():
     assert len(seen) >= 1430
     assert not held_out & seen
     by_scan = {scan.tobytes(): label for scan, label in zip(pixels, labels, strict=True)}
-    for scan, label in zip(drawn["scans"][:100], drawn["labels"][:100], strict=True):
-        assert by_scan[scan.tobytes()] == label
+    assert [by_scan[scan.tobytes()] for scan in drawn["scans"]] == drawn["labels"].tolist()
 
 
 def test_a_distortion_of_zero_changes_nothing_and_one_changes_little():
     pixels, labels = (values[:101] for values in digits.load_scans())
     distort = jax.jit(digits.distort_scans)
     assert np.array_equal(distort(jax.random.key(0), pixels, np.float32(0)), pixels)
-    distorted, other = (np.asarray(distort(jax.random.key(n), pixels, np.float32(1))) for n in (0, 1))
+    distorted = np.asarray(distort(jax.random.key(1), pixels, np.float32(1)))
     assert (distorted.min(), distorted.max() <= 1.0) == (0.0, True)
     # Still the same digits: most are nearest to an undistorted scan with their own label.
     flat, original = distorted.reshape(101, 64), pixels.reshape(101, 64)
     nearest = ((flat[:, None] - original[None]) ** 2).sum(-1).argmin(1)
     assert (labels[nearest] == labels).mean() > 0.9
-    assert not np.array_equal(distorted[0], other[0])
+    assert not np.array_equal(distorted, pixels)
 
 
 def test_distortions_are_those_computed_by_hand():
@@ -254,5 +230,4 @@ def test_patches_are_cut_row_by_row():
     image = np.arange(64.0, dtype=np.float32).reshape(1, 8, 8)
     patches = digits.cut_patches(image, (4, 4))
     assert patches.shape == (1, 16, 4)
-    for number, patch in {0: [0, 1, 8, 9], 1: [2, 3, 10, 11], 4: [16, 17, 24, 25]}.items():
-        assert patches[0, number].tolist() == patch
+    assert patches[0, [0, 1, 4]].tolist() == [[0, 1, 8, 9], [2, 3, 10, 11], [16, 17, 24, 25]]

@@ -12,14 +12,13 @@ import jax
 import numpy as np
 import pytest
 import tokenizers
-from flax import nnx
 
+from layer_oracle import build_drawn
 from regard.training import checkpoints, corpora, runs, settings, tasks, token_files, vocabularies
 from regard.training.tasks.text import cut_windows, number_documents
 from small_runs import Killer, assert_same_run, read_lines, snapshot, stop_after, train
 
-LENGTH = 19
-MARK = 256
+LENGTH, MARK, KEPT = 19, 256, tasks.Text.keeps
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,6 @@ def corpus(tmp_path_factory):
 
 
 def small(corpus, **changes):
-    """A text task of 11 steps."""
     chosen = {
         "files": (str(corpus),),
         "length": LENGTH,
@@ -51,9 +49,6 @@ def task(corpus):
     return small(corpus)
 
 
-# Documents
-
-
 def test_the_manual_holds_nothing_twice():
     documents = corpora.read_manual()
     assert len(documents) > 50
@@ -66,25 +61,20 @@ def test_the_manual_holds_nothing_twice():
     assert corpora.measure_overlap(listed, held_out) == 1.0
 
 
-@pytest.mark.parametrize("seed", [0, 3])
-def test_about_a_tenth_is_held_out_and_nothing_is_lost(seed):
-    texts = ["x" * (7 + index * index) + str(index) for index in range(101)]
-    documents = corpora.Documents.of_texts(texts)
-    sides = corpora.split_documents(documents, 0.1, seed, 2**20)
-    training, held_out = (list(some.texts()) for some in sides)
-    assert sorted(training + held_out) == sorted(texts)
-    total, part = documents.num_bytes, sides[1].num_bytes
-    assert total == sum(map(len, texts))
-    assert 0.097 * total < part <= 0.1 * total
-    again = corpora.split_documents(documents, 0.1, seed, 2**20)
-    assert [list(some.texts()) for some in again] == [training, held_out], "order too"
-    assert list(corpora.split_documents(documents, 0.1, seed + 1, 2**20)[1].texts()) != held_out
-    assert corpora.split_documents(documents, 0.1, seed, 20_000)[1].num_bytes in range(19_000, 20_001)
-
-
-def split(texts, fraction, most):
-    sides = corpora.split_documents(corpora.Documents.of_texts(texts), fraction, 0, most)
+def split(texts, fraction, most, seed=0):
+    sides = corpora.split_documents(corpora.Documents.of_texts(texts), fraction, seed, most)
     return [list(some.texts()) for some in sides]
+
+
+def test_about_a_tenth_is_held_out_and_nothing_is_lost():
+    texts = ["x" * (7 + index * index) + str(index) for index in range(101)]
+    training, held_out = split(texts, 0.1, 2**20)
+    assert sorted(training + held_out) == sorted(texts)
+    total = sum(map(len, texts))
+    assert 0.097 * total < sum(map(len, held_out)) <= 0.1 * total
+    assert split(texts, 0.1, 2**20) == [training, held_out], "order too"
+    assert split(texts, 0.1, 2**20, seed=1)[1] != held_out
+    assert sum(map(len, split(texts, 0.1, 20_000)[1])) in range(19_000, 20_001)
 
 
 def test_something_is_held_out_of_any_two_documents_and_no_character_is_cut_in_two():
@@ -95,11 +85,9 @@ def test_something_is_held_out_of_any_two_documents_and_no_character_is_cut_in_t
         (["aaaa", "b"], 0.99, 99, ["b"], ["aaaa"]),
         ([long, "first line\nlast\n"], 0.1, 9, ["first line\n", long], ["last\n"]),
         (["漢漢漢漢漢", "漢漢漢"], 0.1, 4, ["漢漢", "漢漢漢漢漢"], ["漢"]),
-        (["漢漢漢漢漢", "漢漢漢"], 0.1, 1, ["漢漢", "漢漢漢漢漢"], ["漢"]),
         (["漢漢漢", "é"], 0.1, 1, ["漢漢漢"], ["é"]),
     ):
-        sides = corpora.split_documents(corpora.Documents.of_texts(texts), fraction, 0, most)
-        assert [sorted(some.texts()) for some in sides] == [training, held_out]
+        assert [*map(sorted, split(texts, fraction, most))] == [training, held_out]
 
 
 def lay(folder, files):
@@ -110,19 +98,15 @@ def lay(folder, files):
 
 
 def test_files_and_directories_are_documents_by_path(tmp_path):
-    lay(
-        tmp_path, {"deep/a.txt": "one", "deep/copy.txt": "one", "deep/empty.txt": "", "deep/.hidden": b"\xff"}
-    )
-    lay(tmp_path, {"deep/er/b.md": "ü\r\n", "deep/er/digits.png": b"\x89PNG\0", "own.txt": "two"})
+    lay(tmp_path, {"deep/a.txt": "one", "deep/copy.txt": "one", "deep/empty.txt": "", "own.txt": "two"})
+    lay(tmp_path, {"deep/er/b.md": "ü\r\n", "deep/er/digits.png": b"\x89PNG\0", "deep/.hidden": b"\xff"})
     lay(tmp_path, {"deep/latin.txt": "naïve".encode("latin-1")})
-    before = snapshot(tmp_path)
     documents = corpora.read_documents([tmp_path / "own.txt", tmp_path / "deep"])
     skipped = ("deep/er/digits.png", "deep/latin.txt")
     assert documents.skipped == tuple(str(tmp_path / name) for name in skipped)
     assert list(documents.texts()) == ["one", "ü\r\n", "two"]
     sources = ("deep/a.txt", "deep/copy.txt", "deep/er/b.md", "own.txt")
     assert documents.sources == tuple(tmp_path / name for name in sources)
-    assert snapshot(tmp_path) == before
 
 
 def test_one_file_is_cut_without_losing_a_byte(tmp_path):
@@ -145,7 +129,7 @@ def cut(path, most):
     return [path.read_bytes()[start:stop].decode() for _, start, stop in places]
 
 
-@pytest.mark.parametrize("part", [4, 5, 29, 211, 100_000])
+@pytest.mark.parametrize("part", [5, 211, 100_000])
 def test_parts_of_a_long_document_are_the_document(tmp_path, monkeypatch, part):
     """Cut where lines or words end, they have the tokens of the whole, and the same BPE is learned."""
     monkeypatch.setattr(corpora, "PART_BYTES", part)
@@ -178,11 +162,7 @@ def test_what_cannot_serve_is_named_with_its_place(tmp_path, monkeypatch):
         ({"bad": latin}, bad, r"bad is not UTF-8: byte 0xef at offset 2 \(invalid continuation byte\)"),
         ({"bad": kanji + b"\xff"}, bad, "is not UTF-8: byte 0xff at offset 27"),
         ({"bad": kanji[:-1]}, bad, r"byte 0xe6 at offset 24 \(unexpected end of data\)"),
-        (
-            {"pictures/digits.png": b"\0"},
-            ["pictures"],
-            r"; 1 file that is not text was skipped \(.*\.png\); give",
-        ),
+        ({"pictures/digits.png": b"\0"}, ["pictures"], r"; 1 file that is not text was skipped \(.*\.png\)"),
         ({}, ["missing"], "missing, which does not exist"),
         ({"empty/file": b""}, ["empty"], "directory without a file"),
         ({"deep/good": b"good"}, ["deep/good", "deep"], "good comes twice"),
@@ -200,9 +180,6 @@ def test_what_cannot_serve_is_named_with_its_place(tmp_path, monkeypatch):
         list(documents.read())
 
 
-# Tokens
-
-
 @functools.cache
 def vocabulary(kind):
     if kind == "bytes":
@@ -210,20 +187,11 @@ def vocabulary(kind):
     return vocabularies.train_pairs(corpora.read_manual().values(), 311)
 
 
-EVERYTHING = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
-
-
 @pytest.mark.parametrize("kind", ["bytes", "pairs"])
 def test_any_text_comes_back_and_any_byte_has_a_token(kind):
     own = vocabulary(kind)
-    for text in (
-        "",
-        "while True:\n    pass\n",
-        "\r\n\t  \0",
-        "<|endoftext|> ■",
-        EVERYTHING[:5000],
-        EVERYTHING[-499:],
-    ):
+    characters = "".join(map(chr, [*range(5000), *range(0x10FF00, 0x110000)]))
+    for text in ("", "\r\n\t  \0<|endoftext|> ■", characters):
         tokens = own.encode(text)
         assert own.decode(tokens) == text
         assert b"".join(own.spell(token) for token in tokens.tolist()) == text.encode()
@@ -231,20 +199,16 @@ def test_any_text_comes_back_and_any_byte_has_a_token(kind):
         assert tokens.dtype == np.int32
     assert {own.spell(token) for token in range(own.size)} >= {bytes([byte]) for byte in range(256)} | {b""}
     assert own.decode([*own.encode("é")[:1], own.mark, *own.encode("!")]) in ("\ufffd!", "é!")
-    for token in (-1, own.size):
-        with pytest.raises(ValueError, match=rf"token must be in 0\.\.{own.size - 1}, got {token}"):
-            own.spell(token)
+    with pytest.raises(ValueError, match=rf"token must be in 0\.\.{own.size - 1}, got {own.size}"):
+        own.spell(own.size)
 
 
 def test_pairs_shorten_text_and_are_the_same_every_time():
     own = vocabulary("pairs")
     text = corpora.read_manual()["compound"]
-    assert own.size == 312
-    assert own.mark == 311
+    assert (own.size, own.mark) == (312, 311)
     assert len(own.encode(text)) < 0.75 * len(text.encode())
     assert vocabularies.train_pairs(corpora.read_manual().values(), 311).to_json() == own.to_json()
-    again = vocabularies.PairVocabulary(own.to_json())
-    assert np.array_equal(again.encode(text), own.encode(text))
 
 
 @pytest.mark.parametrize("kind", ["bytes", "pairs"])
@@ -271,9 +235,6 @@ def test_a_tokenizer_that_is_damaged_or_has_special_tokens_is_refused():
             vocabularies.PairVocabulary(text)
 
 
-# Rows
-
-
 def test_rows_are_pieces_of_the_stream(task):
     stream = task.tokens.training.read().tolist()
     batch = task.make_batch(jax.random.key(0), 997)
@@ -283,7 +244,6 @@ def test_rows_are_pieces_of_the_stream(task):
         for inputs, targets in zip(batch["inputs"].tolist(), batch["targets"].tolist(), strict=True)
     }
     assert drawn <= pieces
-    assert len(drawn) > 0.6 * len(pieces)
     assert {tuple(stream[: LENGTH + 1]), tuple(stream[-LENGTH - 1 :])} <= drawn, "the ends are drawn too"
     assert np.array_equal(batch["inputs"][:, 1:], batch["targets"][:, :-1])
     assert np.array_equal(batch["bytes"], (np.asarray(batch["targets"]) != MARK).sum(1))
@@ -294,11 +254,8 @@ def test_rows_are_pieces_of_the_stream(task):
 
 
 def test_training_reads_no_held_out_document(task):
-    training, held_out = ("".join(documents.texts()) for documents in task.documents)
-    assert training
-    assert held_out
-    assert task.vocabulary.decode(task.tokens.training.read()) == training
-    assert task.vocabulary.decode(task.tokens.held_out.read()) == held_out
+    for documents, tokens in zip(task.documents, (task.tokens.training, task.tokens.held_out), strict=True):
+        assert task.vocabulary.decode(tokens.read()) == "".join(documents.texts()) != ""
 
 
 def test_places_beyond_two_gibibytes_are_drawn_too(task, monkeypatch):
@@ -319,7 +276,7 @@ def test_no_token_sees_another_document(task):
     inputs = np.array([[7, 8, MARK, 9, 3, 5, MARK, MARK, 11, 2, 2]], np.int32)
     documents = np.array([0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 3])
     assert np.asarray(number_documents(inputs, MARK))[0].tolist() == documents.tolist()
-    model = task.make_model(nnx.Rngs(0))
+    model = build_drawn(lambda rngs: task.make_model(rngs))
     model.eval()
     look = jax.jit(lambda inputs: task.read(model, {"inputs": inputs}, aux=("weights",)))
     logits, aux = look(inputs)
@@ -347,9 +304,6 @@ def test_every_held_out_token_counts_once_with_half_a_row_before_it():
         assert not counted[1:, : length // 2].any()
 
 
-# What a byte costs
-
-
 def test_bits_per_byte_by_the_definition(task):
     """Of a model that reads one token back; neither windows nor groups of rows change what it costs."""
     table = np.float32(np.random.default_rng(7).normal(size=(257, 257)) * 3)
@@ -362,10 +316,8 @@ def test_bits_per_byte_by_the_definition(task):
         count, size = count + len(tokens) - 1, size + len(text.encode())
     assert len(task.held_out["inputs"]) % 5, "the last group of rows is a short one"
     assert int(task.held_out["bytes"].sum()) == size
-    measured = jax.jit(
-        lambda batch: task.evaluate(lambda inputs, **_: jax.numpy.asarray(table)[inputs], batch)
-    )
-    found = measured(task.held_out)
+    read = lambda inputs, **_: jax.numpy.asarray(table)[inputs]
+    found = jax.jit(lambda batch: task.evaluate(read, batch))(task.held_out)
     assert set(found) == {"loss", "bits_per_byte", "token_accuracy"}
     assert float(found["loss"]) == pytest.approx(total / count, rel=3e-6)
     assert float(found["bits_per_byte"]) == pytest.approx(total / math.log(2) / size, rel=3e-6)
@@ -374,20 +326,18 @@ def test_bits_per_byte_by_the_definition(task):
 def test_a_perfect_model_costs_nothing_and_a_wrong_token_is_seen(task):
     batch = jax.device_get(task.held_out)
     measure = jax.jit(lambda logits: task.measure(lambda inputs, **options: logits, batch)[1])
-    perfect = 50 * np.eye(257, dtype=np.float32)[batch["targets"]]
-    measured = measure(perfect)
+    logits = 50 * np.eye(257, dtype=np.float32)[batch["targets"]]
+    assert not batch["counted"][-1, 0]
+    logits[-1, 0] = 0
+    measured = measure(logits)
     assert float(measured["token_accuracy"]) == 1.0
     assert float(measured["bits_per_byte"]) < 1e-6
     row, place = np.argwhere(batch["counted"])[-1]
-    wrong, uncounted = perfect.copy(), perfect.copy()
-    wrong[row, place] = 50 * np.eye(257)[0]
-    measured = measure(wrong)
-    tokens, size = int(batch["counted"].sum()), int(batch["bytes"].sum())
-    assert float(measured["token_accuracy"]) == pytest.approx(1 - 1 / tokens)
-    assert float(measured["bits_per_byte"]) == pytest.approx(50 / math.log(2) / size, rel=1e-3)
-    assert not batch["counted"][-1, 0]
-    uncounted[-1, 0] = 0
-    assert measure(uncounted)["token_accuracy"] == 1.0
+    logits[row, place] = 50 * np.eye(257)[0]
+    measured = measure(logits)
+    assert float(measured["token_accuracy"]) == pytest.approx(1 - 1 / int(batch["counted"].sum()))
+    cost = 50 / math.log(2) / int(batch["bytes"].sum())
+    assert float(measured["bits_per_byte"]) == pytest.approx(cost, rel=1e-3)
 
 
 def test_text_shorter_than_a_row_is_refused(task):
@@ -395,36 +345,22 @@ def test_text_shorter_than_a_row_is_refused(task):
         _ = dataclasses.replace(task, length=100_000).tokens
 
 
-# Runs
-
-
 def paired(files):
-    """Tokens are pairs of bytes, which a run keeps."""
     return small(files, vocab_size=271)
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory, corpus):
-    directory = tmp_path_factory.mktemp("text") / "whole"
-    train(directory, paired(corpus))
-    return directory
-
-
-def test_killed_and_resumed_is_uninterrupted(finished, corpus, tmp_path, monkeypatch):
+def test_a_run_keeps_what_it_needs_and_goes_on_with_it_after_a_kill(corpus, tmp_path, monkeypatch):
+    finished, killed = tmp_path / "whole", tmp_path / "run"
+    train(finished, paired(corpus))
     with pytest.raises(RuntimeError, match="killed"):
-        train(tmp_path / "run", paired(corpus), progress=Killer("saved", 6))
+        train(killed, paired(corpus), progress=Killer("saved", 6))
     # What was kept is read back, not made again.
     monkeypatch.setattr(vocabularies, "train_pairs", None)
-    assert train(tmp_path / "run", paired(corpus)).status == "finished"
-    assert_same_run(finished, tmp_path / "run")
-    for name in tasks.Text.keeps:
-        assert (finished / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
-
-
-def test_a_run_keeps_what_it_needs(finished):
-    kept = ["corpus.json", "tokenizer.json"]
-    own = ["checkpoints", "config.json", "metrics.jsonl"]
-    assert sorted(path.name for path in finished.iterdir()) == sorted([*kept, *own])
+    assert train(killed, paired(corpus)).status == "finished"
+    assert_same_run(finished, killed)
+    assert all((finished / name).read_bytes() == (killed / name).read_bytes() for name in KEPT)
+    files = " ".join(sorted(path.name for path in finished.iterdir()))
+    assert files == "checkpoints config.json corpus.json metrics.jsonl tokenizer.json"
     task, model = runs.load_run(finished)
     assert task.vocabulary.size == 272
     recorded = checkpoints.load(finished / "checkpoints" / "00000011").record["held_out"]
@@ -435,7 +371,6 @@ def test_a_run_keeps_what_it_needs(finished):
 
 @pytest.fixture
 def stopped(corpus, tmp_path):
-    """A run on a corpus of its own, stopped at step 3."""
     files = shutil.copytree(corpus, tmp_path / "texts")
     train(tmp_path / "run", paired(files), stop=stop_after(3))
     return tmp_path / "run", files, paired(files)
@@ -463,16 +398,14 @@ def test_what_a_run_kept_is_there_as_it_was_or_named(stopped):
     directory, files, task = stopped
     other = vocabularies.train_pairs(["entirely other words, other words"], 271).to_json().encode()
     for name, contents, told in (
-        ("tokenizer.json", None, r"tokenizer\.json of this run is gone; bring it back"),
         ("tokenizer.json", other, r"tokenizer\.json is not what this run began with; bring it back"),
-        ("corpus.json", None, r"corpus\.json of this run is gone; bring it back"),
         ("corpus.json", b"\xff", r"corpus\.json cannot be read"),
     ):
         own = (directory / name).read_bytes()
-        (directory / name).unlink()
-        if contents is not None:
-            (directory / name).write_bytes(contents)
+        (directory / name).write_bytes(contents)
         refuse(directory, task, told)
+        (directory / name).unlink()
+        refuse(directory, task, rf"{name} of this run is gone; bring it back")
         (directory / name).write_bytes(own)
     (directory / "corpus.json").unlink()
     with pytest.raises(ValueError, match=r"corpus\.json of this run is gone; bring it back"):
@@ -485,16 +418,11 @@ def test_a_branch_takes_the_tokens_of_its_source(stopped, tmp_path, monkeypatch)
     directory, _, task = stopped
     monkeypatch.setattr(vocabularies, "train_pairs", None)
     assert train(tmp_path / "branch", task, resume=str(directory)).step == 11
-    for name in tasks.Text.keeps:
-        assert (tmp_path / "branch" / name).read_bytes() == (directory / name).read_bytes()
-
-
-# Tokens on disk
+    assert all((tmp_path / "branch" / name).read_bytes() == (directory / name).read_bytes() for name in KEPT)
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache of this test, and the folders of tokens in it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "cache" / "regard" / "tokens"
     return lambda: sorted(path for path in folder.iterdir() if path.is_dir())
@@ -591,7 +519,6 @@ def test_more_tokens_than_a_system_reads_at_once_come_whole(tmp_path):
 
 
 def test_a_training_goes_on_where_the_cache_is_deleted(corpus, cache):
-    """The files are open; the next training writes them again."""
     task = small(corpus)
     before = task.make_batch(jax.random.key(0), 3)["inputs"]
     shutil.rmtree(cache()[0])

@@ -21,7 +21,6 @@ DRY = dataclasses.replace(SIZES, dropout_rate=0.0)
 
 @functools.cache
 def updated(**changes):
-    """The state after an update, what it measured, and its program as text."""
     program = programs.make_program(tiny_copy(batch_size=10, model=DRY, **changes), 3)
     lowered = jax.jit(program.update).lower(program.start(), np.int32(0), ())
     state, measured = lowered.compile()(program.start(), np.int32(0), ())
@@ -31,9 +30,8 @@ def updated(**changes):
 @pytest.fixture(scope="module")
 def averaged(tmp_path_factory):
     """A run whose batches come in five parts, with an average; its checkpoints after each of three steps."""
-    cadence = settings.Cadence(
-        log_every=1, evaluate_every=3, checkpoint_every=1, heads_every=0, keep_checkpoints=3
-    )
+    every = {"log_every": 1, "evaluate_every": 3, "checkpoint_every": 1, "heads_every": 0}
+    cadence = settings.Cadence(**every, keep_checkpoints=3)
     options = {"accumulate_steps": 5, "ema_decay": 0.75, "steps": 3, "cadence": cadence}
     directory = tmp_path_factory.mktemp("averaged")
     outcome = train(directory, tiny_copy(batch_size=10, model=DRY, **options), seed=3)
@@ -77,9 +75,7 @@ def test_dropout_is_on_and_a_function_of_seed_step_and_part(monkeypatch):
 
 
 def test_parts_must_divide_the_batch_and_the_mesh():
-    with pytest.raises(
-        ValueError, match="accumulate_steps must divide batch_size, got accumulate_steps=3 and batch"
-    ):
+    with pytest.raises(ValueError, match="must divide batch_size, got accumulate_steps=3 and batch"):
         tiny_copy(batch_size=10, accumulate_steps=3)
     with pytest.raises(ValueError, match=r"data \* fsdp \* accumulate_steps = 20 divides, got batch_size=10"):
         MeshSpec(data=4).demand_divides(tiny_copy(batch_size=10, accumulate_steps=5))
@@ -91,10 +87,9 @@ def test_bfloat16_multiplies_in_it_and_keeps_parameters_and_sums_in_float32():
     assert {value.dtype for value in found.values()} == {np.dtype(np.float32)}
     np.testing.assert_allclose(found["loss"], measured["loss"], rtol=2e-2)
     assert found["loss"] != measured["loss"]
+    # Of layers: attention's backward products are float32 where all scores are held.
     products = [line for line in lowered.splitlines() if "dot_general" in line and "x6x" in line]
-    assert len(products) > 15, (
-        "of layers; attention's backward products are float32 where all scores are held"
-    )
+    assert len(products) > 15
     assert all("bf16" in line and "f32" not in line.replace("bf16", "") for line in products)
     for one, other in zip(jax.tree.leaves(low.params), jax.tree.leaves(state.params), strict=True):
         np.testing.assert_allclose(one, other, atol=0.03)
@@ -102,10 +97,8 @@ def test_bfloat16_multiplies_in_it_and_keeps_parameters_and_sums_in_float32():
 
 def test_a_moving_average_is_what_is_evaluated_and_loaded(averaged):
     directory, outcome, saved = averaged
-    params, averages = (
-        [np.float64(arrays[f"{part}/head/kernel/value"]) for arrays in saved]
-        for part in ("params", "average")
-    )
+    find = lambda part: [np.float64(arrays[f"{part}/head/kernel/value"]) for arrays in saved]
+    params, averages = find("params"), find("average")
     for step in (1, 2):
         expected = 0.75 * averages[step - 1] + 0.25 * params[step]
         np.testing.assert_allclose(averages[step], expected, rtol=1e-6)
@@ -116,33 +109,28 @@ def test_a_moving_average_is_what_is_evaluated_and_loaded(averaged):
     assert loss == pytest.approx(outcome.held_out["loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "rates"),
-    [
+def test_schedules_in_closed_form():
+    """Four updates of a linear rise, ten of the schedule; or a rise and nothing more."""
+    for schedule, rates in (
         ("linear", {0: 0.5, 5: 0.25, 10: 0.0}),
         ("exponential", {0: 0.5, 5: 0.05, 10: 0.005}),
         ("stable", {0: 0.5, 8: 0.5, 9: 0.25, 10: 0.0}),
         ("cosine", {0: 0.5, 2: 0.25 * (1 + math.cos(0.2 * math.pi)), 5: 0.25, 10: 0.0}),
         ("constant", {0: 0.5, 5: 0.5, 10: 0.5}),
-    ],
-)
-def test_schedules_in_closed_form(schedule, rates):
-    """Four updates of a linear rise, ten of the schedule; or a rise and nothing more."""
-    options = {"learning_rate": 0.5, "schedule": schedule, "warmup_steps": 4}
-    find = make_schedule(settings.Optimization(steps=14, **options))
-    found = [float(find(step)) for step in (0, 1, *(4 + step for step in rates))]
-    assert found == pytest.approx([0.0, 0.125, *rates.values()], abs=1e-7)
-    rise = make_schedule(settings.Optimization(steps=4, **options))
-    assert float(rise(3)) == pytest.approx(0.375)
+    ):
+        options = {"learning_rate": 0.5, "schedule": schedule, "warmup_steps": 4}
+        find = make_schedule(settings.Optimization(steps=14, **options))
+        found = [float(find(step)) for step in (0, 1, *(4 + step for step in rates))]
+        assert found == pytest.approx([0.0, 0.125, *rates.values()], abs=1e-7)
+        rise = make_schedule(settings.Optimization(steps=4, **options))
+        assert float(rise(3)) == pytest.approx(0.375)
 
 
-@pytest.mark.parametrize(("clip_norm", "weight_decay"), [(0.0, 0.25), (1.5, 0.25), (100.0, 0.0)])
+@pytest.mark.parametrize(("clip_norm", "weight_decay"), [(0.0, 0.0), (1.5, 0.25)])
 def test_the_optimizer_is_adamw_after_clipping(clip_norm, weight_decay):
     """Against the definition in float64; decay touches matrices alone."""
-    optimization = settings.Optimization(
-        steps=5, learning_rate=0.125, schedule="constant", clip_norm=clip_norm, weight_decay=weight_decay
-    )
-    optimizer = make_optimizer(optimization)
+    options = {"steps": 5, "learning_rate": 0.125, "schedule": "constant", "clip_norm": clip_norm}
+    optimizer = make_optimizer(settings.Optimization(**options, weight_decay=weight_decay))
     rng = np.random.default_rng(7)
     params = {"matrix": rng.normal(size=(2, 3)), "gain": rng.normal(size=5)}
     moving = jax.tree.map(np.float32, params)
@@ -177,7 +165,5 @@ def test_work_is_counted_by_hand():
     assert found.flops == 20 * (6 * 90 + 12 * 1 * 6 * 4)
     assert found.peak == 8 * 989.5e12
     assert count_work(task, params, 8, "cpu").peak is None
-    assert (
-        describe_step(1, 3, {"loss": 0.5}, 4.0, found)
-        == "loss 0.5  250 ms/step  80 tokens/s  0% MFU  0 s left"
-    )
+    told = describe_step(1, 3, {"loss": 0.5}, 4.0, found)
+    assert told == "loss 0.5  250 ms/step  80 tokens/s  0% MFU  0 s left"

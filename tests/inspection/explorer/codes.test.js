@@ -3,7 +3,7 @@ import test from "node:test";
 import { deflateSync } from "node:zlib";
 import { bytesFromBase64, decodeChunk, inflate } from "../../../src/regard/inspection/explorer/web/codes.js";
 
-// That every code is read as Python writes it: test_codes.py.
+// That every code is read as Python writes it: test_payload.py.
 
 test("base64 and deflate are undone", async () => {
   const bytes = Uint8Array.from({ length: 1000 }, (_, i) => (i * 7) % 256);

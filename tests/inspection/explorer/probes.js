@@ -221,17 +221,5 @@
       if (found[i * keys + j] !== one) throw new Error("block and tile differ");
       return found;
     },
-
-    /** Milliseconds between frames while something goes on. */
-    frames: (count) =>
-      new Promise((done) => {
-        const times = [];
-        const next = (now) => {
-          times.push(now);
-          if (times.length <= count) requestAnimationFrame(next);
-          else done(times.slice(1).map((time, n) => time - times[n]));
-        };
-        requestAnimationFrame(next);
-      }),
   };
 })();

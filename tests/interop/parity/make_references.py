@@ -35,152 +35,88 @@ T5 = {
     "decoder_start_token_id": 0,
 }  # fmt: skip
 
-# name: (model, config, tokens per row)
+# name: (model, tokens per row, config)
 MODELS = {
-    "bert": (
-        transformers.BertModel,
-        transformers.BertConfig(
-            vocab_size=67, hidden_size=24, num_hidden_layers=3, num_attention_heads=3, intermediate_size=37,
-            max_position_embeddings=19,
-        ),
-        13,
-    ),
-    "gpt2": (
-        transformers.GPT2LMHeadModel,
-        transformers.GPT2Config(
-            vocab_size=71, n_embd=30, n_layer=2, n_head=5, n_inner=41, n_positions=17, bos_token_id=1,
-            eos_token_id=2,
-        ),
-        11,
-    ),
-    "llama": (
-        transformers.LlamaForCausalLM,
-        transformers.LlamaConfig(
-            **LLAMA,
-            rope_parameters={
-                "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0, "original_max_position_embeddings": 23,
-            },
-        ),
-        13,
-    ),
-    "mistral": (
-        transformers.MistralForCausalLM,
-        transformers.MistralConfig(
-            **{**LLAMA, "hidden_size": 36, "num_key_value_heads": 3}, sliding_window=5,
-        ),
-        17,
-    ),
-    "qwen2": (
-        transformers.Qwen2ForCausalLM,
-        transformers.Qwen2Config(
-            **LLAMA, use_sliding_window=True, sliding_window=4, max_window_layers=1,
-            rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
-        ),
-        11,
-    ),
-    "qwen3": (
-        transformers.Qwen3ForCausalLM,
-        transformers.Qwen3Config(
-            **LLAMA, head_dim=10, tie_word_embeddings=True,
-            rope_parameters={
-                "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0,
-                "original_max_position_embeddings": 16,
-            },
-        ),
-        13,
-    ),
-    "gemma2": (
-        transformers.Gemma2ForCausalLM,
-        transformers.Gemma2Config(
-            **LLAMA, head_dim=10, sliding_window=4, query_pre_attn_scalar=7, attn_logit_softcapping=5.0,
-            final_logit_softcapping=3.0,
-        ),
-        13,
-    ),
-    "gemma3_text": (
-        transformers.Gemma3ForCausalLM,
-        transformers.Gemma3TextConfig(
-            **{**LLAMA, "num_hidden_layers": 3}, head_dim=10, rms_norm_eps=0.001, sliding_window=4,
-            sliding_window_pattern=3, query_pre_attn_scalar=7,
-            rope_parameters={
-                "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-            },
-        ),
-        13,
-    ),
-    "qwen3_moe": (
-        transformers.Qwen3MoeForCausalLM,
-        transformers.Qwen3MoeConfig(
-            **{**LLAMA, "num_hidden_layers": 3}, head_dim=10, num_experts=7, num_experts_per_tok=3,
-            moe_intermediate_size=11, mlp_only_layers=[1],
-        ),
-        13,
-    ),
-    "gpt_oss": (
-        transformers.GptOssForCausalLM,
-        transformers.GptOssConfig(
-            **{**LLAMA, "intermediate_size": 11}, head_dim=10, sliding_window=5, num_local_experts=5,
-            num_experts_per_tok=2, swiglu_limit=0.75,
-            rope_parameters={
-                "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
-                "truncate": False, "original_max_position_embeddings": 16,
-            },
-        ),
-        17,
-    ),
-    "modernbert": (
-        transformers.ModernBertModel,
-        transformers.ModernBertConfig(
-            vocab_size=67, hidden_size=24, intermediate_size=37, num_hidden_layers=4, num_attention_heads=3,
-            max_position_embeddings=64, norm_eps=0.001, local_attention=6, pad_token_id=0, bos_token_id=1,
-            cls_token_id=1, eos_token_id=2, sep_token_id=2,
-            rope_parameters={
-                "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-            },
-        ),
-        13,
-    ),
-    "t5": (
-        transformers.T5ForConditionalGeneration,
-        transformers.T5Config(**T5),
-        13,
-    ),
-    "t5_gated": (
-        transformers.T5ForConditionalGeneration,
-        transformers.T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
-        13,
-    ),
-    "vit": (
-        transformers.ViTModel,
-        transformers.ViTConfig(
-            hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=37,
-            image_size=(12, 20), patch_size=4,
-        ),
-        None,
-    ),
+    "bert": (transformers.BertModel, 13, transformers.BertConfig(
+        vocab_size=67, hidden_size=24, num_hidden_layers=3, num_attention_heads=3, intermediate_size=37,
+        max_position_embeddings=19,
+    )),
+    "gpt2": (transformers.GPT2LMHeadModel, 11, transformers.GPT2Config(
+        vocab_size=71, n_embd=30, n_layer=2, n_head=5, n_inner=41, n_positions=17, bos_token_id=1,
+        eos_token_id=2,
+    )),
+    "llama": (transformers.LlamaForCausalLM, 13, transformers.LlamaConfig(
+        **LLAMA,
+        rope_parameters={
+            "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 23,
+        },
+    )),
+    "mistral": (transformers.MistralForCausalLM, 17, transformers.MistralConfig(
+        **{**LLAMA, "hidden_size": 36, "num_key_value_heads": 3}, sliding_window=5,
+    )),
+    "qwen2": (transformers.Qwen2ForCausalLM, 11, transformers.Qwen2Config(
+        **LLAMA, use_sliding_window=True, sliding_window=4, max_window_layers=1,
+        rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
+    )),
+    "qwen3": (transformers.Qwen3ForCausalLM, 13, transformers.Qwen3Config(
+        **LLAMA, head_dim=10, tie_word_embeddings=True,
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    )),
+    "gemma2": (transformers.Gemma2ForCausalLM, 13, transformers.Gemma2Config(
+        **LLAMA, head_dim=10, sliding_window=4, query_pre_attn_scalar=7, attn_logit_softcapping=5.0,
+        final_logit_softcapping=3.0,
+    )),
+    "gemma3_text": (transformers.Gemma3ForCausalLM, 13, transformers.Gemma3TextConfig(
+        **{**LLAMA, "num_hidden_layers": 3}, head_dim=10, rms_norm_eps=0.001, sliding_window=4,
+        sliding_window_pattern=3, query_pre_attn_scalar=7,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    )),
+    "qwen3_moe": (transformers.Qwen3MoeForCausalLM, 13, transformers.Qwen3MoeConfig(
+        **{**LLAMA, "num_hidden_layers": 3}, head_dim=10, num_experts=7, num_experts_per_tok=3,
+        moe_intermediate_size=11, mlp_only_layers=[1],
+    )),
+    "gpt_oss": (transformers.GptOssForCausalLM, 17, transformers.GptOssConfig(
+        **{**LLAMA, "intermediate_size": 11}, head_dim=10, sliding_window=5, num_local_experts=5,
+        num_experts_per_tok=2, swiglu_limit=0.75,
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "truncate": False, "original_max_position_embeddings": 16,
+        },
+    )),
+    "modernbert": (transformers.ModernBertModel, 13, transformers.ModernBertConfig(
+        vocab_size=67, hidden_size=24, intermediate_size=37, num_hidden_layers=4, num_attention_heads=3,
+        max_position_embeddings=64, norm_eps=0.001, local_attention=6, pad_token_id=0, bos_token_id=1,
+        cls_token_id=1, eos_token_id=2, sep_token_id=2,
+        rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    )),
+    "t5": (transformers.T5ForConditionalGeneration, 13, transformers.T5Config(**T5)),
+    "t5_gated": (transformers.T5ForConditionalGeneration, 13,
+        transformers.T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
+    "vit": (transformers.ViTModel, None, transformers.ViTConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=37,
+        image_size=(12, 20), patch_size=4,
+    )),
 }  # fmt: skip
 
 # Hidden states and weights are stored for every so many positions.
 STEP = 4
-GRADIENTS = {
-    "bert": [
-        "embeddings.word_embeddings.weight",
-        "embeddings.LayerNorm.weight",
-        "encoder.layer.0.attention.self.query.weight",
-        "encoder.layer.0.attention.self.query.bias",
-        "encoder.layer.2.output.dense.bias",
-    ],
-    "llama": [
-        "model.embed_tokens.weight",
-        "model.layers.0.self_attn.k_proj.weight",
-        "model.layers.0.post_attention_layernorm.weight",
-        "model.layers.1.mlp.gate_proj.weight",
-        "model.norm.weight",
-    ],
-}
+GRADIENTS = [  # of llama
+    "model.embed_tokens.weight",
+    "model.layers.0.self_attn.k_proj.weight",
+    "model.layers.0.post_attention_layernorm.weight",
+    "model.layers.1.mlp.gate_proj.weight",
+    "model.norm.weight",
+]
 
 
 class InFloat64(TorchFunctionMode):
@@ -211,8 +147,7 @@ def run(name, model, arrays):
     seen = model(**inputs, output_hidden_states=True, output_attentions=True)
     found = {}
     if name.startswith("t5"):
-        found["logits"] = seen.logits
-        found["memory"] = seen.encoder_last_hidden_state
+        found["logits"], found["memory"] = seen.logits, seen.encoder_last_hidden_state
         sides = {"hidden": seen.decoder_hidden_states, "source_hidden": seen.encoder_hidden_states}
         weights = {"weights": seen.decoder_attentions, "cross_weights": seen.cross_attentions}
     else:
@@ -221,23 +156,15 @@ def run(name, model, arrays):
         else:
             found["output"] = seen.last_hidden_state
         sides, weights = {"hidden": seen.hidden_states}, {"weights": seen.attentions}
-    for side, states in sides.items():
-        found[side] = torch.stack(states)[..., ::STEP, :]
-    for side, layers in weights.items():
+    for side, layers in (sides | weights).items():
         found[side] = torch.stack(layers)[..., ::STEP, :]
-    if name in GRADIENTS:
-        mask = inputs["attention_mask"].to(model.dtype)
-        if name == "bert":
-            cotangent = torch.as_tensor(drawn_weights.uniform("cotangent", seen.last_hidden_state.shape))
-            loss = (seen.last_hidden_state * cotangent.to(model.dtype) * mask[..., None]).sum()
-        else:
-            chosen = inputs["input_ids"][:, 1:, None]
-            surprise = -torch.log_softmax(seen.logits[:, :-1], -1).gather(-1, chosen)[..., 0]
-            loss = (surprise * mask[:, 1:]).sum() / mask[:, 1:].sum()
-            found["loss"] = loss
+    if name == "llama":
+        mask, chosen = inputs["attention_mask"][:, 1:].to(model.dtype), inputs["input_ids"][:, 1:, None]
+        surprise = -torch.log_softmax(seen.logits[:, :-1], -1).gather(-1, chosen)[..., 0]
+        found["loss"] = (surprise * mask).sum() / mask.sum()
         parameters = dict(model.named_parameters())
-        grads = torch.autograd.grad(loss, [parameters[one] for one in GRADIENTS[name]])
-        found.update({f"gradient {one}": grad for one, grad in zip(GRADIENTS[name], grads, strict=True)})
+        grads = torch.autograd.grad(found["loss"], [parameters[one] for one in GRADIENTS])
+        found.update({f"gradient {one}": grad for one, grad in zip(GRADIENTS, grads, strict=True)})
     return {key: value.detach().double().numpy() for key, value in found.items()}
 
 
@@ -267,7 +194,7 @@ def write(name, facts, arrays):
 
 def reference_model(name):
     """Load drawn weights the way users load a checkpoint, in float64 and in float32."""
-    build, config, length = MODELS[name]
+    build, length, config = MODELS[name]
     config._attn_implementation = "eager"
     with tempfile.TemporaryDirectory() as folder:
         build(config).save_pretrained(folder)
@@ -322,16 +249,10 @@ def reference_latent():
     length, shapes = 13, {}
     hidden = drawn_weights.uniform("hidden", (2, length, 24))
     sizes = {
-        "hidden_size": 24,
-        "num_attention_heads": 5,
-        "num_key_value_heads": 5,
-        "kv_lora_rank": 11,
-        "qk_nope_head_dim": 7,
-        "qk_rope_head_dim": 4,
-        "v_head_dim": 3,
-        "attention_bias": True,
+        "hidden_size": 24, "num_attention_heads": 5, "num_key_value_heads": 5, "kv_lora_rank": 11,
+        "qk_nope_head_dim": 7, "qk_rope_head_dim": 4, "v_head_dim": 3, "attention_bias": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
-    }
+    }  # fmt: skip
 
     def evaluate(dtype):
         torch.set_default_dtype(dtype)

@@ -59,9 +59,8 @@ def embed(folder, sentences):
     """Unit vectors in float32, one sentence at a time."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
-    tokenizer.enable_truncation(
-        json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"]
-    )
+    settings = json.loads((folder / "sentence_bert_config.json").read_text())
+    tokenizer.enable_truncation(settings["max_seq_length"])
     model = BertModel.from_pretrained(folder, attn_implementation="eager").eval()
     rows = []
     for sentence in sentences:
