@@ -127,6 +127,19 @@ def test_blocks_of_a_long_row_add_up(kind):
     assert_as_exact(output, [query, key, value], keep)
 
 
+def test_pages_of_bfloat16_are_summed_in_float32():
+    """As an array is: scores and sums over eleven pages are rounded nowhere on the way."""
+    query, *tokens = (jnp.asarray(x, jnp.bfloat16) for x in draw(33))
+    pages = PagedKVCache.create(B, K, D, E, num_pages=22, page_size=3, pages_per_row=11, dtype=jnp.bfloat16)
+    pages = pages.assign(0, np.arange(11)).assign(1, np.arange(11, 22))
+    cache = KVCache.create(B, K, 33, D, E, dtype=jnp.bfloat16)
+    run = jax.jit(lambda cache: cache.append(*tokens).attend(query[:, :, :1], aux=("scores", "lse")))
+    (output, aux), (expected, wanted) = run(pages), run(cache)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), aux, wanted)
+    # Sums in another order may round a few to the other side.
+    assert np.mean(np.asarray(output) != np.asarray(expected)) < 0.05
+
+
 # Int8.
 
 

@@ -161,8 +161,13 @@ class Truth:
         factor = (NARROW_FACTOR if self.narrow else FACTOR) * epsilon / np.finfo(np.float32).eps
         allowed = factor * missed + FLOOR * epsilon * size
         # Results are rounded to their dtype; what is merged, or a sum of gradients, was before, when larger.
-        summed = self.program.family == "merge" or (name[1] == "_" and "scores" in self.program.smooth)
-        allowed = allowed + own * (size if summed else abs(want))
+        derivative = name[1] == "_"
+        summed = self.program.family == "merge" or (
+            derivative and (self.mapped or "scores" in self.program.smooth)
+        )
+        allowed = np.broadcast_to(allowed + own * (size if summed else abs(want)), want.shape)
+        if derivative and self.narrow:  # a row's mean is that of the output, of weights that were rounded
+            allowed = allowed + 2.0**-9 * size
         same = np.where(finite, abs(got - want) <= allowed, (got == want) | (np.isnan(got) & np.isnan(want)))
         wrong = np.argwhere(checked & ~same)
         if not wrong.size:

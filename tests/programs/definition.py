@@ -278,13 +278,17 @@ class Attention:
         self.final = np.where(keep, final, -np.inf)
         # What NaN and inf may not reach is computed as if they were not there.
         odd = keep & ~(np.isfinite(self.raw) & (np.isfinite(final) | (final == -np.inf)))
-        # A product of -inf may count as removed before a function of scores sees it.
-        unsaid = (keep & (self.raw == -np.inf)).any(-1, keepdims=True) & (len(self.chain) > 0)
+        # A product of -inf may count as removed before a function of scores sees it, and what a score adds
+        # may be added to what is removed, where NaN stays.
+        unsaid = (keep & (self.raw == -np.inf) & (len(self.chain) > 0)) | (~keep & np.isnan(final))
+        unsaid = unsaid.any(-1, keepdims=True)
         self.nan_row = np.isnan(self.final).any(-1, keepdims=True) & ~unsaid
-        self.odd_row = odd.any(-1, keepdims=True) & ~self.nan_row
-        # A value that some query may attend to may spoil all rows that share it.
-        asked = collapse(swap(keep.any(-2, keepdims=True)), (*self.given["value"].shape[:-1], 1), np.any)
-        self.reached = (expand(asked, self.leading) & ~np.isfinite(value)).any((-2, -1), keepdims=True)
+        self.odd_row = (odd.any(-1, keepdims=True) | unsaid) & ~self.nan_row
+        # A value that some query may attend to may spoil all rows that share it, and a key their gradients.
+        self.reached, self.shared = (
+            self._is_met("value", value),
+            self._is_met("key", self.key),
+        )
         self.value, self.query, self.key = (
             np.where(np.isfinite(x), x, 0) for x in (value, self.query, self.key)
         )
@@ -312,6 +316,12 @@ class Attention:
         others = np.where(self.first, -np.inf, self.score).real.max(-1, keepdims=True, initial=-np.inf)
         near = others >= self.largest - 1e-4 * (1 + abs(self.largest))
         self.tie = self.live & near  # rounding decides which is first
+
+    def _is_met(self, name, array):
+        """Tell where a head may attend to a vector that is not finite, or others that share it may."""
+        asked = swap(self.keep.any(-2, keepdims=True))
+        asked = collapse(asked, (*self.given[name].shape[:-1], 1), np.any)
+        return (expand(asked, self.leading) & ~np.isfinite(array)).any((-2, -1), keepdims=True)
 
     def follow(self, chain, x):
         for score in chain:
@@ -372,7 +382,7 @@ class Attention:
             query = swap(expand(given["query"], self.leading))
             note("metric", self.metric.shape, query @ asked, abs(query) @ asked_size, odd.any())
             asked, asked_size = self.round(asked) @ swap(self.metric), asked_size @ abs(swap(self.metric))
-        note("query", given["query"].shape, asked, asked_size, rows)
+        note("query", given["query"].shape, asked, asked_size, rows | self.shared)
         keys_size = scale * (swap(raw_size) @ abs(self.query))
         note("key", given["key"].shape, self.scale * (swap(raw) @ self.query), keys_size, columns)
         mixed = swap(self.narrow(self.kept))

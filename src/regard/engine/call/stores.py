@@ -89,17 +89,17 @@ class Whole(Store):
 
     def score(self, query: Array, precision: Any) -> Array:
         if self.block == self.shape[-2]:
-            return _product("...td,...sd->...ts", query, self.values, precision)
-        scores = _product("...td,...sd->...ts", query[..., None, :, :], self._blocks(), precision)
+            return product("...td,...sd->...ts", query, self.values, precision)
+        scores = product("...td,...sd->...ts", query[..., None, :, :], self._blocks(), precision)
         scores = scores.swapaxes(-3, -2)
         return scores.reshape((*scores.shape[:-2], self.shape[-2]))
 
     def mix(self, weights: Array, precision: Any) -> Array:
         if self.block == self.shape[-2]:
-            return _product("...ts,...se->...te", weights, self.values, precision)
+            return product("...ts,...se->...te", weights, self.values, precision)
         count = self.shape[-2] // self.block
         weights = weights.reshape((*weights.shape[:-1], count, self.block)).swapaxes(-3, -2)
-        return _product("...ts,...se->...te", weights, self._blocks(), precision).sum(-3)
+        return product("...ts,...se->...te", weights, self._blocks(), precision).sum(-3)
 
     def zero_unless(self, used: Array) -> Whole:
         shared = tuple(axis for axis, size in enumerate(self.shape[:-1]) if size == 1 < used.shape[axis])
@@ -116,7 +116,7 @@ FEW_QUERIES = 32
 _FEW_ROWS = 4
 
 
-def _product(subscripts: str, a: Array, b: Array, precision: Any) -> Array:
+def product(subscripts: str, a: Array, b: Array, precision: Any) -> Array:
     """Multiply matrices of one dtype, summed in float32 at least."""
     rows = a.shape[-2]
     if a.dtype == jnp.bfloat16 and 0 < rows < _FEW_ROWS:
@@ -136,8 +136,8 @@ def at(*places: Any) -> list[Array]:
 
 
 def zeros(shape: tuple[int, ...], factor: Array, store: Store) -> Array:
-    """Return zeros that vary over manual mesh axes as products with a store do, for a loop to carry."""
-    never, found = jnp.zeros((), bool), jnp.zeros(shape, factor.dtype)
+    """Return zeros of the dtype of sums that vary over manual mesh axes as products with a store do."""
+    never, found = jnp.zeros((), bool), jnp.zeros(shape, np.promote_types(factor.dtype, np.float32))
     for array in (factor, *jax.tree.leaves(store)):
         found = jnp.where(never, array[(0,) * array.ndim].astype(found.dtype), found)
     return found
