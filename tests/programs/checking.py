@@ -161,10 +161,10 @@ class Truth:
         factor = (NARROW_FACTOR if self.narrow else FACTOR) * epsilon / np.finfo(np.float32).eps
         allowed = factor * missed + FLOOR * epsilon * size
         # Results are rounded to their dtype; what is merged, or a sum of gradients, was before, when larger.
-        derivative = name[1] == "_"
-        summed = self.program.family == "merge" or (
-            derivative and (self.mapped or "scores" in self.program.smooth)
-        )
+        derivative, family = name[1] == "_", self.program.family
+        own = max(own, ml_dtypes.finfo(self.own).eps) if family == "merge" else own
+        many = self.mapped or family == "cache" or "scores" in self.program.smooth  # parts of a gradient
+        summed = family == "merge" or (derivative and many)
         allowed = np.broadcast_to(allowed + own * (size if summed else abs(want)), want.shape)
         if derivative and self.narrow:  # a row's mean is that of the output, of weights that were rounded
             allowed = allowed + 2.0**-9 * size

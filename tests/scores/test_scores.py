@@ -288,6 +288,21 @@ def test_what_is_masked_reaches_nothing(name, backend):
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
+def test_returned_scores_of_masked_pairs_pull_on_nothing(backend):
+    arrays = draw(np.float32)
+    options = {"mask": MASK, "query_offset": OFFSET, "aux": ("scores",), "backend": backend}
+
+    @jax.jit
+    def pull(slopes):
+        returned = lambda slopes: attend(*arrays, score=scores.alibi(slopes=slopes), **options)[1]["scores"]
+        return jax.vjp(returned, slopes)[1](jnp.ones((B, H, T, S)))[0]
+
+    keep = np.asarray(MASK.dense(T, S, query_offset=OFFSET, leading_axes=2))
+    expected = -(keep * abs(places()[2] - places()[3])).sum((0, 2, 3))
+    np.testing.assert_allclose(pull(per_head(5).astype(np.float32)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", COMPLETE)
 def test_a_query_whose_keys_a_score_removes_gets_nothing(backend, x64):
     """Without a mask, nothing but the scores says that a row is empty."""
     arrays, empty = draw(), np.arange(T) % 5 == 2

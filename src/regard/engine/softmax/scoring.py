@@ -41,8 +41,8 @@ def finish_scores(
     if score is None or cells is None:
         scores = _remove(scores if bias is None else scores + bias.astype(scores.dtype), keep)
         return Finished(scores, scores, scores)
-    if bias is None and score.adds:
-        masked = _remove(scores, keep)
+    if bias is None and score.adds and callable(keep):
+        masked = keep(scores)  # in place; what is added then is one more operation of what reads the scores
         scores = score.apply(masked, cells)
         return Finished(scores, scores, masked)
     if bias is None and score.bounded and callable(keep):
