@@ -423,3 +423,25 @@ def test_forced_colours_tell_what_is_chosen(open_page):
         }"""
     )
     assert pressed != loose
+
+
+def test_two_on_one_page_have_their_own_states(open_page, page, tmp_path):
+    """As a notebook or an article might have them: each has its own state, keys go to the last one used."""
+    text = page.read_text(encoding="utf-8")
+    start, end = text.index('<div class="regard">'), text.index('<script type="module">')
+    both = tmp_path / "both.html"
+    both.write_text(text[:start] + text[start:end] * 2 + text[end:], encoding="utf-8")
+    visit = open_page("#l=1", both)
+    states = "[...document.querySelectorAll('.regard')].map((root) => root.regard.state().c)"
+    visit.evaluate("Promise.all([...document.querySelectorAll('.regard')].map((root) => root.regard.ready))")
+    assert visit.evaluate(states) == [1, 0]
+    visit.press("]")
+    assert visit.evaluate(states) == [2, 0]
+    visit.page.locator(".rg-stage").nth(1).focus()
+    visit.press("]", "m")
+    assert visit.evaluate(states) == [2, 1]
+    visit.evaluate("() => document.activeElement.blur()")
+    visit.press("]")
+    assert visit.evaluate(states) == [2, 2]
+    assert "l=2" in visit.evaluate("location.hash")
+    assert visit.probe("repeated") == []

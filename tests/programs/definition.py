@@ -434,6 +434,9 @@ def read(
     rows |= {"lse": call.lse[..., 0], "entropy": call.entropy[..., 0], "sink_mass": call.sunk[..., 0]}
     rows["distance"] = (weights * distance).sum(-1) / np.where(live, weights.sum(-1), 1)
     found = {name: Expected(np.where(nan, np.nan, one), odd) for name, one in rows.items()}
+    found["distance"].size = abs(distance).max(initial=0)
+    if options.get("sinks") is None:
+        found["sink_mass"].value = np.zeros(nan.shape)
     found["keys"] = Expected(np.isfinite(call.score).sum(-1), nan | odd)
     order = ("first", "self", "previous", "next", "local", "duplicate", "induction", "delimiter")
     counts = [(kinds.get(name, False) & np.isfinite(call.score)).sum(-1) for name in order]
