@@ -230,6 +230,7 @@ def with_first(dtype=jnp.float32, capacity=11):
     return jax.tree.map(lambda x: x + x.dtype.type(77) if x.ndim == 4 else x, cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "sizes"), [("float32", (1,) * 29), ("int8", (4,) * 7 + (1,))])
 def test_first_tokens_stay_beside_the_window(sizes, dtype):
     arrays = draw(29)
@@ -383,6 +384,7 @@ def test_bad_calls_are_explained():
             call(KVCache.create(B, K, 5, D, E, dtype="int8"), draw(1)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8", "paged"])
 def test_key_heads_may_share_a_query_and_rows_of_a_cache_divide(kind):
     """A query of one head asks every key head; in shard_map, types are checked."""

@@ -146,6 +146,7 @@ def test_training_says_what_runs_where_and_what_to_do_next(trained):
 TEXT = ["train", "text", "--d-model", "12", "--num-heads", "2", "--d-ff", "7", "--length", "23", "--smoke"]
 
 
+@pytest.mark.slow
 def test_text_says_what_it_learns_from_and_what_a_byte_costs(tmp_path, capsys):
     run, files = tmp_path / "run", tmp_path / "texts"
     files.mkdir()

@@ -54,6 +54,7 @@ def spell_all(tokens):
     return b"".join(map(spell, tokens)).decode("utf-8", errors="replace")
 
 
+@pytest.mark.slow
 def test_text_goes_to_one_stream_and_remarks_to_the_other(text_model, capsys):
     assert write("--prompt", "ab", "--temperature", "0") == 0
     done = capsys.readouterr()
@@ -73,6 +74,7 @@ def test_a_seed_decides_and_prompts_draw_apart(text_model, capsys):
     assert texts[0][: len(texts[0]) // 2] != texts[0][len(texts[0]) // 2 :]
 
 
+@pytest.mark.slow
 def test_json_lines_hold_pieces_and_facts(model, text_model, capsys):
     assert write("--prompt", "ab", "--prompt", "cd", "--temperature", "0", "--json") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -90,6 +92,7 @@ def test_json_lines_hold_pieces_and_facts(model, text_model, capsys):
     assert (end["text"], end["reason"]) == (ends[0]["text"][: ends[0]["text"].index(word)], "--stop")
 
 
+@pytest.mark.slow
 def test_a_broken_model_says_so(model, monkeypatch, capsys):
     broken = nnx.clone(model)
     broken.head.kernel[...] = broken.head.kernel[...] * np.nan
@@ -158,6 +161,7 @@ PLAIN = {"vocab_size": 263, "d_model": 12, "num_heads": 2, "d_ff": 13, "num_laye
 PLAIN |= dict.fromkeys(("attention_bias", "feed_forward_bias", "head_bias", "scale_embedding"), False)
 
 
+@pytest.mark.slow
 def test_a_hugging_face_folder_writes(tmp_path, capsys):
     llama = TransformerConfig(**PLAIN, positions="rotary", gated=True, activation="silu")
     model = build_drawn(Decoder, llama)

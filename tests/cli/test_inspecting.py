@@ -34,6 +34,7 @@ def run(capsys, *words):
     return code, printed.out, printed.err
 
 
+@pytest.mark.slow
 def test_every_head_says_what_the_word_reads(folder, tmp_path, capsys):
     out = tmp_path / "out"
     code, printed, _ = run(capsys, folder, "--text", TEXT, "--out", out, "--json")

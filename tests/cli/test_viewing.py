@@ -88,6 +88,7 @@ def test_a_text_of_ones_own_is_read(tmp_path):
         task.read_text("x" * 23)
 
 
+@pytest.mark.slow
 def test_inspect_says_how_each_head_of_a_run_reads(copied, inspected):
     folder, printed = inspected
     events = [json.loads(line) for line in printed.splitlines()]
@@ -218,6 +219,7 @@ def test_a_run_is_served_beside_a_file_with_its_training(copied, kept, during, c
     assert "ended" in captured.err
 
 
+@pytest.mark.slow
 def test_a_run_of_text_reads_what_is_typed(tmp_path, during, capsys):
     begin(tmp_path / "run", write_texts(tmp_path / "texts"))
     looked = []

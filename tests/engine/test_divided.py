@@ -37,6 +37,7 @@ def test_programs_around_a_call_are_those_of_one_device():
     on_eight_devices("from divided_cases import check_programs\ncheck_programs()")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("saved", "count"), [(None, 2), (CHECKPOINT_NAMES, 1)])
 def test_what_a_policy_saves_by_name_is_not_computed_again(saved, count):
     """By `tiled`; the definition's output is named, too."""

@@ -78,6 +78,7 @@ def test_short_calls_are_carried_weight_by_weight(bare):
         check_head(call, number, chunks, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_of_long_calls_blocks_and_profiles_are_carried(name, long):
     trace, case = watch_case(name)
@@ -104,6 +105,7 @@ def test_of_long_calls_blocks_and_profiles_are_carried(name, long):
         np.testing.assert_allclose(call["means"][name], means, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_trace_of_few_blocks_and_few_top_keys_is_explored(bare, tmp_path):
     trace, case = watch_case("cross")
     trace = inspection.load(trace.save(tmp_path / "one.regard", grid=5, top_k=3))
@@ -121,6 +123,7 @@ def test_a_trace_of_few_blocks_and_few_top_keys_is_explored(bare, tmp_path):
     assert again[0].readout(5, 3).top_keys.shape == (3, 67, 3)
 
 
+@pytest.mark.slow
 def test_coverage_is_said_where_the_list_tells_it(long):
     traces, cases = zip(*(watch(11, mask=masks.causal(), scale=scale) for scale in (9.0, 0.0)), strict=True)
     told, even = (opened(pages.html(trace))[0]["traces"][0]["calls"][0]["means"] for trace in traces)
@@ -129,6 +132,7 @@ def test_coverage_is_said_where_the_list_tells_it(long):
     assert "coverage90" not in even  # of eleven equal weights, eight are listed
 
 
+@pytest.mark.slow
 def test_products_of_queries_and_keys_add_up_to_the_scores(bare, monkeypatch):
     trace, case = watch_case("everything")
     wanted = 1.5 * case.query.astype(np.float64) @ np.repeat(case.key, 3, 0).swapaxes(-1, -2)

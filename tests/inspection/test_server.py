@@ -81,6 +81,7 @@ def check_tile(tile, dense):
 # Numbers
 
 
+@pytest.mark.slow
 def test_tiles_are_those_of_the_definition(page, cases):
     for blocks in ((1, 1), (3, 5), (512, 512)):
         for channel, dense in zip(("mass", "max"), cases[0].level(1, *blocks), strict=False):
@@ -295,6 +296,7 @@ def test_what_nobody_waits_for_is_given_up_and_a_server_that_closes_forms_nothin
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_large_heads_are_swept_once_for_coarse_tiles_and_exact_ones_do_not_wait(trace, cases, monkeypatch):
     monkeypatch.setattr(tiles, "_FEW_CELLS", 0)
     monkeypatch.setattr(tiles, "_STRIP_CELLS", 10_000)

@@ -69,6 +69,7 @@ def test_a_weight_of_0_that_the_mask_allows_is_a_key_of_weight_0(x64):
     np.testing.assert_array_equal(told.readout().entropy, 0)
 
 
+@pytest.mark.slow
 def test_queries_and_keys_give_the_captured_call_itself(x64):
     query, key = draw()
     window = masks.causal() & masks.sliding_window(3)
@@ -83,6 +84,7 @@ def test_queries_and_keys_give_the_captured_call_itself(x64):
     assert_same_readouts(trace[0], expected[0][0], 0, ())
 
 
+@pytest.mark.slow
 def test_weights_of_fewer_queries_than_keys_and_of_bfloat16():
     tokens = {S: list("abcdefghijklm")}
     captured, weights = capture(*draw(T, S, "float32"), tokens, mask=masks.causal(), query_offset=2)

@@ -103,6 +103,7 @@ def sound():
     return capture_call(masks.segments(IDS) & masks.causal(), score, tokens=["a"] * T)
 
 
+@pytest.mark.slow
 def test_statistics_are_what_is_kept_unless_more_is_asked_for(sound, tmp_path):
     path = sound.save(tmp_path / "one.regard", grid=8, top_k=3)
     loaded = inspection.load(path)
@@ -127,6 +128,7 @@ def test_statistics_are_what_is_kept_unless_more_is_asked_for(sound, tmp_path):
     assert not any(np.asarray(call.problem.key).tobytes()[:64] in data for data in kept)
 
 
+@pytest.mark.slow
 def test_functions_are_no_data_and_the_trace_says_so(tmp_path):
     mask = masks.segments(IDS) & masks.predicate(lambda q, k: q >= k)
     trace = capture_call(mask, scores.modifier(lambda s, b, h, q, k: s + 1))

@@ -152,6 +152,7 @@ def look(layer, x, mask):
     return out, weights
 
 
+@pytest.mark.slow
 def test_nnx_sows_the_weights_of_flax():
     """Of one example, too; those of empty rows are zero, and dropout comes after."""
     (x,), mask = draw((B, T, M)), np.asarray(COMBINED)

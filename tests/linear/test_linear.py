@@ -314,6 +314,7 @@ def test_strong_decay_neither_overflows_nor_loses_digits():
     assert_recurrence(found, arrays, cotangent, grads)
 
 
+@pytest.mark.slow
 def test_minus_infinity_begins_anew():
     arrays = draw("gated delta per channel")
     arrays["decay"][:, :, 6] = -np.inf

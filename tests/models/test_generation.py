@@ -160,6 +160,7 @@ def test_arrays_may_be_padded_on_the_left_and_under_jit():
     np.testing.assert_allclose(written.log_probabilities[::2], scores[::2], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_writes_beside_its_source():
     model = build_pair(positions="relative", relative_buckets=8, relative_max_distance=11)
     lengths = np.array([7, 3, 0])
@@ -314,6 +315,7 @@ def test_only_models_that_write_write():
             call()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wide", "cached"), [("value_projection", "float32"), ("router", "bfloat16")])
 def test_parameters_may_have_several_dtypes(wide, cached):
     """Traced: where a cache had another dtype than what is put there, that fails."""

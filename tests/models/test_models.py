@@ -81,6 +81,7 @@ def test_padding_changes_neither_logits_nor_gradients():
         assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(plain))
 
 
+@pytest.mark.slow
 def test_a_wrong_token_makes_the_loss_nan_under_jit():
     for wrong in (V, -1):
         tokens = TOKENS.copy()

@@ -342,6 +342,7 @@ def test_very_long_sequences_are_counted_in_larger_tiles():
     assert (unknown.counted, unknown.tiles) == ("chunk", (8,) * 8)
 
 
+@pytest.mark.slow
 def test_long_tables_are_counted_by_their_blocks_and_no_pair_is_read(monkeypatch):
     table = np.random.default_rng(5).random((37, 37)) < 0.3
     monkeypatch.setattr(type(masks.blocks(table, 9)), "keep", None)

@@ -209,6 +209,7 @@ def test_every_mesh_is_there_once_and_serves(devices, batch, heads, key_heads):
     assert expected
 
 
+@pytest.mark.slow
 def test_the_bytes_are_those_of_the_account():
     mask = CAUSAL & masks.sliding_window(100)
     report = plan(length=1009, heads=4, batch=2, mask=mask, backward=True)
