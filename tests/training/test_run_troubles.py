@@ -107,7 +107,8 @@ def test_a_full_disk_leaves_the_older_checkpoint(run, capsys, monkeypatch):
 def test_a_limit_of_file_sizes_is_told_in_one_line(run):
     """For real: the writers' own threads print hundreds of lines otherwise."""
     code = "import sys; from regard.cli import main; sys.exit(main())"
-    limited = f"ulimit -f 3; exec '{sys.executable}' -c '{code}' \"$@\""
+    # Without -B, bytecode of what is imported here would end where the limit is, for whoever comes after.
+    limited = f"ulimit -f 3; exec '{sys.executable}' -B -c '{code}' \"$@\""
     command = ["bash", "-c", limited, "-", *COPY, "--quiet", "--out", str(run)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
