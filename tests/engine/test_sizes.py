@@ -268,6 +268,25 @@ def test_what_reads_or_merges_rows_meets_their_nan():
     np.testing.assert_array_equal(np.isnan(derived.output).any(-1), met[0])
 
 
+@pytest.mark.parametrize("run", ["dense", "tiled", "pieces"])
+@pytest.mark.parametrize("keys", [7, 137])
+def test_one_of_the_scores_is_the_largest_though_kernels_round_them_otherwise(run, keys):
+    """Of a product, a quotient and a sum, which XLA computes once for the maximum, once to find it."""
+    rng = np.random.default_rng(32)
+    query, key, value = (rng.normal(size=(6, 2, n, 8)).astype(np.float32) for n in (131, keys, keys))
+    bias, degrees = rng.normal(size=(2, 131, keys)).astype(np.float32), np.float32([1.3, 1.9])
+
+    @jax.jit
+    def call(query, key, value, bias, degrees):
+        options = {"bias": bias, "score": scores.temperature(degrees), "query_offset": 0}
+        return RUNS[run](query, key, value, aux=("weights", "max_score", "argmax"), **options)[1]
+
+    found = jax.tree.map(np.asarray, call(query, key, value, bias, degrees))
+    exact = query.astype(float) @ key.swapaxes(-1, -2) / 8**0.5 / degrees[:, None, None] + bias
+    np.testing.assert_allclose(found["max_score"], exact.max(-1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(found["argmax"], exact.argmax(-1))
+
+
 @pytest.mark.parametrize("run", ["dense", "tiled"])
 @pytest.mark.parametrize("length", [131, 300, 1031])
 def test_gradients_of_a_call_that_asks_for_nothing_else_meet_nan(run, length):

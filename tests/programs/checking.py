@@ -163,7 +163,8 @@ class Truth:
         # Results are rounded to their dtype; what is merged, or a sum of gradients, was before, when larger.
         derivative, family = name[1] == "_", self.program.family
         own = max(own, ml_dtypes.finfo(self.own).eps) if family == "merge" else own
-        many = self.mapped or family == "cache" or "scores" in self.program.smooth  # parts of a gradient
+        apart = {"weights", "scores", "max_score"} & {*self.program.smooth}  # with gradients of their own
+        many = self.mapped or family == "cache" or apart
         summed = family == "merge" or (derivative and many)
         allowed = np.broadcast_to(allowed + own * (size if summed else abs(want)), want.shape)
         if derivative and self.narrow:  # a row's mean is that of the output, of weights that were rounded

@@ -270,6 +270,7 @@ class Draft:
         self._attend()
         sides = [self.pick((2, 3, 16, 24)) if self.T * self.S < 9000 else 48 for _ in range(4)]
         more = self.pick(("", ", heads=2", ", blocks=2, pieces=2", ", at_once=8"))
+        more = "" if "pieces" in more and 1 in (self.T, self.S) else more  # which nobody chooses
         self.setup["tiles"] = "Blocking({}, {}{more}), Blocking({}, {}{more})".format(*sides, more=more)
 
     def _merge(self):

@@ -183,6 +183,8 @@ class _Counting:
         tiling = self.tiling
         view = tiling.view(row_block.here.leading, row_block.here.first_query, start)
         scores = tiling.align(tiling.scores(row_block.query, view, partly), view, -jnp.inf)
+        # Held: made anew by another kernel, none of a chunk's scores may be its largest.
+        scores = jax.lax.optimization_barrier(scores)
         # A row that holds NaN counts for nothing: times 0, it would still reach what others count for.
         sound = row_block.norm.is_sound()
         logs = jnp.where(sound, row_block.norm.logs(scores), -jnp.inf)

@@ -241,8 +241,8 @@ def _survivors(problem: Problem) -> Array:
 def _argmax(scores: Array) -> Array:
     if scores.shape[-1] == 0:
         return jnp.zeros((*scores.shape[:-1], 1), jnp.int32)
-    peak = jax.lax.stop_gradient(scores).max(-1)
-    return first_largest(scores, peak, jnp.arange(scores.shape[-1], dtype=jnp.int32))[..., None]
+    keys = jnp.arange(scores.shape[-1], dtype=jnp.int32)
+    return first_largest(jax.lax.stop_gradient(scores), keys)[..., None]
 
 
 def _largest_score(scores: Array, alive: Array) -> Array:

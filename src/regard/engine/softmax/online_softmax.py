@@ -75,7 +75,7 @@ class Running:
             spread = jnp.sum(weights * jnp.maximum(shifted, -1e30), -1)
             moment = shrink * (moment + shift * self.total) + spread
         if argmax is not None:
-            here = first_largest(scores, block_peak, keys)
+            here = first_largest(scores, keys)
             # Blocks come in any order: among equal scores the smaller key wins.
             better = (block_peak > self.peak) | ((block_peak == self.peak) & (here < argmax))
             argmax = jnp.where(better & (block_peak != -jnp.inf), here, argmax)
@@ -139,9 +139,12 @@ class Running:
         return jnp.where(self.alive, jnp.log(total) - self.moment / total, 0)
 
 
-def first_largest(scores: Array, peak: Array, keys: Array) -> Array:
-    """Return the first of the keys (C,) whose score is the peak of its row; NaN has none, the largest int32.
+def first_largest(scores: Array, keys: Array) -> Array:
+    """Return the first of the keys (C,) with the largest score of a row; NaN has none, the largest int32.
 
-    An argmax, which carries pairs, takes five times as long on the CPU.
+    An argmax, which carries pairs, takes five times as long on the CPU. The scores that are compared are
+    held: made anew by another kernel, they may be rounded otherwise, and none of them be the largest.
     """
-    return jnp.where(scores == peak[..., None], keys, np.iinfo(np.int32).max).min(-1)
+    scores = jax.lax.optimization_barrier(scores)
+    peak = scores.max(-1, keepdims=True)
+    return jnp.where(scores == peak, keys, np.iinfo(np.int32).max).min(-1)
