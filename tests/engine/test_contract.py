@@ -91,6 +91,7 @@ CASES = {
     "one key": Case((2, 3, 5, 7), (2, 3, 1, 7), (2, 3, 1, 13), one_hot=True),
     "width one": Case((2, 3, 5, 1), (2, 3, 11, 1), (2, 3, 11, 1)),
     "bfloat16": Case((2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13), masks.causal(), 6, dtype="bfloat16"),
+    "bfloat16, values shared by rows": Case(value=(3, 11, 13), dtype="bfloat16"),
     "bfloat16, width 16": Case((2, 6, 11, 16), *[(2, 3, 11, 16)] * 2, masks.causal(), dtype="bfloat16"),
     "float16, large scores": Case(mask=masks.causal(), offset=6, dtype="float16", size=30.0, one_hot=True),
     "float64": Case(mask=masks.causal(), offset=6, bias=(3, 5, 11), dtype="float64"),

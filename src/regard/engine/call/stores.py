@@ -121,8 +121,11 @@ def product(subscripts: str, a: Array, b: Array, precision: Any) -> Array:
     rows = a.shape[-2]
     if a.dtype == jnp.bfloat16 and 0 < rows < _FEW_ROWS:
         a = jnp.concatenate([a] * -(-_FEW_ROWS // rows), -2)
-    total = np.promote_types(a.dtype, np.float32)
-    return jnp.einsum(subscripts, a, b, precision=precision, preferred_element_type=total)[..., :rows, :]
+    options: Any = {"precision": precision, "preferred_element_type": np.promote_types(a.dtype, np.float32)}
+    if a.dtype == jnp.bfloat16 and subscripts.endswith("e") and a.shape[:-2] != b.shape[:-2]:
+        # Where rows share values, einsum turns the factors round, and XLA's CPU has no such product.
+        return jnp.matmul(a, b, **options)[..., :rows, :]
+    return jnp.einsum(subscripts, a, b, **options)[..., :rows, :]
 
 
 def as_array(stored: Any) -> Any:
