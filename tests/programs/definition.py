@@ -405,8 +405,7 @@ class Attention:
                 # These two divide by their parameter, and what is left may be less than what cancels.
                 lost = (abs(clean) + 1) / abs(parameter).min() if name in ("cap", "temperature") else 0
                 one, terms = grads[name], size * (abs(moved) + lost)
-                reached = (moved != 0) | ~np.isfinite(self.raw)
-                one.value[index], one.free[index] = (by_score * moved).sum(), (odd & reached).any()
+                one.value[index], one.free[index] = (by_score * moved).sum(), odd.any()
                 one.size = max(one.size, terms.sum())
         return grads
 
