@@ -1,6 +1,5 @@
 """A score's function sees each parameter in its own dtype, wherever the call runs."""
 
-import functools
 import itertools
 from typing import Any
 
@@ -12,23 +11,14 @@ import pytest
 import oracle
 from economy import mostly_slow
 from regard import attend, explain, scores
-from regard.engine.backends import dense, mosaic_gpu, tiled
+from regard.engine.backends import mosaic_gpu
 from regard.engine.call.canonicalization import canonicalize
-from regard.engine.flash.blocking import Blocking
 from regard.records import record
 from regard.scores.score import Score
+from test_far_distances import RUNS
 
 H, D, E = 2, 3, 5
 TABLE = np.array([2.0**-9, -(2.0**-11)])  # times up to 128 steps: exact in every dtype
-RUNS = {
-    "dense": dense.run,
-    "tiled": functools.partial(tiled.run, forward=Blocking(3, 4), backward=Blocking(2, 3)),
-    "in pieces": functools.partial(
-        tiled.run,
-        forward=Blocking(2, 3, blocks=2, pieces=2),
-        backward=Blocking(3, 2, blocks=3, pieces=2),
-    ),
-}
 DTYPES = ["bfloat16", "float16", "float32", "float64"]
 
 

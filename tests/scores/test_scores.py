@@ -235,6 +235,29 @@ def test_every_transform_agrees_with_the_definition(name, transform, x64):
     assert_all_close(*both(*inputs), rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("backend", COMPLETE)
+def test_second_derivatives_within_a_scan_are_those_of_a_loop(backend, x64):
+    """Forward over reverse, of two layers that share their values."""
+    rng = np.random.default_rng(11)
+    queries, keys, value = (rng.normal(size=shape) for shape in ((2, 3, 5, D), (2, 3, 11, D), (3, 11, E)))
+    tangents = tuple(rng.normal(size=array.shape) for array in (queries, keys, value))
+    call = functools.partial(attend, score=scores.softcap(2.0), backend=backend)
+
+    def scanned(queries, keys, value):
+        return jax.lax.scan(lambda _, layer: (None, call(*layer, value)), None, (queries, keys))[1]
+
+    def looped(queries, keys, value):
+        return jnp.stack([call(*layer, value) for layer in zip(queries, keys, strict=True)])
+
+    def bend(run, *arrays):
+        return jax.jvp(jax.grad(lambda *a: jnp.sum(jnp.sin(run(*a))), (0, 1, 2)), arrays, tangents)[1]
+
+    found, expected = jax.jit(lambda *arrays: [bend(run, *arrays) for run in (scanned, looped)])(
+        queries, keys, value
+    )
+    assert_all_close(found, expected)
+
+
 def test_a_cap_keeps_the_digits_of_float32_and_is_never_passed():
     ends = np.float32([0, 1e-30, 3e38, np.inf])
     given = np.concatenate([np.geomspace(1e-6, 1e4, 20_011).astype(np.float32), ends])

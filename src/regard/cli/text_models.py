@@ -80,8 +80,9 @@ def _open_pretrained(directory: Path) -> TextModel:
         raise ValueError(
             f"{directory} has no tokenizer; put its tokenizer.json (or vocab.json and merges.txt) there"
         )
-    ends, firsts = (_read_tokens(directory, settings, name) for name in ("eos_token_id", "bos_token_id"))
-    first, start = next(iter(firsts), None), None
+    ends = _read_tokens(directory, settings, "eos_token_id")
+    first = next(iter(_read_tokens(directory, settings, "bos_token_id")), None)
+    start = None
     if isinstance(model, EncoderDecoder):
         names = ("decoder_start_token_id", "pad_token_id")
         start = next((token for name in names for token in _read_tokens(directory, settings, name)), 0)

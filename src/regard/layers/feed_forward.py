@@ -121,6 +121,6 @@ def activate(activation: str, gate: Array | None, widened: Array, limit: float |
     if limit is None:
         return ACTIVATIONS[activation](gate) * widened
     # A minimum loses NaN where XLA's CPU makes it part of a product's kernel.
-    least, most = (jnp.asarray(bound, gate.dtype) for bound in (-limit, limit))
-    gate = jax.lax.clamp(jnp.asarray(-jnp.inf, gate.dtype), gate, most)
-    return ACTIVATIONS[activation](gate) * (jax.lax.clamp(least, widened, most) + 1)
+    bound = jnp.asarray(limit, gate.dtype)
+    gate = jax.lax.clamp(jnp.asarray(-jnp.inf, gate.dtype), gate, bound)
+    return ACTIVATIONS[activation](gate) * (jax.lax.clamp(-bound, widened, bound) + 1)

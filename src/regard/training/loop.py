@@ -156,16 +156,16 @@ def _read_record(run: Run) -> dict[str, Any]:
         checkpoints.CheckpointError: when they are no numbers.
     """
     own = run.start.record if run.start is not None and run.source is None else {}
-    found = {name: own.get(name, 0.0) for name in ("seconds", "compile_seconds", "elapsed_seconds")}
+    clocks = {name: own.get(name, 0.0) for name in ("seconds", "compile_seconds", "elapsed_seconds")}
     held_out = own.get("held_out", {})
-    numbers = [*found.values(), *held_out.values()] if isinstance(held_out, dict) else [None]
+    numbers = [*clocks.values(), *held_out.values()] if isinstance(held_out, dict) else [None]
     if not all(type(number) in (int, float) for number in numbers):
         assert run.start is not None
         raise checkpoints.CheckpointError(
             f"{run.start.path / checkpoints.INDEX} is damaged: expected seconds and metrics as record, got"
             f" {str(own)[:80]!r}"
         )
-    return found | {"held_out": held_out}
+    return clocks | {"held_out": held_out}
 
 
 class _Session:

@@ -40,8 +40,8 @@ class Pages(Store):
     def score(self, query: Array, precision: Any) -> Array:
         def add(row: Array, first: Array, page: Array, scores: Array) -> Array:
             asked = jax.lax.dynamic_index_in_dim(query, row, keepdims=False)
-            found = product("krd,ksd->krs", asked, page, precision)
-            return jax.lax.dynamic_update_slice(scores, found[None], at(row, 0, 0, first))
+            page_scores = product("krd,ksd->krs", asked, page, precision)
+            return jax.lax.dynamic_update_slice(scores, page_scores[None], at(row, 0, 0, first))
 
         return self._read(add, zeros((*query.shape[:-1], self.shape[-2]), query, self), query.dtype)
 
@@ -53,8 +53,7 @@ class Pages(Store):
             if self.used is not None:
                 used = jax.lax.dynamic_slice(self.used, at(row, 0, first), (1, self.used.shape[1], size))[0]
                 page = jnp.where(used[..., None], page, 0)
-            found = product("krs,kse->kre", part, page, precision)
-            return total.at[row].add(found)
+            return total.at[row].add(product("krs,kse->kre", part, page, precision))
 
         return self._read(add, zeros((*weights.shape[:-1], self.shape[-1]), weights, self), weights.dtype)
 

@@ -75,10 +75,10 @@ class Running:
             spread = jnp.sum(weights * jnp.maximum(shifted, -1e30), -1)
             moment = shrink * (moment + shift * self.total) + spread
         if argmax is not None:
-            here = first_largest(scores, keys)
+            first_key = first_largest(scores, keys)
             # Blocks come in any order: among equal scores the smaller key wins.
-            better = (block_peak > self.peak) | ((block_peak == self.peak) & (here < argmax))
-            argmax = jnp.where(better & (block_peak != -jnp.inf), here, argmax)
+            better = (block_peak > self.peak) | ((block_peak == self.peak) & (first_key < argmax))
+            argmax = jnp.where(better & (block_peak != -jnp.inf), first_key, argmax)
         kept = weights if survivors is None else jnp.where(survivors, weights, 0)
         return Running(
             peak,

@@ -364,16 +364,18 @@ def _average(sums: Metrics) -> tuple[jax.Array, Metrics]:
     return loss, {"bits_per_byte": bits_per_byte, "token_accuracy": right / tokens}
 
 
-def _demand_same_facts(kept: str, found: dict[str, Any]) -> None:
-    """Raise with the differences from the text that the run began with, of which corpus.json says this."""
+def _demand_same_facts(recorded: str, facts: dict[str, Any]) -> None:
+    """Raise with the differences from the text that the run began with, as its corpus.json has it."""
     try:
-        known = dict(json.loads(kept).items())
-    except (ValueError, AttributeError, RecursionError) as error:
+        first_facts = json.loads(recorded)
+        if not isinstance(first_facts, dict):
+            raise ValueError(f"expected an object, got {str(first_facts)[:80]!r}")
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{FACTS} of this run is damaged ({error}); bring it back as it was") from error
     differences = "".join(
-        f"  {name}: it had {known.get(name)}, now {value}\n"
-        for name, value in found.items()
-        if known.get(name) != value
+        f"  {name}: it had {first_facts.get(name)}, now {value}\n"
+        for name, value in facts.items()
+        if first_facts.get(name) != value
     )
     if differences:
         raise ValueError(
