@@ -1,0 +1,94 @@
+"""`regard conformance`: what a function of attention promises, checked against the definition."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from regard.cli.console import Console, UsageError, expected_errors
+from regard.cli.declaration import Command, Output, option
+
+
+@dataclass(frozen=True)
+class Conformance(Command):
+    """Check a function of attention: by which conventions it answers, and where it is wrong.
+
+    Ends with 0 where no row is wrong, and with 1 otherwise.
+
+    Example: regard conformance jax.nn:dot_product_attention --layout BTHD
+    """
+
+    function: Annotated[str, tyro.conf.Positional, option("MODULE:FUNCTION")]
+    """What to check: a module or a file, and a function in it."""
+    layout: Annotated[str, option("LETTERS")] = "BHTD"
+    """Axes of query: batch, heads, tokens, width."""
+    feature: Annotated[tuple[str, ...], option("NAME=KEYWORD ...", "those of the signature")] = ()
+    """Features that the function takes, and their keywords."""
+    sizes: Literal["quick", "full"] = "quick"
+    """How much is checked."""
+    arrays: Literal["jax", "numpy", "torch"] = "jax"
+    """The arrays that the function takes."""
+    dtypes: Annotated[tuple[str, ...], option("NAME ...")] = ("float32", "float64", "bfloat16", "float16")
+    """Types that are checked."""
+    tolerance: Annotated[float, option("FACTOR")] = 2.0
+    """How many times the error of a plain evaluation is allowed."""
+    only: Annotated[str, option("WORDS", "all")] = ""
+    """Promises whose name holds these words."""
+    seconds: Annotated[float, option("N")] = 60.0
+    """The longest time that one call may take."""
+    markdown: bool = False
+    """Print a Markdown table."""
+    output: Output = Output()
+
+    def run(self, console: Console) -> int:
+        """Check the function and print its report; return 1 where a row is wrong."""
+        from regard.conformance import check
+
+        fn = find_function(self.function)
+        pairs = (word.partition("=") for word in self.feature)
+        features: dict[str, str] | None = {name: keyword or name for name, _, keyword in pairs} or None
+        with expected_errors(), console.show_steps() as begin:
+            report = check(
+                fn, layout=self.layout, features=features, dtypes=self.dtypes, sizes=self.sizes, tolerance=self.tolerance,
+                arrays=self.arrays, seconds=self.seconds, only=self.only, progress=begin,
+            )  # fmt: skip
+        console.say(report.to_markdown() if self.markdown else str(report))
+        console.emit("conformance", **report.to_dict())
+        return 1 if report.wrong else 0
+
+
+def find_function(text: str) -> Callable[..., Any]:
+    """Return the function that `module:name` or `file.py:name` names."""
+    place, _, name = text.rpartition(":")
+    if not place or not name:
+        raise UsageError(f"expected MODULE:FUNCTION such as jax.nn:dot_product_attention, got {text!r}")
+    if (place, name) in (("regard", "attend"), ("regard.attention", "attend")):
+        place, name = "regard.conformance.ours", "attend_by_keywords"
+    try:
+        module: Any = _load_file(Path(place)) if place.endswith(".py") else import_module(place)
+    except (ImportError, OSError, SyntaxError) as error:
+        raise UsageError(f"{place}: cannot be imported: {error}") from error
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    if not callable(module):
+        raise UsageError(f"{place}: expected a function of the name {name}, which is not there")
+    return module
+
+
+def _load_file(path: Path) -> Any:
+    """Import a module from a file; the files beside it can be imported from it."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise FileNotFoundError(f"{path} is not a Python file")
+    sys.path.insert(0, str(path.resolve().parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module

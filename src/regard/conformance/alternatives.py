@@ -1,0 +1,260 @@
+"""Other answers than the definition's: conventions that libraries follow, and mistakes that kernels make.
+
+Each is the definition of a changed call; an answer that equals it is told by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from regard.conformance.calls import Call, find_dtype
+from regard.conformance.expectations import find_positions, round_to
+
+Change = Callable[[Call], Call]
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One other answer: what it is about, the line that it contradicts, its name and its call."""
+
+    needs: str  # the option that it is about, or "" for every call
+    line: str
+    name: str
+    change: Change
+    is_convention: bool = False
+    aspect: str = "value"  # or "lse" or "gradient", where the value is right
+
+    def applies(self, call: Call) -> bool:
+        """Return whether the call has what it is about."""
+        return self.needs in call or not self.needs
+
+
+def replacing(**options: Any) -> Change:
+    """Return a change that sets options, to a function of the call."""
+    return lambda call: call | {name: give(call) for name, give in options.items()}
+
+
+def without(*names: str) -> Change:
+    """Return a change that leaves options out."""
+    return lambda call: {name: value for name, value in call.items() if name not in names}
+
+
+def hooking(line: str, function: Callable[[Any, Any, Call], Any]) -> Change:
+    """Return a change of what one line of the definition gives: of it, of all lines before, and of the call."""
+
+    def change(call: Call) -> Call:
+        hook = lambda array, lines: function(array, lines, call)
+        return call | {"steps": {**call.get("steps", {}), line: hook}}
+
+    return change
+
+
+def ending(name: str, function: Callable[[Any, Any, Call], Any]) -> Change:
+    """Return a change of one result."""
+    return lambda call: call | {"results": {name: lambda array, lines: function(array, lines, call)}}
+
+
+def keeping(function: Callable[[Any, Any, Call], Any], *dropped: str) -> Change:
+    """Return a change with a mask of positions beside the others, in place of some options."""
+
+    def change(call: Call) -> Call:
+        mask = function(*find_positions(call), call)
+        return without(*dropped)(call) | {"mask": mask & (call["mask"] != 0) if "mask" in call else mask}
+
+    return change
+
+
+def read_scale(call: Call) -> float:
+    """Return the factor on the products."""
+    return call.get("scale", call["query"].shape[-1] ** -0.5)
+
+
+def read_bias(call: Call) -> Any:
+    """Return the bias in float32, which NumPy computes with."""
+    return np.asarray(call["bias"], np.float32)
+
+
+def widen_window(left: int, right: int) -> Change:
+    """Return a change to a window of more keys on either side."""
+    return replacing(window=lambda call: (call["window"][0] + left, call["window"][1] + right))
+
+
+def repeat_first(name: str, axis: int) -> Change:
+    """Return a change to an option that is everywhere what it is at the first place of an axis."""
+    return lambda call: call | {
+        name: np.broadcast_to(np.take(np.asarray(call[name]), [0], axis), call[name].shape)
+    }
+
+
+def round_lines(*lines: str) -> Change:
+    """Return a change that rounds what lines give to the dtype of query."""
+    hook = lambda array, _, call: round_to(array, np.asarray(call["query"]).dtype)
+    return lambda call: call | {"steps": {**call.get("steps", {}), **{
+        line: lambda array, lines: hook(array, lines, call) for line in lines}}}  # fmt: skip
+
+
+def narrow_products(call: Call) -> Call:
+    """Return a call of arrays that are rounded to bfloat16."""
+    narrow = find_dtype("bfloat16")
+    return call | {name: round_to(np.asarray(call[name]), narrow) for name in ("query", "key", "value")}
+
+
+def drop_last_keys(block: int) -> Change:
+    """Return a change without the keys after the last whole block."""
+    return keeping(lambda _, column, call: column < call["key"].shape[-2] // block * block)
+
+
+def fill_last_keys(block: int) -> Change:
+    """Return a change to keys and values that zeros fill up to whole blocks."""
+
+    def change(call: Call) -> Call:
+        lacking = -call["key"].shape[-2] % block
+        width = [(0, 0), (0, 0), (0, lacking), (0, 0)]
+        return call | {name: np.pad(call[name], width) for name in ("key", "value")}
+
+    return change
+
+
+def drop_last_queries(block: int) -> Change:
+    """Return a change to an output that is 0 after the last whole block."""
+    return ending("output", lambda output, _, call: np.where(
+        np.arange(output.shape[-2])[:, None] < output.shape[-2] // block * block, output, 0))  # fmt: skip
+
+
+def repeat_sinks(block: int) -> Change:
+    """Return a change to sinks that count once for each block of keys."""
+    return replacing(sinks=lambda call: np.asarray(call["sinks"], np.float32)
+                     + np.log(-(-call["key"].shape[-2] // block)))  # fmt: skip
+
+
+def mistake(needs: str, line: str, name: str, change: Change, aspect: str = "value") -> Alternative:
+    """Return an alternative that is wrong."""
+    return Alternative(needs, line, name, change, False, aspect)
+
+
+def convention(needs: str, line: str, name: str, change: Change, aspect: str = "value") -> Alternative:
+    """Return an alternative that is another convention."""
+    return Alternative(needs, line, name, change, True, aspect)
+
+
+BLOCKS = (1024, 512, 256, 128, 64, 32, 16, 8)
+BOTTOM_RIGHT = "bottom-right: the last query sits at the last key"
+ROUNDED = ("products", "scaled", "capped", "biased", "masked", "weights")
+IGNORED = {
+    "mask": "masked", "causal": "masked", "window": "masked", "lengths": "masked", "segments": "masked",
+    "offset": "masked", "bias": "biased", "softcap": "capped", "sinks": "weights", "scale": "scaled",
+}  # fmt: skip
+
+# In the order in which they are tried: the first that explains an answer names it.
+ALTERNATIVES = [
+    convention("mask", "masked", "True hides", replacing(mask=lambda call: call["mask"] == 0)),
+    convention("causal", "masked", BOTTOM_RIGHT, replacing(alignment=lambda _: "bottom-right")),
+    convention("window", "masked", BOTTOM_RIGHT, replacing(alignment=lambda _: "bottom-right")),
+    convention("window", "masked", "the window counts the query's own key", widen_window(-1, 0)),
+    convention("window", "masked", "the window ends at the query",
+               replacing(window=lambda call: (call["window"][0], 0))),
+    convention("lengths", "masked", "lengths count from the end: the first keys are padding", keeping(
+        lambda _, column, call: column >= column.size - call["lengths"].reshape(-1, 1, 1, 1), "lengths")),
+    convention("grouped", "products", "query heads take key heads in turn: h reads h mod K",
+               replacing(group_order=lambda _: "interleaved")),
+    convention("softcap", "biased", "the softcap comes after the bias", replacing(bias_first=lambda _: True)),
+    convention("bias", "biased", "the bias is scaled",
+               replacing(bias=lambda call: read_bias(call) * read_scale(call))),
+    convention("", "scaled", "scores are not scaled unless a scale is given",
+               replacing(scale=lambda call: call.get("scale", 1.0))),
+    *(mistake(name, line, f"{name} has no effect", without(name)) for name, line in IGNORED.items()),
+    mistake("", "scaled", "scores are scaled twice", replacing(scale=lambda call: read_scale(call) ** 2)),
+    mistake("scale", "scaled", "the default scale is applied as well",
+            replacing(scale=lambda call: call["scale"] * call["query"].shape[-1] ** -0.5)),
+    mistake("", "scaled", "the scale is that of the value's width",
+            replacing(scale=lambda call: call["value"].shape[-1] ** -0.5)),
+    mistake("softcap", "capped", "the softcap comes before the scale",
+            replacing(softcap=lambda call: call["softcap"] * read_scale(call))),
+    mistake("softcap", "capped", "tanh is not multiplied by the cap",
+            hooking("capped", lambda capped, _, call: capped / call["softcap"])),
+    mistake("softcap", "capped", "scores are cut at the cap, not bent", hooking("capped", lambda _, lines, call: np.clip(
+        lines["scaled"], -call["softcap"], call["softcap"]))),
+    mistake("causal", "masked", "a query does not see its own key",
+            keeping(lambda row, column, _: column < row, "causal")),
+    mistake("causal", "masked", "a query sees the key after its own",
+            keeping(lambda row, column, _: column <= row + 1, "causal")),
+    mistake("causal", "masked", "causal hides the keys before the query",
+            keeping(lambda row, column, _: column >= row, "causal")),
+    mistake("window", "masked", "the window is one key too wide on the left", widen_window(1, 0)),
+    mistake("window", "masked", "the window is one key too wide on the right", widen_window(0, 1)),
+    mistake("window", "masked", "the window's right side has no edge",
+            replacing(window=lambda call: (call["window"][0], 1 << 30))),
+    mistake("window", "masked", "the window's left side has no edge",
+            replacing(window=lambda call: (1 << 30, call["window"][1]))),
+    mistake("lengths", "masked", "the key after the last counts",
+            replacing(lengths=lambda call: call["lengths"] + 1)),
+    *(mistake(name, "masked", f"all batch rows have the first row's {name}", repeat_first(name, 0))
+      for name in ("lengths", "segments", "mask")),
+    mistake("mask", "masked", "all heads have the first head's mask", repeat_first("mask", 1)),
+    mistake("mask", "masked", "a mask is added to the scores as 0 and 1", lambda call: without("mask")(call) | {
+        "bias": call.get("bias", 0) + call["mask"].astype(np.float32)}),
+    mistake("bias", "biased", "all batch rows have the first row's bias", repeat_first("bias", 0)),
+    mistake("bias", "biased", "all heads have the first head's bias", repeat_first("bias", 1)),
+    mistake("bias", "biased", "the bias is subtracted", replacing(bias=lambda call: -read_bias(call))),
+    mistake("bias", "biased", "positive biases are cut to 0",
+            replacing(bias=lambda call: np.minimum(read_bias(call), 0))),
+    mistake("bias", "masked", "-inf in a bias does not remove a key",
+            replacing(bias=lambda call: np.where(read_bias(call) == -np.inf, 0, read_bias(call)))),
+    mistake("sinks", "weights", "all heads have the first head's sink", repeat_first("sinks", 0)),
+    *(mistake("sinks", "weights", f"the sink counts once per block of {block} keys", repeat_sinks(block))
+      for block in BLOCKS),
+    mistake("offset", "masked", "the offset is subtracted", replacing(offset=lambda call: -call["offset"])),
+    mistake("grouped", "products", "all query heads read the first key head", lambda call: call | {
+        name: call[name][:, :1] for name in ("key", "value")}),
+    *(mistake("", "weights", f"keys after the last multiple of {block} are dropped", drop_last_keys(block))
+      for block in BLOCKS),
+    *(mistake("", "weights", f"zeros that count fill the keys up to a multiple of {block}", fill_last_keys(block))
+      for block in BLOCKS),
+    *(mistake("", "output", f"queries after the last multiple of {block} are not written", drop_last_queries(block))
+      for block in BLOCKS),
+    mistake("", "weights", "the output is not divided by the sum of exponentials", ending(
+        "output", lambda output, lines, _: output * np.exp(lines["lse"] - lines["masked"].max(-1, keepdims=True)))),
+    mistake("", "output", "the value is returned as it is",
+            ending("output", lambda output, _, call: np.broadcast_to(np.asarray(call["value"]), output.shape))),
+    convention("half", "products", "scores are rounded to the arrays' dtype", round_lines(*ROUNDED)),
+    mistake("double", "products", "float64 is computed in float32", replacing(precision=lambda _: "float32")),
+    mistake("single", "products", "products multiply in bfloat16", narrow_products),
+    convention("lse", "lse", "lse has base 2", ending("lse", lambda lse, *_: lse / np.log(2)), "lse"),
+    mistake("sinks", "lse", "lse leaves the sink out", without("sinks"), "lse"),
+    mistake("lse", "lse", "lse lacks the largest score", ending(
+        "lse", lambda lse, lines, _: lse - lines["masked"].max(-1)), "lse"),
+    mistake("lse", "lse", "lse is the largest score", ending(
+        "lse", lambda _, lines, call: lines["masked"].max(-1)), "lse"),
+    mistake("lse", "lse", "lse is the sum, not its logarithm", ending("lse", lambda lse, *_: np.exp(lse)), "lse"),
+    mistake("softcap", "d_scaled", "the gradient is that without a softcap",
+            replacing(back_softcap=lambda _: None), "gradient"),
+    mistake("", "d_products", "the gradient lacks the scale", replacing(back_scale=lambda _: 1.0), "gradient"),
+    mistake("survivors", "d_weights", "the gradient lacks dropout",
+            replacing(back_survivors=lambda _: np.ones(())), "gradient"),
+    mistake("lse", "d_scores", "the gradient of lse is stopped", replacing(stopped=lambda _: True), "gradient"),
+    *(mistake(name * (name in ("bias", "sinks")), line, f"{name} has no gradient",
+              ending(f"d_{name}", lambda gradient, *_: 0 * gradient), "gradient")
+      for name, line in {"query": "d_products", "key": "d_products", "value": "d_value", "bias": "d_bias",
+                         "sinks": "d_sinks"}.items()),
+    mistake("sinks", "d_sinks", "the gradient of sinks has the wrong sign",
+            ending("d_sinks", lambda gradient, *_: -gradient), "gradient"),
+    mistake("grouped", "d_products", "gradients of shared heads are averaged, not summed", lambda call: call | {
+        "results": {f"d_{name}": lambda gradient, _: gradient * call["key"].shape[1] / call["query"].shape[1]
+                    for name in ("key", "value")}}, "gradient"),
+]  # fmt: skip
+
+
+def propose(call: Call, aspect: str) -> Iterator[Alternative]:
+    """Yield the alternatives that a call may tell, then two conventions at once."""
+    fitting = [one for one in ALTERNATIVES if one.aspect == aspect and one.applies(call)]
+    yield from fitting
+    conventions = [one for one in fitting if one.is_convention]
+    for number, first in enumerate(conventions):
+        for second in conventions[number + 1 :]:
+            if first.name != second.name:
+                change = lambda call, first=first, second=second: second.change(first.change(call))
+                yield convention(first.needs, first.line, f"{first.name}; {second.name}", change, aspect)

@@ -1,0 +1,84 @@
+"""Calls of attention as text: sizes, options in NumPy, and the arrays that they draw."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Call = dict[str, Any]
+"""Arguments by name: query (B, H, T, D), key (B, K, S, D), value (B, K, S, E) and whatever is asked for."""
+
+FLOATING = ("query", "key", "value", "bias", "sinks")
+
+
+def find_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of a name, bfloat16 included."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call, as the text of a program that draws it."""
+
+    sizes: Mapping[str, int]
+    options: Mapping[str, str] = field(default_factory=dict)
+    edits: tuple[str, ...] = ()
+    dtype: str = "float32"
+    magnitude: float = 1.0
+
+    def resize(self, **sizes: int) -> Case:
+        """Return the case with other sizes."""
+        return dataclasses.replace(self, sizes={**self.sizes, **sizes})
+
+    def draw(self) -> Call:
+        """Run the text: the same arrays each time."""
+        room: dict[str, Any] = {**self.sizes, "np": np, "rng": np.random.default_rng(0)}
+        exec("\n".join(self._lines()), room)
+        call = {name: room[name] for name in ("query", "key", "value", *self.options)}
+        dtype = find_dtype(self.dtype)
+        return {name: array.astype(dtype) if name in FLOATING else array for name, array in call.items()}
+
+    def _lines(self) -> list[str]:
+        times = "" if self.magnitude == 1 else f" * {self.magnitude:g}"
+        shapes = {"query": "(B, H, T, D)", "key": "(B, K, S, D)", "value": "(B, K, S, E)"}
+        lines = [f"{name} = rng.normal(size={shape}){times}" for name, shape in shapes.items()]
+        return [*lines, *(f"{name} = {text}" for name, text in self.options.items()), *self.edits]
+
+    def write_program(self, imported: str, layout: str, passed: str, kind: str = "jax") -> str:
+        """Return a program that draws the case and calls a function on it."""
+        call = self.draw()
+        pad = [letter for letter in "BH" if letter not in layout]
+        lines = ["import numpy as np"]
+        if kind == "jax":
+            lines += ["import jax", "import jax.numpy as jnp"]
+            lines += ['jax.config.update("jax_enable_x64", True)'] * (self.dtype == "float64")
+        lines += ["import torch"] * (kind == "torch") + [imported, ""]
+        lines.append("rng = np.random.default_rng(0)")
+        lines.append(", ".join(self.sizes) + " = " + ", ".join(map(str, self.sizes.values())))
+        lines += self._lines()
+        order = [("BHTD".replace("".join(pad), "") if pad else "BHTD").index(letter) for letter in layout]
+        index = "[0]" * len(pad)
+        turn = "" if order == sorted(order) else f".transpose({', '.join(map(str, order))})"
+        convert = {
+            "jax": f"jnp.asarray({{}}, jnp.{self.dtype})",
+            "torch": f"torch.tensor({{}}, dtype=torch.{self.dtype})",
+            "numpy": f'{{}}.astype("{self.dtype}")',
+        }[kind]
+        for name in FLOATING:
+            if name in call:
+                turned = (
+                    name + index + turn if name not in ("bias", "sinks") else name + index * (name == "bias")
+                )
+                lines.append(f"{name} = {convert.format(turned)}")
+        for name in self.options:
+            if name not in FLOATING and isinstance(call[name], np.ndarray):
+                own = "[0]" * (len(pad) if name == "mask" else "B" in pad)
+                wrap = {"jax": "jnp.asarray({})", "torch": "torch.tensor({})", "numpy": "{}"}[kind]
+                lines.append(f"{name} = {wrap.format(name + own)}")
+        return "\n".join([*lines, f"result = {passed}"])

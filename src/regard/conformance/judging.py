@@ -1,0 +1,227 @@
+"""Judge calls of a function: hold what it gives to the definition, and name what it is instead."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from regard.conformance.alternatives import Alternative, propose
+from regard.conformance.calls import Array, Call, Case
+from regard.conformance.expectations import (
+    HALF,
+    Difference,
+    Expected,
+    expect,
+    find_difference,
+    find_empty,
+    round_to,
+)
+from regard.conformance.features import pass_options
+from regard.conformance.promises import SIZES, Promise
+from regard.conformance.report import Row, Verdict
+from regard.conformance.subjects import Answer, Subject
+
+Cotangents = tuple[Array, Array]
+
+# Sizes in place of primes, for functions that refuse those; and the order in which programs get smaller.
+FRIENDLY = {37: 64, 53: 128, 6: 8, 3: 4}
+SMALLER = {"B": (1,), "H": (1, 2), "E": (1, 2), "D": (1, 2, 3), "T": (1, 2, 3, 5, 8), "S": (1, 2, 3, 5, 8)}
+ANYTHING = "whatever the numbers are"
+
+
+class Judge:
+    """What is known of a function so far: the sizes that it serves and the conventions that it follows."""
+
+    def __init__(self, subject: Subject, imported: str, name: str, tolerance: float):
+        self.subject, self.imported, self.name, self.tolerance = subject, imported, name, tolerance
+        self.sizes = self._fit(SIZES)
+        self.conventions: list[Alternative] = []
+
+    def follow(self, subject: Subject) -> Judge:
+        """Return a judge of the same function in another layout, who knows what this one does."""
+        other = Judge(subject, self.imported, self.name, self.tolerance)
+        other.conventions = list(self.conventions)
+        return other
+
+    def keep_promise(self, promise: Promise) -> list[Row]:
+        """Judge the call of a promise: its value, lse and gradients."""
+        sizes = {**self.sizes, **promise.sizes}
+        if promise.options and self.sizes["T"] != 37:
+            sizes = {letter: FRIENDLY.get(size, size) for letter, size in sizes.items()}
+        if "H" not in self.subject.layout and promise.sizes.get("H") != promise.sizes.get("K"):
+            return []
+        case = Case(self._fit(sizes), promise.options, (), promise.dtype, promise.magnitude)
+        rows = list(self.judge(promise, case))
+        if rows[0].verdict != "refused":
+            self.sizes = self._fit({**self.sizes, **promise.adopts})
+        return [self._shrink(promise, case, row) if row.verdict == "wrong" else row for row in rows]
+
+    def _fit(self, sizes: Any) -> dict[str, int]:
+        """Return sizes of one where the layout lacks an axis."""
+        lacking = {letter: 1 for letter in "BH" if letter not in self.subject.layout}
+        return {**sizes, **lacking} | ({"K": 1} if "H" in lacking else {})
+
+    def ask(self, call: Call, *, differentiate: bool = True, seed: int = 1) -> tuple[Answer, Cotangents]:
+        """Call the function; return its answer and the cotangents of output and lse."""
+        rng, kind = np.random.default_rng(seed), np.asarray(call["query"]).dtype
+        live = ~find_empty(self.spell(call))
+        d_output = round_to(rng.normal(size=(*live.shape, call["value"].shape[-1])), kind) * live[..., None]
+        d_lse = round_to(rng.normal(size=live.shape), kind if kind.name in HALF else np.float32) * live
+        d_lse = d_lse * ("lse" in call)
+        return self.subject.answer(call, d_output, d_lse, differentiate=differentiate), (d_output, d_lse)
+
+    def spell(self, call: Call) -> Call:
+        """Return the call whose definition the function computes, by the conventions found so far."""
+        kind = np.asarray(call["query"]).dtype.name
+        marked = call | {{"float64": "double", "float32": "single"}.get(kind, "half"): True}
+        if call["key"].shape[1] < call["query"].shape[1]:
+            marked["grouped"] = True
+        for convention in self.conventions:
+            if convention.applies(marked):
+                marked = convention.change(marked)
+        return marked
+
+    def turn_mask(self, call: Call) -> Call:
+        """Return a call whose mask says the same by the function's own polarity."""
+        hides = any(convention.name.startswith("True hides") for convention in self.conventions)
+        return call | {"mask": ~call["mask"]} if hides and "mask" in call else call
+
+    def judge(self, promise: Promise, case: Case, like: str = "") -> Iterator[Row]:
+        """Yield a row each for the value, lse and gradients of one call.
+
+        With `like`, only the alternative of that name is looked for, and nothing is learnt of conventions.
+        """
+        row = lambda aspect, *told: Row(promise.name, aspect, *told)
+        call = case.draw()
+        answer, cotangents = self.ask(call)
+        if answer.output is None:
+            yield row("value", "refused", answer.refusal) if answer.refusal else row(
+                "value", "wrong", answer.fault, "output"
+            )
+            return
+        spelled = self.spell(call)
+        live = ~find_empty(spelled)
+        explain = lambda *told: self.explain(spelled, *told, like=like)
+        told, convention = explain(
+            {"output": answer.output}, "value", answer.dtype, cotangents, live[..., None], promise.line
+        )
+        yield row("value", *told)
+        if answer.dtype != case.dtype:
+            finding = f"an output of {answer.dtype} for arrays of {case.dtype}"
+            yield row("dtype", "wrong", finding, "output")
+        if answer.changed:
+            yield row("inputs", "wrong", f"the function writes to {', '.join(answer.changed)}")
+        if told[0] == "wrong":
+            return  # nothing else can be said
+        if convention is not None:
+            self.conventions += [] if like else [convention]
+            spelled = convention.change(spelled)
+        if "lse" in call and answer.lse is None:
+            yield row("lse", "wrong", answer.fault or "no lse came beside the output", "lse")
+        elif answer.lse is not None:
+            working = "float64" if case.dtype == "float64" else "float32"
+            if answer.lse_dtype != working:
+                finding = f"lse is {answer.lse_dtype}, its sums are {working}"
+                yield row("lse dtype", "wrong", finding, "lse")
+            told, convention = explain({"lse": answer.lse}, "lse", answer.lse_dtype, cotangents, live, "lse")
+            yield row("lse", *told)
+            if convention is not None:
+                return  # whose gradient is another's
+        if answer.gradient_refusal:
+            yield row("gradient", "refused", answer.gradient_refusal)
+        elif answer.gradients:
+            gradients = {f"d_{name}": gradient for name, gradient in answer.gradients.items()}
+            told, _ = explain(gradients, "gradient", case.dtype, cotangents, None, "d_products")
+            yield row("gradient", *told)
+
+    def explain(
+        self,
+        call: Call,
+        actual: dict[str, Array],
+        aspect: str,
+        dtype: str,
+        cotangents: Cotangents,
+        where: Array | None,
+        line: str,
+        like: str = "",
+    ) -> tuple[tuple[Verdict, str, str], Alternative | None]:
+        """Hold numbers to the definition, then to alternatives: verdict, finding, line; the convention."""
+        differentiate = aspect == "gradient"
+        found = self._differ(actual, expect(call, cotangents, differentiate=differentiate), dtype, where)
+        if found is None:
+            return ("holds", "", ""), None
+        for other in propose(call, aspect):
+            if not like or other.name == like:
+                changed = other.change(call)
+                back = (cotangents[0], cotangents[1] * ("stopped" not in changed))
+                try:
+                    with np.errstate(all="ignore"):
+                        expected = expect(changed, back, differentiate=differentiate)
+                except (ValueError, IndexError):
+                    continue
+                if self._differ(actual, expected, dtype, where) is None:
+                    if other.is_convention:
+                        return ("differs", other.name, other.line), other
+                    return ("wrong", other.name, other.line), None
+        name, difference = found
+        own_line = name in ("d_value", "d_bias", "d_sinks")
+        return ("wrong", f"{name}{difference}", name if own_line else line), None
+
+    def _differ(
+        self, actual: dict[str, Array], expected: dict[str, Expected], dtype: str, where: Array | None
+    ) -> tuple[str, Difference] | None:
+        for name, array in actual.items():
+            if name in expected:
+                difference = find_difference(array, expected[name], dtype, self.tolerance, where)
+                if difference is not None:
+                    return name, difference
+        return None
+
+    def find_difference(
+        self, actual: Array, expected: Expected, where: Array | None = None
+    ) -> Difference | None:
+        """Return where numbers in float32 differ from what is expected, or None."""
+        return find_difference(actual, expected, "float32", self.tolerance, where)
+
+    def _shrink(self, promise: Promise, case: Case, row: Row) -> Row:
+        """Look for the smallest call that is wrong in the same way, and add its program to the row."""
+        like = ANYTHING if "[" in row.finding else row.finding
+        for letter, choices in SMALLER.items():
+            for size in choices:
+                sizes = {letter: size}
+                if letter == "H":
+                    sizes["K"] = max(1, size * case.sizes["K"] // max(case.sizes["H"], 1))
+                if size >= case.sizes[letter] or sizes.get("H", 0) % sizes.get("K", 1):
+                    continue
+                smaller = case.resize(**sizes)
+                try:
+                    rows = list(self.judge(promise, smaller, like))
+                except (ValueError, IndexError):  # an option has no such size
+                    continue
+                wrong = [one for one in rows if one.verdict == "wrong" and one.aspect == row.aspect]
+                if wrong and (like == ANYTHING or wrong[0].finding == row.finding):
+                    case, row = smaller, wrong[0]
+                    break
+        return dataclasses.replace(row, program=self.write_program(case))
+
+    def row_writer(self, promise: str, case: Case) -> Callable[..., Row]:
+        """Return a function that makes a promise's rows; what is wrong gets its program."""
+
+        def write(aspect: str, verdict: Verdict, finding: str = "", line: str = "") -> Row:
+            program = self.write_program(case) if verdict == "wrong" else ""
+            return Row(promise, aspect, verdict, finding, line, program)
+
+        return write
+
+    def write_program(self, case: Case) -> str:
+        """Return a program that calls the function on a case."""
+        words = ["query", "key", "value"]
+        call = case.draw()
+        for name in case.options:
+            way = self.subject.features[name]
+            words += [f"{word}={name}" for word in pass_options({name: way}, {name: call[name]})]
+        passed = f"{self.name}({', '.join(words)})"
+        return case.write_program(self.imported, self.subject.layout, passed, self.subject.kind)
