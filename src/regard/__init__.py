@@ -13,6 +13,7 @@ says what a call would do:
 - `readouts`, `inspection`: statistics and exact windows of the weights; traces, figures, the explorer's page
 - `derive`, `explain_einsum`, `theory`: attention step by step, in index notation, and as it is defined
 - `parallel`, `planning`: one sequence over many devices, and which mesh is best
+- `conformance`: what any function of attention promises, checked against its definition
 - `layers`, `models`, `training`: Flax NNX modules, whole Transformers, a loop that resumes
 - `interop`: the calls and files of jax.nn, Flax, PyTorch, ONNX and Hugging Face
 
@@ -27,6 +28,7 @@ from regard.loading import defer
 if TYPE_CHECKING:
     from regard import (
         cache,
+        conformance,
         derivation,
         inspection,
         interop,
@@ -51,7 +53,17 @@ __version__ = "0.1.0"
 
 __all__ = ["CHECKPOINT_NAMES", "KVCache", "PagedKVCache"]
 __all__ += ["attend", "derive", "explain", "explain_einsum", "merge"]
-__all__ += ["cache", "derivation", "inspection", "interop", "layers", "linear", "masks", "models"]
+__all__ += [
+    "cache",
+    "conformance",
+    "derivation",
+    "inspection",
+    "interop",
+    "layers",
+    "linear",
+    "masks",
+    "models",
+]
 __all__ += ["parallel", "planning", "positions", "readouts", "scores", "theory", "training"]
 
 __getattr__, __dir__ = defer(

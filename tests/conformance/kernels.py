@@ -57,7 +57,7 @@ def attention(
         keep &= column < lengths[:, None, None, None] + (fault == "lengths one more")
     if segments is not None and fault != "segments ignored":
         ids = segments[:1] if fault == "segments of the first row" else segments
-        keep &= (ids[:, None, :, None] == ids[:, None, None, :])
+        keep &= ids[:, None, :, None] == ids[:, None, None, :]
     if mask is not None and mask.dtype != bool:
         raise TypeError("mask: expected booleans")
     if mask is not None and fault != "mask ignored":
@@ -80,7 +80,9 @@ def attention(
         weights = np.exp(scores)
     if fault == "NaN lost":
         weights = np.where(np.isnan(weights), 0, weights)
-    total = weights.sum(-1, keepdims=True) + np.exp(sink.astype(dtype) - (0 if fault == "no maximum" else peak))
+    total = weights.sum(-1, keepdims=True) + np.exp(
+        sink.astype(dtype) - (0 if fault == "no maximum" else peak)
+    )
     if fault == "empty rows are means":
         weights = np.where(total == 0, 1, weights)
         total = np.where(total == 0, S, total)
@@ -157,7 +159,9 @@ def differentiable(
     if fault == "NaN in gradients of empty rows":
         weights = jnp.where(keep.any(-1, keepdims=True), jax.nn.softmax(scores, -1), 0)
     if dropout:
-        survives = jax.random.bernoulli(rng, dropout if fault == "the rate survives" else 1 - dropout, weights.shape)
+        survives = jax.random.bernoulli(
+            rng, dropout if fault == "the rate survives" else 1 - dropout, weights.shape
+        )
         grown = survives / (dropout if fault == "the rate survives" else 1 - dropout)
         dropped = weights * (survives if fault == "dropout does not grow" else grown)
         if fault == "dropout renormalised":

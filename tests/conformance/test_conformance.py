@@ -5,7 +5,6 @@ import json
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -93,7 +92,9 @@ FEATURES = "mask bias causal window lengths segments softcap scale sinks offset 
 def test_a_right_kernel_holds_every_promise():
     report = check("", sizes="full")
     assert not report.wrong, str(report)
-    assert set(report.conventions) == {f"{x} in a value reaches rows that may not attend to it" for x in ("nan", "inf")}
+    assert set(report.conventions) == {
+        f"{x} in a value reaches rows that may not attend to it" for x in ("nan", "inf")
+    }
     assert report.count("holds") > 100
 
 
@@ -122,8 +123,9 @@ def test_a_wrong_derivative_is_told_by_its_name(fault):
 
 
 def test_what_jax_answers_is_known():
-    """Its known answers (float64 in float32, lse in bfloat16 without a gradient, two axes), and nothing else."""
-    report = conformance.check(jax.nn.dot_product_attention, layout="BTNH")
+    """Known answers (float64 in float32, lse in bfloat16 without gradient, two axes), and nothing else."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        report = conformance.check(jax.nn.dot_product_attention, layout="BTNH")
     findings = {(row.promise, row.aspect): row.finding for row in report.wrong}
     assert findings.pop(("float64", "value")) == "float64 is computed in float32"
     assert findings.pop(("lse", "gradient")) == "the gradient of lse is stopped"
@@ -206,7 +208,9 @@ def test_conventions_combine():
 
     def fn(query, key, value, *, mask=None, window=None):
         window = None if window is None else (window[0] - 1, window[1])
-        return kernels.attention(query, key, value, mask=None if mask is None else ~mask, window=window, fault="bottom-right")
+        return kernels.attention(
+            query, key, value, mask=None if mask is None else ~mask, window=window, fault="bottom-right"
+        )
 
     report = conformance.check(fn, arrays="numpy")
     assert not report.wrong, str(report)
@@ -262,7 +266,14 @@ def test_the_definition_is_that_of_the_random_programs():
     keep[:, :, 3] = False
     options = {"bias": bias, "sinks": sinks, "survivors": survivors, "scale": 0.4}
     forward = definition.attention(query, key, value, keep=keep, softcap=1.3, **options)
-    call = Attention(query, key, value, mask=Mask(lambda at: keep), score=(lambda x, at: 1.3 * np.tanh(x / 1.3),), **options)
+    call = Attention(
+        query,
+        key,
+        value,
+        mask=Mask(lambda at: keep),
+        score=(lambda x, at: 1.3 * np.tanh(x / 1.3),),
+        **options,
+    )
     results = call.results()
     np.testing.assert_allclose(forward.output, results["output"].value, atol=1e-12)
     np.testing.assert_allclose(forward.lse, results["lse"].value, atol=1e-12)

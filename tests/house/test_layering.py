@@ -18,7 +18,7 @@ FLOORS = {
             "scores",
             "engine",
             "attention linear tuning",
-            "cache readouts derivation parallel",
+            "cache readouts derivation parallel conformance",
             "layers planning",
             "models",
             "inspection interop",
@@ -37,7 +37,7 @@ FOLDERS = {
     " stored keys block_tables documents intervals diffusion trees neighbourhoods expressions conventions"
     " notation",
     "positions": "scaling tables rotation",
-    "theory": "operands notation bilinear gibbs steps gradients hopfield hebbian heads",
+    "theory": "definition operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score placed pointwise distances metrics",
     "engine": "call.options call.stores call.quantized call.pages call.problem call.canonicalization"
     " call.hooks call.checkpoint_names call softmax.scoring softmax.dropout softmax.exponential"
@@ -53,6 +53,8 @@ FOLDERS = {
     "readouts": "record accumulators top_k profiles tiling counting reading windows labels",
     "parallel": "order division schedule exchange shard ring ring_calls unsharded_sequence shard_mapping"
     " per_shard cost_reports placements calls",
+    "conformance": "calls features expectations alternatives report promises subjects judging transforms"
+    " edges checking ours",
     "planning": "chips candidates estimates rings search reports planner steps",
     "linear": "halving problem chunks attention",
     "layers": "choices heads dropout residual projections multi_head latent_attention derivation feed_forward"

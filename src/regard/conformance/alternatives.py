@@ -44,10 +44,12 @@ def without(*names: str) -> Change:
 
 
 def hooking(line: str, function: Callable[[Any, Any, Call], Any]) -> Change:
-    """Return a change of what one line of the definition gives: of it, of all lines before, and of the call."""
+    """Return a change of what one line gives, from that, all lines before and the call."""
 
     def change(call: Call) -> Call:
-        hook = lambda array, lines: function(array, lines, call)
+        def hook(array: Any, lines: Any) -> Any:
+            return function(array, lines, call)
+
         return call | {"steps": {**call.get("steps", {}), line: hook}}
 
     return change
@@ -85,16 +87,20 @@ def widen_window(left: int, right: int) -> Change:
 
 def repeat_first(name: str, axis: int) -> Change:
     """Return a change to an option that is everywhere what it is at the first place of an axis."""
-    return lambda call: call | {
-        name: np.broadcast_to(np.take(np.asarray(call[name]), [0], axis), call[name].shape)
-    }
+    return lambda call: (
+        call | {name: np.broadcast_to(np.take(np.asarray(call[name]), [0], axis), call[name].shape)}
+    )
 
 
 def round_lines(*lines: str) -> Change:
     """Return a change that rounds what lines give to the dtype of query."""
-    hook = lambda array, _, call: round_to(array, np.asarray(call["query"]).dtype)
-    return lambda call: call | {"steps": {**call.get("steps", {}), **{
-        line: lambda array, lines: hook(array, lines, call) for line in lines}}}  # fmt: skip
+
+    def change(call: Call) -> Call:
+        for line in lines:
+            call = hooking(line, lambda array, _, call: round_to(array, call["query"].dtype))(call)
+        return call
+
+    return change
 
 
 def narrow_products(call: Call) -> Call:
@@ -129,6 +135,14 @@ def repeat_sinks(block: int) -> Change:
     """Return a change to sinks that count once for each block of keys."""
     return replacing(sinks=lambda call: np.asarray(call["sinks"], np.float32)
                      + np.log(-(-call["key"].shape[-2] // block)))  # fmt: skip
+
+
+def average_shared(call: Call) -> Call:
+    """Return a call whose gradients of key and value are means over the heads of a group."""
+    share = call["key"].shape[1] / call["query"].shape[1]
+    return call | {
+        "results": {f"d_{name}": lambda gradient, _: gradient * share for name in ("key", "value")}
+    }
 
 
 def mistake(needs: str, line: str, name: str, change: Change, aspect: str = "value") -> Alternative:
@@ -176,8 +190,8 @@ ALTERNATIVES = [
             replacing(softcap=lambda call: call["softcap"] * read_scale(call))),
     mistake("softcap", "capped", "tanh is not multiplied by the cap",
             hooking("capped", lambda capped, _, call: capped / call["softcap"])),
-    mistake("softcap", "capped", "scores are cut at the cap, not bent", hooking("capped", lambda _, lines, call: np.clip(
-        lines["scaled"], -call["softcap"], call["softcap"]))),
+    mistake("softcap", "capped", "scores are cut at the cap, not bent", hooking(
+        "capped", lambda _, lines, call: np.clip(lines["scaled"], -call["softcap"], call["softcap"]))),
     mistake("causal", "masked", "a query does not see its own key",
             keeping(lambda row, column, _: column < row, "causal")),
     mistake("causal", "masked", "a query sees the key after its own",
@@ -195,8 +209,8 @@ ALTERNATIVES = [
     *(mistake(name, "masked", f"all batch rows have the first row's {name}", repeat_first(name, 0))
       for name in ("lengths", "segments", "mask")),
     mistake("mask", "masked", "all heads have the first head's mask", repeat_first("mask", 1)),
-    mistake("mask", "masked", "a mask is added to the scores as 0 and 1", lambda call: without("mask")(call) | {
-        "bias": call.get("bias", 0) + call["mask"].astype(np.float32)}),
+    mistake("mask", "masked", "a mask is added to the scores as 0 and 1", lambda call: without("mask")(
+        call | {"bias": call.get("bias", 0) + call["mask"].astype(np.float32)})),
     mistake("bias", "biased", "all batch rows have the first row's bias", repeat_first("bias", 0)),
     mistake("bias", "biased", "all heads have the first head's bias", repeat_first("bias", 1)),
     mistake("bias", "biased", "the bias is subtracted", replacing(bias=lambda call: -read_bias(call))),
@@ -210,16 +224,20 @@ ALTERNATIVES = [
     mistake("offset", "masked", "the offset is subtracted", replacing(offset=lambda call: -call["offset"])),
     mistake("grouped", "products", "all query heads read the first key head", lambda call: call | {
         name: call[name][:, :1] for name in ("key", "value")}),
-    *(mistake("", "weights", f"keys after the last multiple of {block} are dropped", drop_last_keys(block))
+    *(mistake("", "weights", f"keys after the last multiple of {block} are dropped",
+              drop_last_keys(block))
       for block in BLOCKS),
-    *(mistake("", "weights", f"zeros that count fill the keys up to a multiple of {block}", fill_last_keys(block))
+    *(mistake("", "weights", f"zeros that count fill the keys up to a multiple of {block}",
+              fill_last_keys(block))
       for block in BLOCKS),
-    *(mistake("", "output", f"queries after the last multiple of {block} are not written", drop_last_queries(block))
+    *(mistake("", "output", f"queries after the last multiple of {block} are not written",
+              drop_last_queries(block))
       for block in BLOCKS),
     mistake("", "weights", "the output is not divided by the sum of exponentials", ending(
-        "output", lambda output, lines, _: output * np.exp(lines["lse"] - lines["masked"].max(-1, keepdims=True)))),
+        "output", lambda output, lines, _: output * np.exp(
+            lines["lse"] - lines["masked"].max(-1, keepdims=True)))),
     mistake("", "output", "the value is returned as it is",
-            ending("output", lambda output, _, call: np.broadcast_to(np.asarray(call["value"]), output.shape))),
+            ending("output", lambda output, _, call: np.broadcast_to(call["value"], output.shape))),
     convention("half", "products", "scores are rounded to the arrays' dtype", round_lines(*ROUNDED)),
     mistake("double", "products", "float64 is computed in float32", replacing(precision=lambda _: "float32")),
     mistake("single", "products", "products multiply in bfloat16", narrow_products),
@@ -229,23 +247,33 @@ ALTERNATIVES = [
         "lse", lambda lse, lines, _: lse - lines["masked"].max(-1)), "lse"),
     mistake("lse", "lse", "lse is the largest score", ending(
         "lse", lambda _, lines, call: lines["masked"].max(-1)), "lse"),
-    mistake("lse", "lse", "lse is the sum, not its logarithm", ending("lse", lambda lse, *_: np.exp(lse)), "lse"),
+    mistake("lse", "lse", "lse is the sum, not its logarithm",
+            ending("lse", lambda lse, *_: np.exp(lse)), "lse"),
     mistake("softcap", "d_scaled", "the gradient is that without a softcap",
             replacing(back_softcap=lambda _: None), "gradient"),
-    mistake("", "d_products", "the gradient lacks the scale", replacing(back_scale=lambda _: 1.0), "gradient"),
+    mistake("", "d_products", "the gradient lacks the scale",
+            replacing(back_scale=lambda _: 1.0), "gradient"),
     mistake("survivors", "d_weights", "the gradient lacks dropout",
             replacing(back_survivors=lambda _: np.ones(())), "gradient"),
-    mistake("lse", "d_scores", "the gradient of lse is stopped", replacing(stopped=lambda _: True), "gradient"),
+    mistake("lse", "d_scores", "the gradient of lse is stopped",
+            replacing(stopped=lambda _: True), "gradient"),
     *(mistake(name * (name in ("bias", "sinks")), line, f"{name} has no gradient",
               ending(f"d_{name}", lambda gradient, *_: 0 * gradient), "gradient")
       for name, line in {"query": "d_products", "key": "d_products", "value": "d_value", "bias": "d_bias",
                          "sinks": "d_sinks"}.items()),
     mistake("sinks", "d_sinks", "the gradient of sinks has the wrong sign",
             ending("d_sinks", lambda gradient, *_: -gradient), "gradient"),
-    mistake("grouped", "d_products", "gradients of shared heads are averaged, not summed", lambda call: call | {
-        "results": {f"d_{name}": lambda gradient, _: gradient * call["key"].shape[1] / call["query"].shape[1]
-                    for name in ("key", "value")}}, "gradient"),
+    mistake("grouped", "d_products", "gradients of shared heads are averaged, not summed",
+            average_shared, "gradient"),
 ]  # fmt: skip
+
+
+def join_conventions(first: Alternative, second: Alternative) -> Alternative:
+    """Return the alternative of two conventions at once."""
+    name = f"{first.name}; {second.name}"
+    return convention(
+        first.needs, first.line, name, lambda call: second.change(first.change(call)), first.aspect
+    )
 
 
 def propose(call: Call, aspect: str) -> Iterator[Alternative]:
@@ -256,5 +284,4 @@ def propose(call: Call, aspect: str) -> Iterator[Alternative]:
     for number, first in enumerate(conventions):
         for second in conventions[number + 1 :]:
             if first.name != second.name:
-                change = lambda call, first=first, second=second: second.change(first.change(call))
-                yield convention(first.needs, first.line, f"{first.name}; {second.name}", change, aspect)
+                yield join_conventions(first, second)

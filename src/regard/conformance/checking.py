@@ -39,8 +39,8 @@ def check(
 
     Args:
         fn: called as `fn(query, key, value, **options)`; returns the output, or a tuple that begins with it.
-        layout: the axes of query in order: B batch, H heads, T tokens, D width; B and H may be absent. The letters
-            of jax.nn, such as BTNH, are understood as well.
+        layout: the axes of query in order: B batch, H heads, T tokens, D width; B and H may be absent.
+            The letters of jax.nn, such as BTNH, are understood as well.
         features: what else the function takes, a subset of `features.KEYWORDS`: a mapping from feature to
             keyword, or to a function that makes keywords of an option; or names alone, which are keywords.
             None reads the signature; a function with `**options` is tried with the names of features.

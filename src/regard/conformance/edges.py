@@ -1,4 +1,4 @@
-"""Promises about what few calls have: rows without keys, NaN and infinities, no tokens, arrays of two axes."""
+"""Promises about what few calls have: rows without keys, NaN, infinities, no tokens, arrays of two axes."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _compare_with_clean(judge: Judge, name: str, options: dict[str, str]) -> Ite
 
 
 def check_attended_nan(judge: Judge) -> Iterator[Row]:
-    """Check that rows that meet NaN are NaN, and that a key of NaN reaches no row that may not attend to it."""
+    """Check that rows that meet NaN are NaN, and that a key of NaN reaches no row that may not meet it."""
     mask = {"mask": "np.broadcast_to(np.tri(T, S, dtype=bool), (B, H, T, S))"}
     for options in ({}, mask):
         if not judge.subject.takes(options):
@@ -141,9 +141,9 @@ def _meet_poison(judge: Judge, name: str, options: dict[str, str], array: str, p
     )
     untouched = ~meets
     if array == "value":
-        spoiled = ~np.isfinite(answer.output[..., 0])
+        spoiled = np.logical_not(np.isfinite(answer.output[..., 0]))
     else:
-        spoiled = np.isnan(answer.output).all(-1)
+        spoiled = np.isnan(answer.output).min(-1, initial=True)
         if poison == "inf":  # a product is inf or -inf by the query's sign, and -inf takes no part
             meets = meets & (np.asarray(call["query"], np.float64)[..., 0] > 0)
     if not spoiled[meets].all():
@@ -197,7 +197,10 @@ def check_float_masks(judge: Judge) -> Iterator[Row]:
         "the mask is read as booleans: 0 hides, -inf shows": {"mask": call["mask"] != 0},
     }
     for finding, options in meant.items():
-        if judge.find_difference(answer.output, expect(bare | options, zeros, differentiate=False)["output"]) is None:
+        if (
+            judge.find_difference(answer.output, expect(bare | options, zeros, differentiate=False)["output"])
+            is None
+        ):
             yield write("value", "wrong", finding, "masked") if finding else write("value", "holds")
             return
     yield write("value", "wrong", "the mask is neither refused nor added", "masked")

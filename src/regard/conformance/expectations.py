@@ -74,7 +74,7 @@ def find_empty(call: Call) -> Array:
     allowed = find_pairs(call)
     if "bias" in call:
         allowed = allowed & (np.asarray(call["bias"], np.float64) != -np.inf)
-    return ~allowed.any(-1)
+    return np.logical_not(allowed.any(-1, keepdims=True))[..., 0]
 
 
 def run_definition(
@@ -95,12 +95,13 @@ def run_definition(
         return lines[line]
 
     bias = None if "bias" not in call else np.asarray(call["bias"]).astype(kind)
-    first = call.get("bias_first") and bias is not None
-    if first:
-        steps = {**steps, "scaled": lambda array, _: array + np.where(bias == -np.inf, 0, bias)}
+    added, first = bias, bool(call.get("bias_first"))
+    if first and bias is not None:
+        added, early = np.where(bias == -np.inf, bias, 0), np.where(bias == -np.inf, 0, bias)
+        steps = {**steps, "scaled": lambda array, _: array + early}
     forward = definition.attention(
         **given, keep=find_pairs(call), scale=call.get("scale"), softcap=call.get("softcap"),
-        bias=np.where(bias == -np.inf, bias, 0) if first else bias,
+        bias=added,
         sinks=None if "sinks" not in call else np.asarray(call["sinks"]),
         survivors=call.get("survivors"), step=step,
     )  # fmt: skip

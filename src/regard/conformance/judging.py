@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,19 +95,27 @@ class Judge:
 
         With `like`, only the alternative of that name is looked for, and nothing is learnt of conventions.
         """
-        row = lambda aspect, *told: Row(promise.name, aspect, *told)
+        row = partial(Row, promise.name)
         call = case.draw()
         answer, cotangents = self.ask(call)
         if answer.output is None:
-            yield row("value", "refused", answer.refusal) if answer.refusal else row(
-                "value", "wrong", answer.fault, "output"
+            yield (
+                row("value", "refused", answer.refusal)
+                if answer.refusal
+                else row("value", "wrong", answer.fault, "output")
             )
             return
         spelled = self.spell(call)
         live = ~find_empty(spelled)
-        explain = lambda *told: self.explain(spelled, *told, like=like)
+        explain = partial(self.explain, like=like)
         told, convention = explain(
-            {"output": answer.output}, "value", answer.dtype, cotangents, live[..., None], promise.line
+            spelled,
+            {"output": answer.output},
+            "value",
+            answer.dtype,
+            cotangents,
+            live[..., None],
+            promise.line,
         )
         yield row("value", *told)
         if answer.dtype != case.dtype:
@@ -126,7 +135,9 @@ class Judge:
             if answer.lse_dtype != working:
                 finding = f"lse is {answer.lse_dtype}, its sums are {working}"
                 yield row("lse dtype", "wrong", finding, "lse")
-            told, convention = explain({"lse": answer.lse}, "lse", answer.lse_dtype, cotangents, live, "lse")
+            told, convention = explain(
+                spelled, {"lse": answer.lse}, "lse", answer.lse_dtype, cotangents, live, "lse"
+            )
             yield row("lse", *told)
             if convention is not None:
                 return  # whose gradient is another's
@@ -134,7 +145,7 @@ class Judge:
             yield row("gradient", "refused", answer.gradient_refusal)
         elif answer.gradients:
             gradients = {f"d_{name}": gradient for name, gradient in answer.gradients.items()}
-            told, _ = explain(gradients, "gradient", case.dtype, cotangents, None, "d_products")
+            told, _ = explain(spelled, gradients, "gradient", case.dtype, cotangents, None, "d_products")
             yield row("gradient", *told)
 
     def explain(

@@ -38,8 +38,18 @@ def attend_by_keywords(
     for part in parts[1:]:
         together = together & part
     output, aux = attend(
-        query, key, value, mask=together, bias=bias, score=None if softcap is None else scores.softcap(softcap),
-        scale=scale, sinks=sinks, query_offset=offset, dropout_rate=dropout, rng=rng, aux=("lse",),
+        query,
+        key,
+        value,
+        mask=together,
+        bias=bias,
+        score=None if softcap is None else scores.softcap(softcap),
+        scale=scale,
+        sinks=sinks,
+        query_offset=offset,
+        dropout_rate=dropout,
+        rng=rng,
+        aux=("lse",),
         backend=backend,
-    )  # fmt: skip
+    )
     return (output, aux["lse"]) if lse else output

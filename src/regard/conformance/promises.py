@@ -30,8 +30,10 @@ FIRST = [
             adopts={"H": 3, "K": 3, "T": 37, "S": 53}),
     Promise("widths that are no power of two", "scaled", {}, {"D": 11, "E": 11}, adopts={"D": 11, "E": 11}),
     # Blocks of 8 to 1024 end at different keys of 127 and, filled up, of 1025.
-    Promise("a last block that is not whole: 127 tokens", "weights", {}, {"B": 1, "H": 2, "K": 2, "T": 127, "S": 127}),
-    Promise("a last block that is not whole: 1025 tokens", "weights", {}, {"B": 1, "H": 1, "K": 1, "T": 1025, "S": 1025}),
+    Promise("a last block that is not whole: 127 tokens", "weights", {},
+            {"B": 1, "H": 2, "K": 2, "T": 127, "S": 127}),
+    Promise("a last block that is not whole: 1025 tokens", "weights", {},
+            {"B": 1, "H": 1, "K": 1, "T": 1025, "S": 1025}),
     Promise("one query and one key", "output", {}, {"T": 1, "S": 1}),
     Promise("values of another width", "output", {}, {"E": 32}),
     Promise("grouped heads", "products", {}, {"H": 6, "K": 3}),
@@ -101,11 +103,14 @@ FULL = [
         for name, options in {"nothing": {}, **_WHOLE}.items()
     ),
     *(
-        Promise(f"{name}, grouped heads, {dtype}", "output", options, {"H": 6, "K": 2, "T": 37, "S": 37}, dtype)
+        Promise(f"{name}, grouped heads, {dtype}", "output", options,
+                {"H": 6, "K": 2, "T": 37, "S": 37}, dtype)
         for name, options in _WHOLE.items()
         for dtype in ("float64", "bfloat16")
     ),
-    Promise("one query of many keys", "output", {"mask": "rng.random((B, 1, 1, S)) < 0.7"}, {"T": 1, "S": 1030}),
+    Promise("one query of many keys", "output", {"mask": "rng.random((B, 1, 1, S)) < 0.7"},
+            {"T": 1, "S": 1030}),
     Promise("all options at once", "output", {
-        "mask": MASK, "bias": BIAS, "causal": "True", "softcap": "3.0", "scale": "0.4", "sinks": SINKS}, {"H": 6, "K": 3}),
+        "mask": MASK, "bias": BIAS, "causal": "True", "softcap": "3.0", "scale": "0.4", "sinks": SINKS,
+    }, {"H": 6, "K": 3}),
 ]  # fmt: skip

@@ -75,8 +75,9 @@ class Report:
     @property
     def summary(self) -> str:
         """One sentence of counts, and of what is not offered."""
-        counts = f"{self.count('holds')} hold, {self.count('differs')} differ by convention, {len(self.wrong)} are wrong"
-        text = f"{counts}, {self.count('refused')} are refused; {self.seconds:.0f} s"
+        holds, differs, refused = self.count("holds"), self.count("differs"), self.count("refused")
+        text = f"{holds} hold, {differs} differ by convention, {len(self.wrong)} are wrong"
+        text += f", {refused} are refused; {self.seconds:.0f} s"
         return text + (f". Not offered: {', '.join(self.not_offered)}" if self.not_offered else "")
 
     def to_dict(self) -> dict[str, Any]:

@@ -55,11 +55,11 @@ class LateError(Exception):
 def describe(error: BaseException) -> str:
     """Return an error's type and first line."""
     words = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {words[0]}"[:160].rstrip(": ")
+    return f"{type(error).__name__}: {words[0]}"[:400].rstrip(": ")
 
 
 def call_in_time(function: Callable[[], Any], seconds: float) -> Any:
-    """Call a function in a thread, under this one's settings of JAX; it is left behind when it takes longer."""
+    """Call a function in a thread, under this one's settings of JAX; leave it behind when it takes longer."""
     results: list[Any] = []
     errors: list[BaseException] = []
     settings = [(manager, getattr(jax.config, f"jax_{manager.__name__}")) for manager in SETTINGS]

@@ -20,7 +20,7 @@ STEP = 1e-2  # of central differences, in float32
 
 
 def check_dropout(judge: Judge) -> Iterator[Row]:
-    """Check that a weight survives with probability 1 - rate and is divided by that, and the gradient of it."""
+    """Check that a weight survives with probability 1 - rate and is divided by that; and its gradient."""
     if not judge.subject.takes(["dropout"]):
         return
     options = {"dropout": str(RATE)} | ({"rng": "7"} if judge.subject.takes(["rng"]) else {})
@@ -80,7 +80,10 @@ def check_transforms(judge: Judge) -> Iterator[Row]:
     case = Case(judge.sizes)
     arrays = [jnp.asarray(judge.subject.arrange(name, array)) for name, array in case.draw().items()]
     tangents = [jnp.cos(array) for array in arrays]
-    attend = lambda *arrays: judge.subject.split(judge.subject.fn(*arrays), False)[0]
+
+    def attend(*arrays: Any) -> Any:
+        return judge.subject.split(judge.subject.fn(*arrays), False)[0]
+
     gradient = jax.grad(lambda *arrays: jnp.sum(jnp.sin(attend(*arrays))), (0, 1, 2))
 
     def differ(function: Callable[..., Any]) -> Any:

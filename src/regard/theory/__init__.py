@@ -2,6 +2,7 @@
 
 Start from `explain_einsum`, `steps.attention_steps` and `gibbs.equilibrium`.
 
+- `definition`: every line of attention and of its gradients, in NumPy: `attention`, `gradients`
 - `notation`: index notation: `explain_einsum`, `contract`
 - `steps`: the forward pass: `attention_steps`, `multi_head`
 - `gradients`: every gradient by hand: `attention_gradients`, `score_gradients`
@@ -15,8 +16,8 @@ Functions compute in the common dtype of their arrays, float32 at least. They ra
 are not floating-point and masks that are not boolean, ValueError for shapes that do not fit.
 """
 
-from regard.theory import bilinear, gibbs, gradients, heads, hebbian, hopfield, notation, steps
+from regard.theory import bilinear, definition, gibbs, gradients, heads, hebbian, hopfield, notation, steps
 from regard.theory.notation import contract, explain_einsum
 
-__all__ = ["bilinear", "contract", "explain_einsum", "gibbs", "gradients", "heads", "hebbian", "hopfield"]
-__all__ += ["notation", "steps"]
+__all__ = ["bilinear", "contract", "definition", "explain_einsum", "gibbs", "gradients", "heads", "hebbian"]
+__all__ += ["hopfield", "notation", "steps"]

@@ -56,8 +56,9 @@ class Conformance(Command):
         features: dict[str, str] | None = {name: keyword or name for name, _, keyword in pairs} or None
         with expected_errors(), console.show_steps() as begin:
             report = check(
-                fn, layout=self.layout, features=features, dtypes=self.dtypes, sizes=self.sizes, tolerance=self.tolerance,
-                arrays=self.arrays, seconds=self.seconds, only=self.only, progress=begin,
+                fn, layout=self.layout, features=features, dtypes=self.dtypes, sizes=self.sizes,
+                tolerance=self.tolerance, arrays=self.arrays, seconds=self.seconds, only=self.only,
+                progress=begin,
             )  # fmt: skip
         console.say(report.to_markdown() if self.markdown else str(report))
         console.emit("conformance", **report.to_dict())
