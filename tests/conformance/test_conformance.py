@@ -137,7 +137,17 @@ def test_what_jax_answers_is_known():
     rest = {finding for (promise, _), finding in findings.items() if promise not in masked}
     assert rest <= {"the gradient of lse is stopped"}
     assert "the mean of all values in an empty row" in report.conventions
+    assert all("from jax.nn import dot_product_attention" in row.program for row in report.wrong)
     assert report.seconds < 60
+
+
+def test_rows_beside_an_empty_one_are_looked_at():
+    def fn(query, key, value, *, mask=None):
+        output = kernels.attention(query, key, value, mask=mask)
+        return output if mask is None or mask.any(-1).all() else output * np.float32(1.5)
+
+    report = conformance.check(fn, arrays="numpy", only="an empty row")
+    assert [row.aspect for row in report.wrong] == ["other rows"], str(report)
 
 
 def raises(query, key, value):
@@ -242,6 +252,7 @@ def test_a_report_is_a_table_text_and_json():
     assert report.summary.startswith("0 hold, 0 differ by convention, 5 are wrong")
     assert "contradicts C = cap tanh(X / cap)" in str(report)
     assert str(report).count("import numpy") == 1  # a program for each kind of mistake
+    assert "T, S, D, E = 1, 1, 1, 1" in str(report) or "T, S, D, E = 1, 2, 1, 1" in str(report)
     assert report.to_markdown().splitlines()[2] == "| a softcap | value | wrong | softcap has no effect |"
     assert json.loads(json.dumps(report.to_dict()))["rows"][0]["line"] == "capped"
 

@@ -78,9 +78,9 @@ FOLDERS = {
     " families.gemma3 families.qwen3_moe families.t5 families.gpt_oss families.modernbert families"
     " huggingface_configs tokenizer_files sentence_modules huggingface sentence_embeddings",
     "cli": "console declaration continuation spelling text_models interruption displays overview pictures"
-    " sources text_readers commands.demo commands.train commands.generate commands.plot commands.inspect"
-    " commands.view commands.explain commands.plan commands.tune commands.doctor commands arguments training"
-    " supervision inspecting demonstration generating",
+    " sources text_readers commands.conformance commands.demo commands.train commands.generate commands.plot"
+    " commands.inspect commands.view commands.explain commands.plan commands.tune commands.doctor commands"
+    " arguments training supervision inspecting demonstration generating",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")

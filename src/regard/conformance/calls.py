@@ -54,10 +54,10 @@ class Case:
         """Return a program that draws the case and calls a function on it."""
         call = self.draw()
         pad = [letter for letter in "BH" if letter not in layout]
-        lines = ["import numpy as np"]
+        double = kind == "jax" and self.dtype == "float64"
+        lines = ["# in a process with JAX_ENABLE_X64=1"] * double + ["import numpy as np"]
         if kind == "jax":
             lines += ["import jax", "import jax.numpy as jnp"]
-            lines += ['jax.config.update("jax_enable_x64", True)'] * (self.dtype == "float64")
         lines += ["import torch"] * (kind == "torch") + [imported, ""]
         lines.append("rng = np.random.default_rng(0)")
         lines.append(", ".join(self.sizes) + " = " + ", ".join(map(str, self.sizes.values())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -102,6 +103,11 @@ def _run(
         if judge.subject.takes(promise.options) and promise.dtype in dtypes
     ]
     promises += [(name, partial(check, judge)) for name, check in EDGES.items()]
+    if not any(only in name or name in only for name, _ in promises):
+        names = ", ".join(repr(name) for name, _ in promises)
+        raise ValueError(
+            f"only: expected words of a promise that can be checked, among {names}; got {only!r}"
+        )
     promises = [(name, ask) for name, ask in promises if only in name or name in only and name in EDGES]
     for number, (name, ask) in enumerate(promises):
         if progress is not None:
@@ -125,7 +131,14 @@ def read_layout(layout: str) -> str:
 
 def name_function(fn: Callable[..., Any]) -> tuple[str, str]:
     """Return the line that imports a function, and its name."""
-    name, module = getattr(fn, "__name__", ""), getattr(fn, "__module__", "")
-    if name.isidentifier() and module and module != "__main__":
-        return f"from {module} import {name}", name
-    return "# fn: the function that was checked", name if name.isidentifier() else "fn"
+    name, home = getattr(fn, "__name__", ""), getattr(fn, "__module__", "")
+    if not name.isidentifier() or not home or home == "__main__":
+        return "# fn: the function that was checked", "fn"
+    # Where users import it from, and not where it is written.
+    family = [module for module in sys.modules if module.partition(".")[0] == home.partition(".")[0]]
+    public = [
+        module
+        for module in sorted(family, key=lambda module: (len(module), module))
+        if "._" not in module and getattr(sys.modules[module], name, None) is fn
+    ]
+    return f"from {(public or [home])[0]} import {name}", name

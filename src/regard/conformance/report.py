@@ -17,6 +17,7 @@ class Row:
     """One promise, and what the function does about it."""
 
     promise: str
+    """What it is about, such as `a softcap and a bias`."""
     aspect: str
     """value, lse, gradient, dtype and so on."""
     verdict: Verdict
@@ -34,16 +35,25 @@ class Report:
     """All rows of a check, in the order of the promises."""
 
     name: str
+    """The function."""
     layout: str
+    """The axes of its query, in letters of BHTD."""
     rows: tuple[Row, ...]
+    """The promises."""
     not_offered: tuple[str, ...]
     """Features that the function does not take."""
     seconds: float
+    """How long the check took."""
 
     @property
     def wrong(self) -> tuple[Row, ...]:
         """The rows that are wrong."""
         return tuple(row for row in self.rows if row.verdict == "wrong")
+
+    @property
+    def passed(self) -> bool:
+        """Whether something holds and nothing is wrong."""
+        return not self.wrong and self.count("holds") > 0
 
     @property
     def conventions(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from regard.cli.declaration import Command, Output, option
 class Conformance(Command):
     """Check a function of attention: by which conventions it answers, and where it is wrong.
 
-    Ends with 0 where no row is wrong, and with 1 otherwise.
+    Ends with 0 where no row is wrong, and with 1 where one is, or the plainest call is refused.
 
     Example: regard conformance jax.nn:dot_product_attention --layout BTHD
     """
@@ -62,7 +62,7 @@ class Conformance(Command):
             )  # fmt: skip
         console.say(report.to_markdown() if self.markdown else str(report))
         console.emit("conformance", **report.to_dict())
-        return 1 if report.wrong else 0
+        return 0 if report.passed else 1
 
 
 def find_function(text: str) -> Callable[..., Any]:

@@ -1,0 +1,58 @@
+"""`regard conformance`: exit codes, functions in modules and files, and what is printed."""
+
+import json
+
+import pytest
+
+from regard.cli import main
+
+KERNEL = """
+import numpy as np
+
+def attend(query, key, value, *, hidden=None):
+    scores = query @ key.swapaxes(-1, -2) / query.shape[-1] ** {power}
+    scores = scores if hidden is None else np.where(hidden, -np.inf, scores)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return (weights / weights.sum(-1, keepdims=True) @ value).astype(query.dtype)
+"""
+WORDS = ["--arrays", "numpy", "--feature", "mask=hidden", "--dtypes", "float32"]
+
+
+def test_a_function_of_a_file_is_checked(tmp_path, capsys):
+    path = tmp_path / "kernel.py"
+    path.write_text(KERNEL.format(power=0.5))
+    assert main(["conformance", f"{path}:attend", *WORDS, "--only", "a boolean mask"]) == 0
+    assert "differs  a boolean mask                    value      True hides" in capsys.readouterr().out
+    path.write_text(KERNEL.format(power=1))
+    assert main(["conformance", f"{path}:attend", *WORDS, "--only", "definition", "--json"]) == 1
+    streams = capsys.readouterr()
+    row = json.loads(streams.out.splitlines()[-1])["rows"][0]
+    assert (row["verdict"], row["finding"], row["line"]) == ("wrong", "scores are scaled twice", "scaled")
+    assert "from kernel import attend" in streams.err
+    assert "contradicts X = scale P" in streams.err
+    assert (
+        main(["conformance", f"{path}:attend", *WORDS, "--only", "definition", "--markdown", "--quiet"]) == 1
+    )
+
+
+def test_ours_is_checked_by_its_name(capsys):
+    assert main(["conformance", "regard:attend", "--only", "one query and one key"]) == 0
+    assert "2 hold" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["nothing_of_this_name:attend"], 2, "cannot be imported"),
+        (["missing.py:attend"], 2, "missing.py is not a Python file"),
+        (["jax.nn:attention"], 2, "expected a function of the name attention"),
+        (["jax.nn"], 2, "expected MODULE:FUNCTION"),
+        (["jax.nn:gelu"], 1, "TypeError"),
+        (["jax.nn:gelu", "--layout", "BTX"], 2, "layout: expected letters"),
+        (["jax.nn:gelu", "--only", "nothing"], 2, "only: expected words"),
+    ],
+)
+def test_what_cannot_be_checked_is_said(words, code, told, capsys):
+    assert main(["conformance", *words]) == code
+    streams = capsys.readouterr()
+    assert told in streams.out + streams.err
