@@ -45,6 +45,8 @@ MODULES = (
     "regard.interop.onnx_ops",
     "regard.interop.huggingface",
     "regard.interop.sentence_embeddings",
+    "regard.conformance",
+    "regard.theory.definition",
     "regard.theory.notation",
     "regard.theory.steps",
     "regard.theory.bilinear",
@@ -129,7 +131,7 @@ def place(module: str, name: str, value: Any) -> str:
 
 # Words with many meanings, and words of the language, lead nowhere.
 AMBIGUOUS = {"regard", "read", "step", "window", "label", "loop", "cache", "heads", "flax", "bilinear"}
-AMBIGUOUS |= {"Text", "plan", "use"}
+AMBIGUOUS |= {"Text", "plan", "use", "attention", "check", "gradients"}
 
 
 @cache
