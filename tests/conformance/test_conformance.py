@@ -39,8 +39,8 @@ MISTAKES = {
     "a sink per block": ("sinks", "once per block of 32"),
     "no maximum": ("large scores", "is nan"),
     "not normalised": ("the definition", "not divided by the sum"),
-    "NaN lost": ("attended NaN and inf: nan in a key", "meets it, and holds"),
-    "masked NaN leaks": ("masked NaN and inf: a mask", "nan in a value"),
+    "NaN lost": ("attended NaN and inf: NaN in a key", "meets it, and holds"),
+    "masked NaN leaks": ("masked NaN and inf: a mask", "NaN in a value"),
     "empty rows hold garbage": ("an empty row of a mask", "holds 0.25"),
     "float64 in float32": ("float64", "computed in float32"),
     "float32 for all": ("bfloat16", "an output of float32 for arrays of bfloat16"),
@@ -93,7 +93,7 @@ def test_a_right_kernel_holds_every_promise():
     report = check("", sizes="full")
     assert not report.wrong, str(report)
     assert set(report.conventions) == {
-        f"{x} in a value reaches rows that may not attend to it" for x in ("nan", "inf")
+        f"{x} in a value reaches rows that may not attend to it" for x in ("NaN", "inf")
     }
     assert report.count("holds") > 100
 

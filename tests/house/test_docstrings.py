@@ -22,11 +22,12 @@ NAMES = {
 }
 # Seldom called by users: records that functions return, an enumeration, and the parts of `pages.write`.
 RECORDS = """
-conformance.Report conformance.Row theory.definition.Forward masks.TileKind
-inspection.explorer.pages.bundle inspection.explorer.pages.fill_page inspection.explorer.pages.html inspection.explorer.server.Serving inspection.figures.Drawing
-interop.onnx_ops.AttentionOutputs interop.onnx_ops.LinearAttentionOutputs planning.Estimate
-planning.MemoryTooSmallError theory.bilinear.MetricReport theory.gibbs.Equilibrium theory.gradients.Gradients
-theory.hebbian.Recall theory.hopfield.Retrieval theory.steps.HeadSteps
+" conformance.Report conformance.Row theory.definition.Forward masks.TileKind
+inspection.explorer.pages.bundle inspection.explorer.pages.fill_page inspection.explorer.pages.html
+inspection.explorer.server.Serving inspection.figures.Drawing interop.onnx_ops.AttentionOutputs
+interop.onnx_ops.LinearAttentionOutputs planning.Estimate planning.MemoryTooSmallError
+theory.bilinear.MetricReport theory.gibbs.Equilibrium theory.gradients.Gradients theory.hebbian.Recall
+theory.hopfield.Retrieval theory.steps.HeadSteps
 """
 # What a name may follow instead: software, which is no publication.
 SOFTWARE = ("jax", "JAX", "flax", "PyTorch", "transformers 5", "of transformers", "ONNX", "flash-attention")

@@ -53,8 +53,8 @@ FOLDERS = {
     "readouts": "record accumulators top_k profiles tiling counting reading windows labels",
     "parallel": "order division schedule exchange shard ring ring_calls unsharded_sequence shard_mapping"
     " per_shard cost_reports placements calls",
-    "conformance": "calls features expectations alternatives report promises subjects judging transforms"
-    " edges checking ours",
+    "conformance": "calls features expectations alternatives report promises runners subjects judging"
+    " transforms edges checking ours",
     "planning": "chips candidates estimates rings search reports planner steps",
     "linear": "halving problem chunks attention",
     "layers": "choices heads dropout residual projections multi_head latent_attention derivation feed_forward"

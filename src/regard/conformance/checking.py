@@ -13,7 +13,8 @@ from regard.conformance.features import KEYWORDS, Features, find_features
 from regard.conformance.judging import Judge
 from regard.conformance.promises import FIRST, FULL, OPTIONS
 from regard.conformance.report import Report, Row
-from regard.conformance.subjects import KINDS, Subject
+from regard.conformance.runners import RUNNERS
+from regard.conformance.subjects import Subject
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
@@ -68,8 +69,8 @@ def check(
         ['lse is bfloat16, its sums are float32']
     """
     axes = read_layout(layout)
-    if arrays not in KINDS:
-        raise ValueError(f"arrays: expected one of {', '.join(KINDS)}; got {arrays!r}")
+    if arrays not in RUNNERS:
+        raise ValueError(f"arrays: expected one of {', '.join(RUNNERS)}; got {arrays!r}")
     if sizes not in ("quick", "full"):
         raise ValueError(f"sizes: expected 'quick' or 'full'; got {sizes!r}")
     unknown = sorted(set(dtypes) - set(DTYPES))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from regard.conformance.calls import Array, Case
-from regard.conformance.expectations import expect, find_empty, find_pairs
+from regard.conformance.expectations import as_expected, expect, find_empty, find_pairs
 from regard.conformance.judging import Judge
 from regard.conformance.promises import MASK, Promise
 from regard.conformance.report import Row
@@ -18,18 +18,21 @@ from regard.conformance.transforms import check_dropout, check_transforms
 def check_empty_rows(judge: Judge) -> Iterator[Row]:
     """Check queries that may attend to nothing: value 0, lse -inf, gradients 0; others as ever."""
     pairs = "np.zeros((B, H, T, S))"
+    row = f"{pairs} + np.arange(T)[:, None]"
+    # Of each way, the option with an empty row and without.
     ways = {
-        "an empty row of a mask": {"mask": f"{pairs} + (np.arange(T)[:, None] != 3) > 0"},
-        "an empty row of a bias": {"bias": f"np.where({pairs} + np.arange(T)[:, None] == 3, -np.inf, 0.0)"},
-        "an empty row by a length of 0": {"lengths": "np.array([0, 3])[:B]"},
+        "an empty row of a mask": ("mask", f"{row} != 3", f"{row} != -1"),
+        "an empty row of a bias": ("bias", f"np.where({row} == 3, -np.inf, 0.0)", pairs),
+        "an empty row by a length of 0": ("lengths", "np.array([0, 3])[:B]", "np.array([S, 3])[:B]"),
     }
-    for name, options in ways.items():
-        if judge.subject.takes(options):
+    for name, (option, empty, filled) in ways.items():
+        if judge.subject.takes([option]):
             lse = {"lse": "True"} if judge.subject.takes(["lse"]) else {}
-            yield from _check_empty_row(judge, name, Case(judge.sizes, {**options, **lse}))
+            cases = (Case(judge.sizes, {option: text, **lse}) for text in (empty, filled))
+            yield from _check_empty_row(judge, name, *cases)
 
 
-def _check_empty_row(judge: Judge, name: str, case: Case) -> Iterator[Row]:
+def _check_empty_row(judge: Judge, name: str, case: Case, filled: Case) -> Iterator[Row]:
     call = judge.turn_mask(case.draw())
     spelled = judge.spell(call)
     empty = find_empty(spelled)
@@ -51,10 +54,12 @@ def _check_empty_row(judge: Judge, name: str, case: Case) -> Iterator[Row]:
         number = output.ravel()[np.argmax(np.abs(output))]
         finding = f"an empty row holds {number:.6g}, which is neither 0, NaN nor the mean of values"
         yield write("value", "wrong", finding, "weights")
-    others = expect(spelled, (0 * noise, 0 * noise[..., 0]), differentiate=False)["output"]
-    difference = judge.find_difference(answer.output, others, ~empty[..., None])
-    if difference is not None:
-        yield write("other rows", "wrong", f"output{difference}", "weights")
+    beside, _ = judge.ask(judge.turn_mask(filled.draw()))
+    if beside.output is not None:
+        difference = judge.find_difference(answer.output, as_expected(beside.output), ~empty[..., None])
+        if difference is not None:
+            finding = f"rows beside an empty one change: output{difference}"
+            yield write("other rows", "wrong", finding, "weights")
     if answer.lse is not None:
         lse = answer.lse[empty]
         finding = "" if np.isneginf(lse).all() else f"lse of an empty row is {lse[0]:.3g}"
@@ -66,6 +71,9 @@ def _check_empty_row(judge: Judge, name: str, case: Case) -> Iterator[Row]:
         yield write("gradient", "wrong", "NaN in gradients, of an empty row alone", "d_scores")
     elif gradients:
         yield write("gradient", "differs", "an empty row has gradients", "d_scores")
+
+
+POISONS = {"nan": "NaN", "inf": "inf"}
 
 
 def check_masked_slots(judge: Judge) -> Iterator[Row]:
@@ -81,32 +89,34 @@ def check_masked_slots(judge: Judge) -> Iterator[Row]:
 
 
 def _compare_with_clean(judge: Judge, name: str, options: dict[str, str]) -> Iterator[Row]:
-    """Compare calls whose masked slots hold NaN or inf with the definition of one whose slots hold 0."""
+    """Compare calls whose masked slots hold NaN or inf with the function's own, whose slots hold 0."""
     reached: dict[str, list[tuple[str, str, Case]]] = {"value": [], "gradient": []}
     differentiated = False
     for poison in ("nan", "inf"):
         for array in ("key", "value"):
             case = Case(judge.sizes, options, (f"{array}[..., S - 4:, :] = np.{poison}",))
             clean = Case(judge.sizes, options, (f"{array}[..., S - 4:, :] = 0.0",))
-            answer, cotangents = judge.ask(judge.turn_mask(case.draw()))
-            if answer.output is None:
-                yield Row(name, "value", "refused", answer.reason)
+            answer, _ = judge.ask(judge.turn_mask(case.draw()))
+            own, _ = judge.ask(judge.turn_mask(clean.draw()))
+            if answer.output is None or own.output is None:
+                yield Row(name, "value", "refused", answer.reason or own.reason)
                 return
-            expected = expect(judge.spell(judge.turn_mask(clean.draw())), cotangents)
-            results = {"output": answer.output}
-            results |= {f"d_{argument}": gradient for argument, gradient in answer.gradients.items()}
-            differentiated = differentiated or len(results) > 1
-            for result, number in results.items():
-                difference = judge.find_difference(number, expected[result])
+            results = {"output": (answer.output, own.output)}
+            differentiated = differentiated or bool(own.gradients)
+            for argument in own.gradients:
+                if argument in answer.gradients:
+                    results[f"d_{argument}"] = answer.gradients[argument], own.gradients[argument]
+            for result, (number, expected) in results.items():
+                difference = judge.find_difference(number, as_expected(expected))
                 if difference is not None:
                     aspect = "value" if result == "output" else "gradient"
-                    reached[aspect].append((f"{poison} in a {array}", f"{result}{difference}", case))
+                    reached[aspect].append((f"{POISONS[poison]} in a {array}", f"{result}{difference}", case))
     for aspect, found in reached.items():
         if found:
             by = ", ".join(dict.fromkeys(word for word, _, _ in found))
             write = judge.row_writer(name, found[0][2])
             line = "masked" if aspect == "value" else "d_scores"
-            yield write(aspect, "wrong", f"{by} reaches {found[0][1]}", line)
+            yield write(aspect, "wrong", f"{by} reaches it: {found[0][1]}", line)
         elif aspect == "value" or differentiated:
             yield Row(name, aspect, "holds")
 
@@ -121,19 +131,19 @@ def check_attended_nan(judge: Judge) -> Iterator[Row]:
             for array in ("key", "value", "query"):
                 if array != "query" or (poison == "nan" and not options):
                     beside = ", masked for earlier queries" if options else ""
-                    name = f"attended NaN and inf: {poison} in a {array}{beside}"
+                    name = f"attended NaN and inf: {POISONS[poison]} in a {array}{beside}"
                     yield _meet_poison(judge, name, options, array, poison)
 
 
 def _meet_poison(judge: Judge, name: str, options: dict[str, str], array: str, poison: str) -> Row:
     case = Case(judge.sizes, options, (f"{array}[..., 5, 0] = np.{poison}",))
-    call = judge.turn_mask(case.draw())
-    answer, cotangents = judge.ask(call, differentiate=False)
+    clean = Case(judge.sizes, options, (f"{array}[..., 5, 0] = 0.0",))
+    call, plain = judge.turn_mask(case.draw()), judge.turn_mask(clean.draw())
+    answer, own = judge.ask(call, differentiate=False)[0], judge.ask(plain, differentiate=False)[0]
     write = judge.row_writer(name, case)
-    if answer.output is None:
-        return write("value", "refused", answer.reason)
-    clean = judge.spell(judge.turn_mask(Case(judge.sizes, options, (f"{array}[..., 5, 0] = 0.0",)).draw()))
-    pairs = find_pairs(clean)
+    if answer.output is None or own.output is None:
+        return write("value", "refused", answer.reason or own.reason)
+    pairs = find_pairs(judge.spell(plain))
     meets = (
         np.broadcast_to(np.arange(pairs.shape[-2]) == 5, pairs.shape[:-1])
         if array == "query"
@@ -151,13 +161,15 @@ def _meet_poison(judge: Judge, name: str, options: dict[str, str], array: str, p
         return write(
             "value", "wrong", f"row {index} meets it, and holds {answer.output[index][0]:.6g}", "weights"
         )
-    expected = expect(clean, cotangents, differentiate=False)["output"]
-    difference = judge.find_difference(answer.output, expected, untouched[..., None])
+    difference = judge.find_difference(answer.output, as_expected(own.output), untouched[..., None])
     if difference is None:
         return write("value", "holds")
     if array == "value":
         return write(
-            "value", "differs", f"{poison} in a value reaches rows that may not attend to it", "output"
+            "value",
+            "differs",
+            f"{POISONS[poison]} in a value reaches rows that may not attend to it",
+            "output",
         )
     return write(
         "value", "wrong", f"it reaches a row that may not attend to it: output{difference}", "masked"

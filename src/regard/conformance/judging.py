@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from regard.conformance.alternatives import Alternative, propose
-from regard.conformance.calls import Array, Call, Case
+from regard.conformance.calls import FLOATING, Array, Call, Case
 from regard.conformance.expectations import (
     HALF,
     Difference,
@@ -216,23 +216,29 @@ class Judge:
                 if wrong and (like == ANYTHING or wrong[0].finding == row.finding):
                     case, row = smaller, wrong[0]
                     break
-        return dataclasses.replace(row, program=self.write_program(case))
+        return dataclasses.replace(row, program=self.write_program(case, gradient=row.aspect == "gradient"))
 
     def row_writer(self, promise: str, case: Case) -> Callable[..., Row]:
         """Return a function that makes a promise's rows; what is wrong gets its program."""
 
         def write(aspect: str, verdict: Verdict, finding: str = "", line: str = "") -> Row:
-            program = self.write_program(case) if verdict == "wrong" else ""
+            program = self.write_program(case, gradient=aspect == "gradient") if verdict == "wrong" else ""
             return Row(promise, aspect, verdict, finding, line, program)
 
         return write
 
-    def write_program(self, case: Case) -> str:
-        """Return a program that calls the function on a case."""
+    def write_program(self, case: Case, *, gradient: bool = False) -> str:
+        """Return a program that calls the function on a case, and may take gradients of a sum."""
         words = ["query", "key", "value"]
         call = case.draw()
         for name in case.options:
             way = self.subject.features[name]
             words += [f"{word}={name}" for word in pass_options({name: way}, {name: call[name]})]
         passed = f"{self.name}({', '.join(words)})"
-        return case.write_program(self.imported, self.subject.layout, passed, self.subject.kind)
+        program = case.write_program(self.imported, self.subject.layout, passed, self.subject.kind)
+        if not gradient or self.subject.kind != "jax":
+            return program
+        inputs = ", ".join(name for name in FLOATING if name in call)
+        summed = passed + "[1]" * ("lse" in case.options)
+        numbers = ", ".join(map(str, range(inputs.count(",") + 1)))
+        return f"{program}\ngradients = jax.grad(lambda {inputs}: jnp.sum({summed}), ({numbers}))({inputs})"

@@ -13,7 +13,7 @@ from regard.conformance.calls import Case
 from regard.conformance.expectations import expect
 from regard.conformance.judging import Judge
 from regard.conformance.report import Row
-from regard.conformance.subjects import call_in_time, describe
+from regard.conformance.runners import call_in_time, describe
 
 RATE = 0.25
 STEP = 1e-2  # of central differences, in float32

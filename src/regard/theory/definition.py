@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-Step = Callable[[str, Array], Array]
+LineHook = Callable[[str, Array], Array]
 
 LINES = {
     "products": "P = Q K^T: query head h meets key head h // (H / K)",
@@ -32,6 +32,7 @@ LINES = {
     "d_scaled": "dX = dS (1 - (C / cap)^2)",
     "d_products": "dQ = scale dX K and dK = scale dX^T Q, summed over the heads of a group",
 }
+"""The lines of the definition by name: forward, then back from dO and dL."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def attention(
     keep: Array | None = None,
     sinks: Array | None = None,
     survivors: Array | None = None,
-    step: Step = lambda line, array: array,
+    step: LineHook = lambda line, array: array,
 ) -> Forward:
     """Compute attention line by line, as `LINES` has it.
 
@@ -127,7 +128,7 @@ def gradients(
     forward: Forward,
     d_output: Array,
     d_lse: Array | None = None,
-    step: Step = lambda line, array: array,
+    step: LineHook = lambda line, array: array,
 ) -> dict[str, Array]:
     """Go back line by line, from gradients of output and lse to those of the arguments.
 
