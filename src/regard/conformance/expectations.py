@@ -42,10 +42,8 @@ class Difference:
     def __str__(self) -> str:
         where = ", ".join(map(str, self.index))
         if not np.isfinite(self.actual) or not np.isfinite(self.expected):
-            return f"[{where}] is {self.actual:.6g}, by definition {self.expected:.6g}"
-        return (
-            f"[{where}] is {self.actual:.7g}, by definition {self.expected:.7g} (allowed {self.allowed:.1g})"
-        )
+            return f"[{where}] is {self.actual:.6g}, not {self.expected:.6g}"
+        return f"[{where}] is {self.actual:.7g}, not {self.expected:.7g} (allowed {self.allowed:.1g})"
 
 
 def find_positions(call: Call) -> tuple[Array, Array]:
