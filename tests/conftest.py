@@ -69,6 +69,16 @@ def x64():
         yield
 
 
+# Cases of a second and more without which every fault of MUTANTS.md that `make test` sees is still seen.
+SLOW = frozenset((Path(__file__).parent / "slow_cases.txt").read_text().splitlines())
+
+
+def pytest_itemcollected(item):
+    """Mark what the list of slow cases holds: a case, or a test with all of its cases."""
+    if SLOW & {item.nodeid, item.nodeid.partition("[")[0]}:
+        item.add_marker("slow")
+
+
 @pytest.hookimpl(trylast=True)  # after `-m` and `-k` have chosen
 def pytest_collection_modifyitems(config, items):
     """Begin with what takes longest: one worker would still be at it when the others have nothing left."""

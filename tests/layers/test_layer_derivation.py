@@ -69,6 +69,7 @@ def test_chosen_rows_and_heads_are_those_of_the_whole():
     _, call, whole = derive("grouped")
     derivation = call(rows=rows, heads=heads)
     np.testing.assert_allclose(derivation.output, np.take(whole.output, rows, -2), atol=1e-5)
+    np.testing.assert_array_equal(derivation["hidden"].value, np.take(X, rows, -2))
     for name in ("weights", "contributions"):
         part = np.take(np.take(whole[name].value, rows, -2), heads, -3)
         np.testing.assert_allclose(derivation[name].value, part, atol=1e-5)
@@ -97,6 +98,15 @@ def test_every_contraction_is_what_its_subscripts_say():
     assert derivation["key_weight"].expression == "W_K^{gca}"
     assert derivation["key"].expression == "K^{ngja} = sum_c X^{njc} W_K^{gca} + b_K^{ga}"
     assert derivation["output"].expression == "Y^{nic} = sum_h C^{nhic} + b_O^{c}"
+
+
+def test_values_are_made_of_their_own_memory():
+    _, _, derivation = derive("cross_value")
+    assert derivation["key"].expression == "K^{ngja} = sum_d Y^{njd} W_K^{gda}"
+    assert derivation["value"].expression == "V^{ngjb} = sum_d Z^{njd} W_V^{gdb}"
+    operands = Z, derivation["value_weight"].value
+    found = np.einsum(derivation["value"].subscripts, *(np.asarray(part, np.float64) for part in operands))
+    np.testing.assert_allclose(found, derivation["value"].value, atol=1e-5)
 
 
 def test_the_stages_of_queries_follow_one_another():

@@ -1,14 +1,15 @@
 """A piece of a longer sequence, at its own positions, is that piece of the whole."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from regard import attend, explain, masks, scores
+from regard.engine.backends import tiled
+from regard.engine.call.canonicalization import canonicalize
 from regard.engine.dispatch.registry import COMPLETE
+from regard.engine.flash.blocking import Blocking
 from test_masks import assert_tiles_are_safe
 
 T, S = 5, 29
@@ -37,26 +38,32 @@ def piece(array):
 
 
 def test_a_piece_of_the_keys_is_the_whole_with_the_rest_masked():
-    """In tiles and by the definition, with gradients, an offset per row, and lengths."""
+    """In one tile, in many and by the definition, with gradients, an offset per row, and lengths."""
     inside = np.zeros((1, S), bool)
     inside[:, FIRST:LAST] = True
     mask = MASKS["causal"] & MASKS["lengths"] | MASKS["chunked"]
-    call = functools.partial(attend, query_offset=jnp.array([13, 3]), aux=("lse",))
+    options = {"query_offset": jnp.array([13, 3]), "aux": ("lse",)}
+    moved = {"mask": mask, "key_offset": jnp.array([FIRST, FIRST]), **options}
 
     def whole(query, key, value):
-        return call(query, key, value, mask=mask & masks.from_array(inside), backend="dense")
+        return attend(query, key, value, mask=mask & masks.from_array(inside), backend="dense", **options)
 
     def part(query, key, value):
-        arrays = query, piece(key), piece(value)
-        return call(*arrays, mask=mask, key_offset=jnp.array([FIRST, FIRST]), backend="tiled")
+        return attend(query, piece(key), piece(value), backend="tiled", **moved)
+
+    def small(query, key, value):
+        problem = canonicalize(query, piece(key), piece(value), **moved)
+        return tiled.run(problem, forward=Blocking(3, 2), backward=Blocking(2, 3))
 
     @jax.jit
     def evaluate(*arrays):
         loss = lambda f: lambda *arrays: (f(*arrays)[0].sum(), f(*arrays))
-        return [jax.grad(loss(f), (0, 1, 2), has_aux=True)(*arrays) for f in (part, whole)]
+        return [jax.grad(loss(f), (0, 1, 2), has_aux=True)(*arrays) for f in (whole, part, small)]
 
-    for one, other in zip(*map(jax.tree.leaves, evaluate(*draw())), strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    expected, *found = map(jax.tree.leaves, evaluate(*draw()))
+    for leaves in found:
+        for one, other in zip(leaves, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
 def test_documents_read_the_id_of_the_key_where_the_query_sits():

@@ -9,7 +9,7 @@ from flax import nnx
 
 from economy import mostly_slow
 from regard.models import beam_search
-from test_beams import find_all
+from test_beams import find_all, gains_of_all
 from test_generation import build
 
 
@@ -17,17 +17,12 @@ from test_generation import build
 def test_a_search_is_over_when_no_longer_text_can_win(penalty):
     model, length = nnx.clone(build(vocab_size=2)), 7
     model.head.kernel[...] = 3 * model.head.kernel[...]
-    texts = np.array([*itertools.product(range(2), repeat=2 + length)], np.int32)
-    logits = np.asarray(nnx.jit(lambda model: model(texts))(model), np.float64)
-    logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    gains, won = {}, set()
-    for text, own in zip(texts.tolist(), logs, strict=True):
-        gains |= {tuple(text[: place + 1]): row for place, row in enumerate(own)}
+    gains, won = gains_of_all(model, 2, 2 + length), set()
     prompts = [list(prompt) for size in (1, 2, 3) for prompt in itertools.product(range(2), repeat=size)]
     settings = {"num_beams": 2, "max_tokens": length, "length_penalty": penalty, "stop_tokens": (1,)}
     found = beam_search(model, prompts, **settings)
     for row, prompt in enumerate(prompts):
-        every = find_all(gains.__getitem__, tuple(prompt), 2, length, (1,), penalty)
+        every = find_all(gains, tuple(prompt), 2, length, (1,), penalty)
         assert found.rows()[row] == [text for _, text in every[:2]], prompt
         np.testing.assert_allclose(found.scores[row], [score for score, _ in every[:2]], atol=1e-5)
         won.add(len(every[0][1]))

@@ -28,6 +28,16 @@ def gains_after(model, width=24):
     return gains
 
 
+def gains_of_all(model, vocab_size, size):
+    """Log-probabilities after every text of up to `size` tokens, read at once."""
+    texts = np.array([*itertools.product(range(vocab_size), repeat=size)], np.int32)
+    logits = np.asarray(nnx.jit(lambda model: model(texts))(model), np.float64)
+    logs, gains = logits - np.log(np.exp(logits).sum(-1, keepdims=True)), {}
+    for text, own in zip(texts.tolist(), logs, strict=True):
+        gains |= {tuple(text[: place + 1]): row for place, row in enumerate(own)}
+    return gains.__getitem__
+
+
 def find_all(gains, prompt, vocab_size, length, stops, penalty):
     found = []
     for size in range(1, length + 1):
@@ -59,6 +69,19 @@ def search_slowly(gains, prompt, width, length, stops, penalty):
     else:
         ended = sorted([*ended, *((total / length**penalty, text) for total, text in live)], reverse=True)
     return [(score, list(text)) for score, text in ended[:width]]
+
+
+def test_beams_that_change_places_take_their_caches_along():
+    """From every prompt of two tokens, to fewer texts than there are."""
+    vocab_size, width, length, stops = 3, 2, 5, (1,)
+    model = build(vocab_size=vocab_size)
+    gains = gains_of_all(model, vocab_size, 2 + length - 1)
+    prompts = [*itertools.product(range(vocab_size), repeat=2)]
+    found = beam_search(model, prompts, num_beams=width, max_tokens=length, stop_tokens=stops)
+    for row, prompt in enumerate(prompts):
+        expected = search_slowly(gains, prompt, width, length, stops, 1.0)
+        assert found.rows()[row] == [text for _, text in expected]
+        np.testing.assert_allclose(found.scores[row], [score for score, _ in expected], rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -75,9 +75,10 @@ def adjust_plainly(logits, seen, settings, dtype):
 
 SOME = Sampling(temperature=1.3, top_k=11, repetition_penalty=0.8)
 LEAST = Sampling(temperature=0.7, min_p=1.0)
+UNCUT = Sampling(temperature=1.1, repetition_penalty=1.5)  # tokens of negative logit stay
 
 
-@pytest.mark.parametrize("settings", [SOME, ALL, LEAST], ids=str)
+@pytest.mark.parametrize("settings", [SOME, ALL, LEAST, UNCUT], ids=str)
 def test_the_chain_is_its_definition(settings):
     logits, seen = draw_logits(1), np.random.default_rng(2).random((B, V)) < 0.3
     got = jax.jit(sampling.adjust)(logits, settings, seen)

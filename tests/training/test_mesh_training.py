@@ -65,6 +65,7 @@ def test_arrays_are_divided_by_rule():
         ("params/entry/table/embedding", (18, 24), ("tensor", "fsdp"), ("tensor", None)),
         ("params/entry/table/embedding", (17, 10), (None, "tensor"), (None, None)),
         ("params/entry/position_table/embedding", (9, 7), ("fsdp", None), (None, None)),
+        ("params/entry/position_table/embedding", (9, 15), (None, "fsdp"), (None, None)),
         ("params/widen/kernel", (7, 12), (None, ("tensor", "fsdp")), (None, "tensor")),
         ("params/feed_forward/widen/kernels", (5, 9, 4), (None, "fsdp", "tensor"), (None, None, "tensor")),
         ("params/feed_forward/widen/biases", (9, 4), ("fsdp", "tensor"), (None, "tensor")),

@@ -109,7 +109,7 @@ def _run(
         raise ValueError(
             f"only: expected words of a promise that can be checked, among {names}; got {only!r}"
         )
-    promises = [(name, ask) for name, ask in promises if only in name or name in only and name in EDGES]
+    promises = [(name, ask) for name, ask in promises if only in name or (name in EDGES and name in only)]
     for number, (name, ask) in enumerate(promises):
         if progress is not None:
             progress(number, len(promises), name)
