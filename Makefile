@@ -16,7 +16,8 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-comp
 demo: $(VENV)/.demo
 	$(BIN)/regard demo
 
-PYTEST = $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+# NumPy's own threads would wait busily beside the other worker.
+PYTEST = OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 # Every case but those of tests that are long or need a browser or several processes; `make test-all` runs these, too.
 # CASES=tests/masks takes one room's, CASES=tests/masks/test_masks.py one file's.

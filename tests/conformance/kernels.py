@@ -78,6 +78,8 @@ def attention(
     weights = np.exp(scores - peak)
     if fault == "no maximum":
         weights = np.exp(scores)
+    if fault == "exponentials of five digits":
+        weights = weights * (1 + 1e-5 * np.sin(column)).astype(dtype)
     if fault == "NaN lost":
         weights = np.where(np.isnan(weights), 0, weights)
     total = weights.sum(-1, keepdims=True) + np.exp(

@@ -38,6 +38,7 @@ MISTAKES = {
     "sinks ignored": ("sinks", "sinks has no effect"),
     "a sink per block": ("sinks", "once per block of 32"),
     "no maximum": ("large scores", "is nan"),
+    "exponentials of five digits": ("the definition", "output["),
     "not normalised": ("the definition", "not divided by the sum"),
     "NaN lost": ("attended NaN and inf: NaN in a key", "meets it, and holds"),
     "masked NaN leaks": ("masked NaN and inf: a mask", "NaN in a value"),

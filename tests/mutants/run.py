@@ -106,7 +106,7 @@ def run_tests(
         if tests[0].endswith(".test.js"):
             command = prepare_scripts(pathlib.Path(folder), tests, fault)
         environment, limit = (
-            os.environ | {"PYTHONPATH": str(package.parent)},
+            os.environ | {"PYTHONPATH": str(package.parent), "OPENBLAS_NUM_THREADS": "1"},
             None if fault is None else SECONDS,
         )
         try:
