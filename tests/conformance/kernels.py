@@ -65,7 +65,7 @@ def attention(
         wide = np.ones((*mask.shape[:-1], key.shape[2]), bool)
         wide[..., : mask.shape[-1]] = ~mask if fault == "True hides" else mask
         keep &= wide
-    if fault == "last block dropped" and S > block:
+    if fault == "last block dropped" and block < S:
         keep &= column < S // block * block
     if bias is not None:
         keep[..., :S] &= np.broadcast_to(bias, (B, H, T, S)) != -np.inf
@@ -95,7 +95,7 @@ def attention(
     output = weights @ value
     if fault == "empty rows hold garbage":
         output = np.where(keep.any(-1)[..., None], output, 0.25)
-    if fault == "last queries unwritten" and T > block:
+    if fault == "last queries unwritten" and block < T:
         output = np.where(np.arange(T)[:, None] < T // block * block, output, 0)
     output = output.astype(kind if fault != "float32 for all" else np.float32)
     if fault == "integers":
