@@ -22,7 +22,7 @@ NAMES = {
 }
 # Seldom called by users: records that functions return, an enumeration, and the parts of `pages.write`.
 RECORDS = """
-" conformance.Report conformance.Row theory.definition.Forward masks.TileKind
+conformance.Report conformance.Row theory.definition.Forward masks.TileKind
 inspection.explorer.pages.bundle inspection.explorer.pages.fill_page inspection.explorer.pages.html
 inspection.explorer.server.Serving inspection.figures.Drawing interop.onnx_ops.AttentionOutputs
 interop.onnx_ops.LinearAttentionOutputs planning.Estimate planning.MemoryTooSmallError

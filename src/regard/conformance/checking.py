@@ -66,7 +66,7 @@ def check(
         >>> from regard import conformance
         >>> report = conformance.check(jax.nn.dot_product_attention, layout="BTHD", only="lse in bfloat16")
         >>> [row.finding for row in report.wrong]
-        ['lse is bfloat16, its sums are float32']
+        ['lse is bfloat16, its sums are float32', 'the gradient of lse is stopped']
     """
     axes = read_layout(layout)
     if arrays not in RUNNERS:
