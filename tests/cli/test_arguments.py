@@ -44,7 +44,7 @@ def test_the_version_and_help_are_words_and_flags(capsys):
 
 def test_a_mistake_names_what_is_near_and_the_help_of_its_own_command(capsys):
     for words, message, program in (
-        ("", "demo, train, generate, plot, inspect, view, explain, plan, tune, conformance, doctor", "regard"),
+        ("", "demo, train, generate, plot, inspect, view, explain, plan, tune, conformance", "regard"),
         ("trian", "there is no command 'trian'; did you mean train?", "regard"),
         ("train mnist", "there is no task 'mnist'; there are threshold, copy, reverse", "regard train"),
         ("train --smoke --out copy revers", "did you mean reverse?", "regard train"),
