@@ -38,3 +38,9 @@ def test_there_are_faults_enough_in_every_room():
     rooms = {fault.file.partition("/")[0] for fault in FAULTS}
     folders = {path.name for path in run.SOURCE.iterdir() if (path / "__init__.py").exists()}
     assert rooms >= folders
+
+
+def test_every_slow_case_is_there():
+    for case in read(TESTS / "slow_cases.txt").splitlines():
+        file, _, function = case.partition("[")[0].partition("::")
+        assert f"def {function}(" in read(run.ROOT / file), case
