@@ -82,26 +82,7 @@ def assert_full_pass(output, arrays, keep):
 RULES = {
     "causal": (masks.causal(), lambda q, k: k <= q),
     "window": (masks.causal() & masks.sliding_window(WINDOW), lambda q, k: q - WINDOW <= k <= q),
-    "prefix": (masks.prefix(5) | masks.causal(), lambda q, k: k < 5 or k <= q),
-    "chunked": (masks.chunked(5) & masks.causal(), lambda q, k: q // 5 == k // 5 and k <= q),
-    "dilated": (masks.causal() & masks.dilated(3), lambda q, k: k <= q and (q - k) % 3 == 0),
 }
-# The rule and chunks of tokens; a window of 4 is enough for chunks of 5 positions.
-PASSES = {
-    "contiguous": ("prefix", (5, 8)),
-    "paged": ("dilated", (0, 6, 7)),
-    "windowed": ("chunked", (1,) * T),
-}
-
-
-@pytest.mark.parametrize("kind", PASSES)
-def test_decoding_equals_the_full_pass(kind):
-    rule, sizes = PASSES[kind]
-    arrays, (mask, keep) = draw(), RULES[rule]
-    cache, output = decode(CACHES[kind](), arrays, mask, sizes)
-    assert_full_pass(output, arrays, table(keep))
-    assert cache.lengths.tolist() == [T, T]
-    assert not cache.check().overflowed.any()
 
 
 @pytest.mark.parametrize(("kind", "careful"), [("contiguous", False), ("windowed", True), ("paged", True)])
@@ -125,17 +106,6 @@ def test_rows_of_unequal_length_decode_as_each_alone(kind, careful):
         at += counts
         assert cache.lengths.tolist() == at.tolist()
     assert_full_pass(found, arrays, table(keep))
-
-
-@pytest.mark.parametrize("kind", ["windowed", "paged"])
-def test_a_scan_under_jit_equals_the_full_pass(kind):
-    """A scan with the cache as its carry."""
-    arrays, (mask, keep) = draw(), RULES["window"]
-    tokens = [x.transpose(2, 0, 1, 3)[..., None, :] for x in arrays]  # (T, B, heads, 1, width)
-    scan = jax.jit(lambda cache: jax.lax.scan(lambda cache, token: step(cache, *token, mask), cache, tokens))
-    cache, outputs = scan(CACHES[kind]())
-    assert_full_pass(np.asarray(outputs)[:, :, :, 0].transpose(1, 2, 0, 3), arrays, table(keep))
-    assert cache.lengths.tolist() == [T, T]
 
 
 def test_a_cache_is_written_in_place():
@@ -256,26 +226,6 @@ def test_padding_may_reach_beyond_the_capacity():
 # Rewind and reset.
 
 
-@pytest.mark.parametrize("kind", ["windowed", "paged"])
-def test_rewound_drafts_leave_no_trace(kind):
-    """Drafts are appended, some taken back, others follow: as if only those kept had come."""
-    arrays, (mask, keep) = draw(), RULES["window" if kind == "windowed" else "causal"]
-    cache, at = CACHES[kind](), 0
-    outputs = []
-    for kept in (3, 2, 4, 2, 2):
-        tokens = [x[:, :, at : at + kept] for x in arrays]
-        wrong = [np.full((*x.shape[:2], 4 - kept, x.shape[3]), 100, np.float32) for x in arrays]
-        draft = [np.concatenate(pair, axis=2) for pair in zip(tokens, wrong, strict=True)]
-        at += kept
-        drafted, output = step(cache, *draft, mask)
-        cache = drafted.rewind(at)
-        under_jit = jax.jit(type(cache).rewind)(drafted, jnp.int32(at))
-        for leaf, same in zip(jax.tree.leaves(cache), jax.tree.leaves(under_jit), strict=True):
-            np.testing.assert_array_equal(leaf, same)
-        outputs.append(output[:, :, :kept])
-    assert_full_pass(np.concatenate(outputs, axis=2), arrays, table(keep))
-
-
 def test_rewinding_behind_the_window_is_refused():
     cache = contiguous(capacity=11, window=WINDOW)
     _, key, value = draw()
@@ -324,22 +274,6 @@ def test_rewinding_under_jit_never_goes_forward():
     for kind in CACHES:
         cache, *_ = full(kind, 5)
         assert jax.jit(type(cache).rewind)(cache, jnp.array([9, -3])).lengths.tolist() == [5, 0]
-
-
-def test_an_emptied_row_serves_another_request():
-    first, arrays = draw(11), draw()
-    mask, keep = RULES["window"]
-    cache = contiguous(window=WINDOW, garbage=0.0)
-    for _ in range(2):
-        cache = cache.append(first[1] * NAN, first[2] * NAN)
-    lengths, start = cache.lengths, cache.start
-    assert (start > 0).all()
-    cache = cache.reset(np.array([False, True]))
-    assert cache.lengths.tolist() == [lengths[0], 0]
-    assert cache.start.tolist() == [start[0], 0]
-    cache = cache.rewind([0, 0])
-    assert_full_pass(decode(cache, arrays, mask, (1,) * T)[1], arrays, table(keep))
-    assert cache.append(arrays[1], arrays[2]).reset().lengths.tolist() == [0, 0]
 
 
 # Pages.

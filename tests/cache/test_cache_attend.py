@@ -171,20 +171,6 @@ def test_no_number_is_off_by_more_than_half_a_scale():
     assert (np.asarray(cache.key.scale) >= 0).all()
 
 
-def test_int8_rows_rewind_and_reset():
-    arrays = draw()
-    first, second = [[x[:, :, part] for x in arrays] for part in (slice(0, 3), slice(3, 6))]
-    once, _ = step(int8(), *first, mask=masks.causal())
-    wanted = step(once, *second, mask=masks.causal())[1]
-    more, _ = step(once, *(x[:, :, 6:9] for x in arrays), mask=masks.causal())
-    again = step(more.rewind(3), *second, mask=masks.causal())[1]
-    np.testing.assert_array_equal(again, wanted)
-    emptied = more.reset()
-    refilled, _ = step(emptied, *first, mask=masks.causal())
-    np.testing.assert_array_equal(step(refilled, *second, mask=masks.causal())[1], wanted)
-    assert "int8, lengths=[3, 3]" in repr(refilled)
-
-
 def test_nan_is_stored_as_nan_and_reaches_those_who_read_it():
     arrays = draw()
     arrays[2][0, :, 3, 0] = np.inf
@@ -228,16 +214,6 @@ def beside(q, k):
 def with_first(dtype=jnp.float32, capacity=11):
     cache = KVCache.create(B, K, capacity, D, E, dtype=dtype, window=WINDOW, first=FIRST)
     return jax.tree.map(lambda x: x + x.dtype.type(77) if x.ndim == 4 else x, cache)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "sizes"), [("float32", (1,) * 29), ("int8", (4,) * 7 + (1,))])
-def test_first_tokens_stay_beside_the_window(sizes, dtype):
-    arrays = draw(29)
-    cache, output = decode(with_first(dtype), arrays, sizes, mask=BESIDE)
-    assert_as_exact(output, stored(dtype, arrays), table(beside, 29))
-    assert cache.lengths.tolist() == [29, 29]
-    assert not cache.check().overflowed.any()
 
 
 def test_first_tokens_and_the_newest_are_what_is_stored():
@@ -341,12 +317,6 @@ def test_many_queries_and_watchers_get_arrays():
     assert_as_exact(output, (query, key, value), table(lambda q, k: k <= q))
     assert [call.backend for call in seen] == ["tiled", "dense"]
     assert all(isinstance(call.problem.key, jax.Array) for call in seen)
-
-
-def test_blocks_are_read_where_integers_have_64_bits(x64):
-    arrays = [x[:, :, :1] for x in draw()]
-    output = paged().append(*arrays[1:]).attend(arrays[0])
-    assert_as_exact(output, arrays, np.ones((B, 1, 1, 1), bool))
 
 
 @pytest.mark.slow

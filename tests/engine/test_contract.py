@@ -590,6 +590,8 @@ def test_scores_of_a_single_key_have_no_gradient_in_bfloat16(backend):
     rng = np.random.default_rng(23)
     query, key, value = (jnp.asarray(rng.normal(size=(n, 17)), jnp.bfloat16) for n in (5, 1, 1))
     cotangent = jnp.asarray(rng.normal(size=(5, 17)), jnp.bfloat16)
-    _, pull = jax.vjp(lambda query, key: attend(query, key, value, backend=backend), query, key)
-    for grad in pull(cotangent):
-        np.testing.assert_allclose(grad.astype(jnp.float32), 0, atol=1e-5)  # of terms that are about 10
+    call = lambda query, key: attend(query, key, value, backend=backend)
+    _, pull = jax.vjp(call, query, key)
+    _, push = jax.jvp(call, (query, key), (cotangent, -key))
+    for gradient in (*pull(cotangent), push):
+        np.testing.assert_allclose(gradient.astype(jnp.float32), 0, atol=1e-5)  # of terms that are about 10

@@ -1,4 +1,4 @@
-"""exp for softmax: how exact, where it ends, and its derivative."""
+"""exp for softmax: how exact, and where it ends."""
 
 import jax
 import jax.numpy as jnp
@@ -40,35 +40,11 @@ def test_nan_stays_nan_whatever_its_payload():
     assert np.isnan(np.asarray(exp(x))).all()
 
 
-def test_the_result_is_never_negative_and_never_nan():
-    ends = (EDGE, EDGE + 0.5 * np.log(2), EDGE + np.log(2))  # of the clamp, halfway, the least normal number
-    close = [np.linspace(end - 0.01, end + 0.01, 20_011) for end in ends]
-    x = np.concatenate([np.linspace(-300, 0, 2_000_003), *close]).astype(np.float32)
-    found = np.asarray(exp(jnp.asarray(x)))
-    assert (found >= 0).all()
-    # Below the normal numbers only the size is right.
-    tiny = np.finfo(np.float32).tiny
-    denormal = x < -126 * np.log(2)
-    assert (found[denormal] <= 1.001 * tiny).all()
-    assert (found[~denormal] > 0.999 * tiny).all()
-    assert (found[x < EDGE] == 0).all()
-
-
 def test_every_neighbour_of_the_clamp_is_zero_or_tiny():
     bits = np.float32(EDGE).view(np.int32) + np.arange(-4099, 4099, dtype=np.int32)
     found = np.asarray(exp(jnp.asarray(bits.view(np.float32))))
     assert (found >= 0).all()
     assert (found < np.finfo(np.float32).tiny).all()
-
-
-def test_the_derivative_is_the_function_itself():
-    x = jnp.asarray([-200.0, -50.0, -1.5, 0.0, 3.0], jnp.float32)
-    derivative = jax.grad(lambda x: exp(x).sum())
-    np.testing.assert_array_equal(derivative(x), exp(x))
-    np.testing.assert_array_equal(jax.grad(lambda x: derivative(x).sum())(x), exp(x))
-    np.testing.assert_array_equal(derivative(jnp.asarray([-jnp.inf])), [0])
-    _, move = jax.jvp(exp, (x,), (jnp.full_like(x, 2),))
-    np.testing.assert_array_equal(move, 2 * exp(x))
 
 
 def test_float64_is_left_to_xla(x64):

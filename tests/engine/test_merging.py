@@ -90,23 +90,6 @@ def test_bfloat16_is_summed_in_float32():
     assert mixed.dtype == np.float32
 
 
-def test_merging_is_associative_and_takes_a_batch():
-    parts = [tuple(draw((2, T, E), (2, T), seed=seed)) for seed in range(3)]
-
-    @jax.jit
-    def run(parts):
-        return (
-            merge(parts),
-            merge([merge(parts[:2]), parts[2]]),
-            jax.vmap(lambda *parts: merge(parts))(*parts),
-        )
-
-    at_once, nested, mapped = run(parts)
-    for found in (nested, mapped):
-        np.testing.assert_allclose(found[0], at_once[0], atol=1e-6)
-        np.testing.assert_allclose(found[1], at_once[1], atol=1e-6)
-
-
 def check_on_eight_devices():
     mesh = jax.make_mesh((8,), ("keys",), axis_types=(jax.sharding.AxisType.Auto,))
     arrays = draw(*[(1, 1, 24, D)] * 3)

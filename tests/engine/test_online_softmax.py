@@ -4,7 +4,6 @@ import functools
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -121,15 +120,3 @@ def test_among_equal_scores_the_smallest_key_is_the_argmax():
     scores[0, [0, 3]], scores[1, [1, 2, 5]], scores[2, [4, 10]] = -1, 7, 7
     for running in arrange(scores, value):
         np.testing.assert_array_equal(running.argmax, [1, 1, 4])
-
-
-def test_float64_is_kept_and_heads_are_one_more_axis(x64):
-    scores, value = draw(dtype=np.float64)
-    stacked, values = jnp.stack([scores, -np.abs(scores)]), jnp.stack([value, 2 * value])
-    heads = Running.empty((2, ROWS), WIDTH, np.float64, moment=True, argmax=True)
-    for first, end in parts()[::-1]:
-        keys = np.arange(first, end, dtype=np.int32)
-        heads = block(heads, stacked[..., first:end], values[:, first:end], keys)
-    assert heads.output().dtype == np.float64
-    for head in range(2):
-        check(jax.tree.map(lambda x, head=head: x[head], heads), stacked[head], np.asarray(values[head]))

@@ -198,30 +198,6 @@ def test_values_that_are_nan_reach_those_who_may_attend_to_them_and_infinities_n
             np.testing.assert_array_equal(array, (clean | clean_grads)[name], err_msg=f"{poison}: {name}")
 
 
-@pytest.mark.parametrize(
-    ("run", "dtype"),
-    [("tiled", "float16"), ("tiled", "bfloat16"), ("tiled", "float64"), ("dense", "bfloat16")],
-)
-def test_every_dtype_has_its_nan_and_its_empty_rows(run, dtype):
-    T, S = 131, 137
-    with jax.enable_x64(dtype == "float64"):
-        arrays = {name: jnp.asarray(array, dtype) for name, array in draw(T, S).items()}
-        clean, _ = program(run, T, S)(arrays)
-        found, _ = program(run, T, S)(arrays | {"query": arrays["query"].at[SOME].set(jnp.nan)})
-    met = np.zeros((B, H, T), bool)
-    met[0, :, ::5] = True
-    met[:, :, 5] = False
-    for stat, array in found.items():
-        assert array.dtype == (dtype if stat == "output" else clean[stat].dtype)
-        rows = array[met].astype(np.float64)
-        assert (rows == 0).all() if stat == "argmax" else np.isnan(rows).all(), stat
-        np.testing.assert_array_equal(array[~met], clean[stat][~met], err_msg=stat)
-    exact = define({name: np.asarray(array) for name, array in arrays.items()}, T, S)[1]
-    bound = {"float16": 4e-3, "bfloat16": 3e-2, "float64": 1e-13}[dtype]
-    for stat in ("output", "lse", "entropy"):
-        np.testing.assert_allclose(clean[stat].astype(np.float64), exact[stat], rtol=0, atol=bound)
-
-
 def test_what_reads_or_merges_rows_meets_their_nan():
     T, S = 53, 59
     arrays = draw(T, S)

@@ -45,52 +45,6 @@ def shapes(queries, keys, key_heads=2):
     )
 
 
-# Of a choice: the mask, key heads, what makes it be chosen, and the tiles of both passes.
-CHOICES = {
-    "one line": (masks.from_array(STORED), 2, {"_GAIN": 1e9}, None),
-    "half lines": (
-        BAND,
-        2,
-        {"HALF_LINES": Lines(1, 6, (3,), (1e-9,), (1e-9,))},
-        [Blocking(SIDE // 2, SIDE // 2, blocks=6, pieces=3)] * 2,
-    ),
-    "two lines": (
-        masks.segments(ROWS[:, :T], ROWS),
-        4,
-        {"TWO_LINES": Lines(4, 4, (4,), (1e-9,), (1e-9,)), "_FEWEST_PAIRS": 0},
-        [Blocking(2 * SIDE, SIDE, blocks=3, pieces=4), Blocking(SIDE, 2 * SIDE, blocks=3, pieces=4)],
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "one line")) for name in CHOICES]
-)
-def test_calls_in_pieces_are_those_of_the_definition(name, monkeypatch):
-    mask, key_heads, changes, blockings = CHOICES[name]
-    tile_choice._choose_once.cache_clear()
-    for attribute, changed in changes.items():
-        monkeypatch.setattr(tile_choice, attribute, changed)
-    arrays = draw((2, 4, T, 5), (2, key_heads, S, 5), (2, key_heads, S, 3))
-    choice = choice_of(*arrays[:2], mask, query_offset=S - T)
-    assert min(choice.forward.pieces, choice.backward.pieces) > 1
-    assert blockings in (None, [choice.forward, choice.backward])
-    (weight,) = draw((2, 4, T, 3))
-
-    def outcome(backend):
-        def loss(offset, *arrays):
-            output, aux = attend(*arrays, mask=mask, query_offset=offset, aux=("argmax",), backend=backend)
-            return jnp.sum(output * weight), (output, aux)
-
-        return jax.jit(jax.grad(loss, (1, 2, 3), has_aux=True))
-
-    in_pieces, whole = outcome("tiled"), outcome("dense")
-    # An offset that is traced is guessed for the choice alone; the answer is that of where rows sit.
-    for offset in (S - T, 300):
-        assert_close(in_pieces(offset, *arrays), whole(offset, *arrays), rtol=1e-4, atol=1e-4)
-    tile_choice._choose_once.cache_clear()
-
-
 @pytest.mark.parametrize("length", [2560, 2550])
 def test_blocks_that_lie_in_order_are_written_at_once(length):
     """In whole steps, whose last block is none that was moved back."""

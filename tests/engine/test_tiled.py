@@ -10,7 +10,7 @@ import pytest
 import oracle
 from regard import attend, masks, scores
 from regard.engine.backends import dense, tiled
-from regard.engine.call.canonicalization import AUX, canonicalize
+from regard.engine.call.canonicalization import canonicalize
 from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.sparsity import classify_tiles, list_tiles
 from regard.masks import Mask, TileKind
@@ -329,30 +329,6 @@ def test_the_largest_score_costs_its_key_only_where_it_is_differentiated():
 # Nothing at all.
 
 
-def test_nothing_comes_of_nothing():
-    shapes = [(0, 11, 2, 13), (5, 0, 2, 13), (5, 11, 0, 13), (0, 0, 2, 13), (5, 128, 0, 13), (5, 11, 2, 0)]
-    calls = [
-        draw((batch, 3, queries, 7), (batch, 3, keys, 7), (batch, 3, keys, width))
-        for queries, keys, batch, width in shapes
-    ]
-
-    def outcome(backend):
-        def loss(*arrays):
-            output, aux = attend(*arrays, mask=masks.causal(), query_offset=2, aux=AUX, backend=backend)
-            return jnp.sum(output) + jnp.sum(aux["entropy"]), (output, aux)
-
-        grad = jax.grad(loss, (0, 1, 2), has_aux=True)
-        return jax.jit(lambda calls: [grad(*arrays) for arrays in calls])(calls)
-
-    found, by_definition = outcome("tiled"), outcome("dense")
-    # To the bit, but where only the values have no width: there are weights then.
-    assert_same_bits(found[:-1], by_definition[:-1])
-    assert_close(found[-1], by_definition[-1])
-    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
-    assert shapes(found) == shapes(by_definition)
-    assert not any(np.asarray(grad).any() for grads, _ in found[:-1] for grad in grads)
-
-
 def test_nothing_comes_of_masks_of_nothing():
     tree = masks.tree(np.zeros((0, 2), np.int32) - 1)
     by_head = masks.predicate(lambda head, query, key: key > head).number_leading((2,))
@@ -361,20 +337,6 @@ def test_nothing_comes_of_masks_of_nothing():
 
 
 # Bits.
-
-
-def test_the_same_call_gives_the_same_bits():
-    arrays = draw((2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13))
-
-    def loss(*arrays):
-        output, _ = in_small_tiles(canonicalize(*arrays, mask=masks.causal(), query_offset=6))
-        return jnp.sum(output**2), output
-
-    step = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
-    first = step(*arrays)
-    assert_same_bits(step(*arrays), first)
-    jax.clear_caches()
-    assert_same_bits(step(*arrays), first)
 
 
 # Keys 3 to 7 are nobody's and fill whole tiles; so does what the last queries may not read. Query 2 has none,
@@ -428,16 +390,3 @@ def test_what_nobody_may_attend_to_changes_no_bit_of_any_derivative(run, removed
             one = lambda arrays, others, place=place: (*arrays[:place], others[place], *arrays[place + 1 :])
             assert_same_bits(outcome(one(alone, spoiled), still, still), clean)
             assert_same_bits(outcome(alone, one(still, beside), still), clean)
-
-
-def test_gradients_of_chosen_rows_do_not_see_what_nobody_may_attend_to():
-    query, key, value = draw((2, 7, 5), (2, 11, 5), (2, 11, 3))
-
-    @jax.jit
-    @functools.partial(jax.grad, argnums=(0, 1))
-    def outcome(query, key):
-        problem = canonicalize(query, key, value, mask=BAND, rows=[2, 5, 0], aux=("weights",))
-        return jnp.sum(jnp.sin(in_small_tiles(problem)[1]["weights"]))
-
-    fill = lambda number: (jnp.where(ASKS, query, number), jnp.where(ANSWERS, key, number))
-    assert_same_bits(outcome(*fill(jnp.float32(np.nan))), outcome(*fill(jnp.float32(0))))

@@ -115,37 +115,6 @@ def test_masks_and_biases_of_fewer_axes_are_aligned_from_the_last_on():
         np.testing.assert_allclose(swap(out), expected, atol=2e-6)
 
 
-def test_a_mask_of_regard_says_what_the_arguments_say():
-    """And a square mask is one, however large the batch."""
-    arrays, lengths = draw(), np.array([3, 5])
-    mask = masks.causal() & masks.sliding_window(2) & masks.lengths(lengths)
-    keep = keep_of(T, S, is_causal=True, window=(2, 0), keys=lengths)
-    found = jax.jit(lambda arrays: dot_product_attention(*arrays, mask=mask))(arrays)
-    np.testing.assert_allclose(swap(found), evaluate(arrays, keep=keep).output, atol=1e-6)
-    arrays = [np.concatenate([x] * 3)[:T] for x in draw(T, T)]
-    tril = np.tri(T, dtype=bool)
-    found = jax.jit(lambda arrays: dot_product_attention(*arrays, mask=tril))(arrays)
-    np.testing.assert_allclose(swap(found), evaluate(arrays, keep=tril).output, atol=1e-6)
-
-
-def test_empty_rows_are_zero():
-    """Where jax.nn gives a mean of all values, or with a bias NaN."""
-    arrays, keep = draw(), np.ones((1, 1, T, S), bool)
-    keep[..., 1, :] = False
-    minus = np.where(keep, 0.0, -np.inf).astype(np.float32)
-
-    @jax.jit
-    def call(*arrays):
-        masked = lambda *arrays: dot_product_attention(*arrays, mask=keep)
-        grads = jax.grad(lambda *arrays: masked(*arrays)[:, 1].sum(), (0, 1, 2))(*arrays)
-        return masked(*arrays), dot_product_attention(*arrays, bias=minus), grads
-
-    ours, by_bias, grads = call(*arrays)
-    assert not np.asarray(ours)[:, 1].any()
-    np.testing.assert_allclose(ours, by_bias, atol=1e-6)
-    assert not any(np.asarray(grad).any() for grad in grads)
-
-
 def test_the_residual_has_a_gradient_and_its_own_dtype():
     query, key, value = arrays = draw()
     residual = lambda *x: dot_product_attention(*x, is_causal=True, return_residual=True)[1]

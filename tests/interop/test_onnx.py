@@ -143,18 +143,6 @@ def test_precision_asked_for_is_had(x64):
     assert errors[1] <= 2.0**-25 < errors[0]  # one rounding of numbers up to 1
 
 
-def test_a_mask_is_read_from_its_last_axis_on():
-    """Whatever sizes agree: batch, heads and queries are as many."""
-    rng = np.random.default_rng(2)
-    arrays = [rng.normal(size=(3, 3, n, 5)).astype(np.float32) for n in (3, 7, 7)]
-    given = [rng.normal(size=shape).astype(np.float32) for shape in ((3, 7), (3, 3, 7), (3, 1, 1, 7), (7,))]
-    given += [added > 0 for added in given[1:3]]
-    attend = jax.jit(lambda given: [onnx_ops.attention(*arrays, mask).output for mask in given])
-    whole = [np.broadcast_to(mask, (3, 3, 3, 7)) for mask in given]
-    for one, other in zip(attend(given), attend(whole), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
-
-
 def test_a_position_beyond_the_table_is_seen():
     x, table = jnp.ones((1, 1, 3, 4)), jnp.ones((5, 2))
     turned = jax.jit(lambda ids: onnx_ops.rotary_embedding(x, table, table, ids))(jnp.array([[-1, 5, 4]]))

@@ -76,15 +76,6 @@ def test_pre_norm_decoder_block_is_the_definition():
     assert_close(aux["cross"]["weights"], cross)
 
 
-def test_post_norm_decoder_block_is_the_definition():
-    block, x, memory = decoder("post"), draw(4, B, T, M), draw(5, B, S, W)
-    y = float64(x)
-    y = layer_norm(block.self_residual.norm, y + multi_head(block.self_attention, y)[0])
-    y = layer_norm(block.cross_residual.norm, y + multi_head(block.cross_attention, y, memory)[0])
-    y = layer_norm(block.feed_forward_residual.norm, y + feed_forward(block.feed_forward, y))
-    assert_close(compiled(block, x, memory), y)
-
-
 def test_norms_before_and_at_the_end_of_a_branch_are_the_definition():
     """Dropout falls on the branch after its norm."""
     options = {"place": "both", "kind": "rms", "epsilon": 1e-3, "dropout_rate": 0.5}

@@ -136,34 +136,6 @@ def test_a_mask_that_reads_no_query_needs_no_offset():
     np.testing.assert_allclose(got, oracle.batched(query, key, value, keep=keep).output, atol=1e-6)
 
 
-def test_it_closes_over_arrays_traced_or_not():
-    lengths, widths = jnp.array([4, 9], jnp.int32), jnp.arange(H, dtype=jnp.int32) * 2
-    keep = (np.arange(S) < np.array([4, 9])[:, None, None, None]) & (
-        abs(np.arange(T)[:, None] + OFFSET - np.arange(S)) <= 2 * np.arange(H)[:, None, None]
-    )
-    (cotangent,) = numbers((B, H, T, D), seed=7)
-
-    def loss(query, key, value, lengths):
-        mask = masks.predicate(lambda b, h, q, k: (k < lengths[b]) & (abs(q - k) <= widths[h]))
-        call = functools.partial(attend, query, key, value, mask=mask, query_offset=OFFSET)
-        outputs = [call(backend=backend) for backend in ("dense", "tiled")]
-        return sum(jnp.sum(output * cotangent) for output in outputs), outputs
-
-    grads, outputs = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*draw(B, H), lengths)
-    expected = oracle.batched(*draw(B, H), keep=keep, cotangent=cotangent)
-    for output in outputs:
-        np.testing.assert_allclose(output, expected.output, atol=1e-5)
-    for grad, part in zip(grads, (expected.d_query, expected.d_key, expected.d_value), strict=True):
-        np.testing.assert_allclose(grad, 2 * part, atol=5e-5)
-
-
-def test_a_call_that_is_mapped_over_numbers_its_own_rows():
-    stacked = [np.stack([x, 2 * x]) for x in draw(B, H)]
-    call = functools.partial(attend, mask=masks.predicate(by_all), query_offset=OFFSET, backend="tiled")
-    expected = oracle.batched(*stacked, keep=truth(by_all, (B, H))).output
-    np.testing.assert_allclose(jax.jit(jax.vmap(call))(*stacked), expected, atol=1e-5)
-
-
 # Classification
 
 

@@ -122,13 +122,6 @@ def test_a_long_tree_holds_a_few_numbers_per_node():
     assert compiled.memory_analysis().temp_size_in_bytes < 2**20
 
 
-def test_a_chain_is_causal_and_its_tiles_are_known():
-    chain = masks.tree(np.arange(12) - 1)
-    np.testing.assert_array_equal(
-        chain.tiles(12, query_block=3, key_block=2), masks.causal().tiles(12, query_block=3, key_block=2)
-    )
-
-
 # Others
 
 

@@ -46,33 +46,6 @@ def test_a_prepared_mask_says_nothing_of_tiles_that_are_full_in_part_or_sit_else
     assert (found == TileKind.PARTIAL).all()
 
 
-def test_tiles_of_the_sides_that_were_looked_at_are_known_exactly():
-    mask = masks.predicate(checkered)
-    prepared = mask.prepare(T, S, query_offset=3, block=4)
-    others = [{"query_offset": 4}, {"query_offset": [3, 4]}, {"query_positions": np.arange(T) + 3}]
-    same = [
-        {"query_offset": 3},
-        {"query_offset": np.array([3, 3])},
-        {"query_offset": np.int32(3), "key_offset": 0},
-    ]
-
-    @jax.jit
-    def look(prepared):
-        at = lambda where: prepared.tiles(T, S, query_block=4, key_block=4, **where)
-        sides = [one.tiles(T, S, query_block=8, key_block=12, query_offset=3) for one in (mask, prepared)]
-        whole = mask.tiles(T, S, query_block=4, key_block=4, query_offset=3)
-        beyond = prepared.tiles(T + 1, S, query_offset=3), prepared.tiles(T, S + 1, query_offset=3)
-        return whole, list(map(at, same)), [*map(at, others), *beyond], sides
-
-    whole, known, unknown, sides = look(prepared)
-    for found in known:
-        np.testing.assert_array_equal(*np.broadcast_arrays(found, whole))
-    # Elsewhere nothing is promised, nor beyond the sizes that it was prepared for.
-    for found in unknown:
-        assert (found == TileKind.PARTIAL).all()
-    np.testing.assert_array_equal(*sides)
-
-
 @pytest.mark.slow
 def test_calls_are_those_of_the_mask_wherever_it_was_prepared():
     """Outside, in the program, in a scan, joined, at other offsets, and for positions by row."""

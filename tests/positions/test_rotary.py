@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from regard import attend, masks, positions
+from regard import positions
 
 BASE = 10_000.0
 
@@ -102,42 +102,6 @@ def test_settings_as_a_value_are_those_of_the_call():
     turn = positions.Rotary(base=500.0, width=6, interleaved=True, scaling=scaling)
     expected = truth(features, np.arange(5, 12), 6, 500.0, interleaved=True, scaling=scaling)
     np.testing.assert_allclose(turn(features, 5), expected, rtol=1e-6, atol=2e-6)
-
-
-def test_transforms_agree_with_the_plain_call():
-    features, position = draw(2, 3, 7, 10), np.asarray([[3] * 7, list(range(7))])
-    together = positions.rotary(features, position)
-
-    @jax.jit
-    def transform(features, position):
-        turn = lambda features: positions.rotary(features, position)
-        _, pull = jax.vjp(turn, features)
-        return (
-            jax.vmap(positions.rotary)(features, position),
-            turn(features),
-            jax.jvp(turn, (features,), (features,))[1],
-            pull(turn(features))[0],
-        )
-
-    *same, pulled = transform(features, position)
-    for turned in same:
-        np.testing.assert_allclose(turned, together, rtol=1e-6, atol=1e-6)
-    # A turn keeps lengths, so its transpose turns back.
-    np.testing.assert_allclose(pulled, features, rtol=1e-5, atol=2e-6)
-
-
-def test_decoding_with_turned_keys_is_the_full_pass():
-    query, key, value = draw(2, 3, 7, 10), draw(2, 3, 7, 10) * 2, draw(2, 3, 7, 5)
-
-    @jax.jit
-    def run(query, start):
-        turned = positions.rotary(query, start), positions.rotary(key)
-        return attend(*turned, value, mask=masks.causal(), query_offset=start)
-
-    whole = np.asarray(run(query, 0))
-    for t in range(7):
-        row = run(query[:, :, t : t + 1], t)
-        np.testing.assert_allclose(row, whole[:, :, t : t + 1], rtol=1e-5, atol=1e-6)
 
 
 def test_no_rows_stay_no_rows():

@@ -379,8 +379,9 @@ class Attention:
         raw, raw_size, scale = self.narrow(by_score * slope), size * abs(slope), abs(self.scale)
         asked, asked_size = self.scale * (raw @ self.key), scale * (raw_size @ abs(self.key))
         if self.metric is not None:
-            query = swap(expand(given["query"], self.leading))
-            note("metric", self.metric.shape, query @ asked, abs(query) @ asked_size, odd.any())
+            query, beside = swap(expand(given["query"], self.leading)), ~np.isfinite(given["query"]).all()
+            query = np.where(np.isfinite(query), query, 0)
+            note("metric", self.metric.shape, query @ asked, abs(query) @ asked_size, odd.any() | beside)
             asked, asked_size = self.round(asked) @ swap(self.metric), asked_size @ abs(swap(self.metric))
         note("query", given["query"].shape, asked, asked_size, rows | self.shared)
         keys_size = scale * (swap(raw_size) @ abs(self.query))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from regard import positions, scores
+from regard import scores
 from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.flash.blocking import Blocking
@@ -121,10 +121,3 @@ def test_distances_are_those_of_whole_numbers_without_end(run, where, x64):
 
 def add_everywhere(parameter, add, distances):
     return np.stack([add(parameter, distance) for distance in distances])
-
-
-def test_turns_are_exact_at_both_ends_of_int32():
-    ends = np.array([LOW, LOW + 1, LARGEST - 1, LARGEST])
-    found = positions.sinusoidal_at(jnp.asarray(ends, jnp.int32), 8)
-    angles = ends[:, None].astype(float) * 10_000.0 ** (-np.arange(0, 8, 2) / 8)
-    np.testing.assert_allclose(found, np.stack([np.sin(angles), np.cos(angles)], -1).reshape(4, 8), atol=2e-6)

@@ -365,16 +365,6 @@ def test_narrow_dtypes_round_and_no_more(dtype):
     np.testing.assert_allclose(aux["lse"], expected.lse, rtol=1e-5)
 
 
-def test_scores_go_left_to_right_before_the_bias():
-    cap, cool, bias = scores.softcap(1.0), scores.temperature(2.0), jnp.full((1, 1), 3.0)
-    options = {}, {"score": [cap, cool], "bias": bias}, {"score": (cool, cap)}, {"score": []}
-    run = lambda *arrays: [attend(*arrays, aux=("scores",), **one)[1]["scores"] for one in options]
-    raw, with_bias, capped, same = jax.jit(run)(*draw(np.float32))
-    np.testing.assert_allclose(with_bias, np.tanh(raw) / 2 + 3, rtol=1e-6)
-    np.testing.assert_allclose(capped, np.tanh(raw / 2), rtol=1e-5)
-    np.testing.assert_array_equal(same, raw)
-
-
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_cap_before_or_after_another_score_has_the_gradients_of_both(order, x64):
     chain = [scores.softcap(1.3), scores.alibi(H)][::order]

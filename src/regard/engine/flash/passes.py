@@ -29,7 +29,7 @@ from regard.engine.flash.tile_scores import drop, score_tile, surviving, zero_be
 from regard.engine.flash.tiles import TileView
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.online_softmax import Running
-from regard.engine.softmax.products import product
+from regard.engine.softmax.products import product, round_for_product
 from regard.engine.softmax.scoring import scale_early, scale_late
 
 
@@ -164,8 +164,15 @@ def tangent(
                 change = change + view.cells(tangents["bias"]).astype(config.dtype)
             change = jnp.where(weights == 0, 0, weights * change)
             survivors = surviving(context, view)
-            through_scores, lse_tangent, entropy_tangent, through_values = sums
-            through_scores = through_scores + product(drop(change, survivors), value, config.precision)
+            through_scores, lse_tangent, entropy_tangent, through_values, mean = sums
+            if mean is not None:
+                # What is multiplied, and nothing finer, is taken off again: where one key has all of a row's
+                # weight, nothing is left.
+                multiplied = round_for_product(change, config.matmul_dtype)
+                mean = mean + multiplied.sum(-1)
+            else:
+                multiplied = change
+            through_scores = through_scores + product(drop(multiplied, survivors), value, config.precision)
             if value_tangent is not None:
                 through_values = through_values + product(
                     drop(weights, survivors), value_tangent, config.precision
@@ -174,15 +181,16 @@ def tangent(
             if entropy is not None:
                 log_plus_entropy = jnp.where(weights > 0, logs, 0) + entropy[..., None]
                 entropy_tangent = entropy_tangent - jnp.sum(change * log_plus_entropy, -1)
-            return through_scores, lse_tangent, entropy_tangent, through_values
+            return through_scores, lse_tangent, entropy_tangent, through_values, mean
 
         zeros, outputs = jnp.zeros_like(rows.log_total), jnp.zeros_like(rows.output)
-        sums = (outputs, zeros, None if rows.entropy is None else zeros, outputs)
-        through_scores, lse_tangent, entropy_tangent, through_values = loop.tiles(
+        entropies, means = None if rows.entropy is None else zeros, zeros if low_precision else None
+        sums = (outputs, zeros, entropies, outputs, means)
+        through_scores, lse_tangent, entropy_tangent, through_values, mean = loop.tiles(
             context.by_query, leading, number, body, sums
         )
         grown = (through_scores + through_values) / (1 - config.dropout_rate)
-        grown = grown - lse_tangent[..., None] * rows.output
+        grown = grown - (lse_tangent if mean is None else mean)[..., None] * rows.output
 
         def put(found: Results, first: Any, output: Array, log_total: Array, entropy: Any) -> Results:
             here = TileView(config, config.forward, leading, first)
