@@ -80,5 +80,6 @@ class Case:
             if name not in FLOATING and isinstance(call[name], np.ndarray):
                 own = "[0]" * (len(pad) if name == "mask" else "B" in pad)
                 wrap = {"jax": "jnp.asarray({})", "torch": "torch.tensor({})", "numpy": "{}"}[kind]
-                lines.append(f"{name} = {wrap.format(name + own)}")
+                if wrap != "{}" or own:
+                    lines.append(f"{name} = {wrap.format(name + own)}")
         return "\n".join([*lines, f"result = {passed}"])

@@ -199,6 +199,10 @@ def check_float_masks(judge: Judge) -> Iterator[Row]:
     case = Case(judge.sizes, {"mask": f"np.where({MASK}, 0.0, -np.inf).astype(np.float32)"})
     write, call = judge.row_writer("a float mask", case), case.draw()
     zeros = np.zeros((*call["query"].shape[:-1], call["value"].shape[-1])), np.zeros(call["query"].shape[:-1])
+    asked, _ = judge.ask(call | {"mask": call["mask"] == 0}, differentiate=False)
+    if asked.output is None:  # for another reason than its dtype
+        yield write("value", "refused", asked.reason)
+        return
     answer = judge.subject.answer(call, *zeros, differentiate=False)
     if answer.output is None:
         yield write("value", "holds", f"refused: {answer.reason}")

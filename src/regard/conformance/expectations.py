@@ -109,7 +109,7 @@ def run_definition(
         survivors=call.get("survivors"), step=step,
     )  # fmt: skip
     results = {"output": forward.output, "lse": forward.lse}
-    sizes = {"output": float((forward.dropped @ np.abs(forward.value)).max(initial=0))}
+    sizes = {"output": _measure_output(forward, lines["masked"])}
     if differentiate:
         names = [name for name in ("softcap", "scale", "survivors") if f"back_{name}" in call]
         back = dataclasses.replace(forward, **{name: call[f"back_{name}"] for name in names})
@@ -125,6 +125,15 @@ def run_definition(
         if name in results:
             results[name] = np.asarray(function(results[name], lines))
     return results, sizes
+
+
+def _measure_output(forward: definition.Forward, scores: Array) -> float:
+    """Return the size of what an output adds up, or of what rounded scores move in it, if that is more."""
+    scores = np.where(np.isneginf(scores), 0, scores)
+    moments = [(forward.weights @ power) for power in (forward.value, forward.value**2)]
+    spread = np.maximum(moments[1] - moments[0] ** 2, 0)
+    moved = np.sqrt((forward.weights * scores**2).sum(-1, keepdims=True) * spread)
+    return float(max((forward.dropped @ np.abs(forward.value)).max(initial=0), moved.max(initial=0)))
 
 
 def _measure_terms(forward: definition.Forward, d_output: Array, d_lse: Array) -> dict[str, float]:

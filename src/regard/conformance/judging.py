@@ -28,7 +28,7 @@ from regard.conformance.subjects import Answer, Subject
 Cotangents = tuple[Array, Array]
 
 # Sizes in place of primes, for functions that refuse those; and the order in which programs get smaller.
-FRIENDLY = {37: 64, 53: 128, 6: 8, 3: 4}
+FRIENDLY = {101: 64, 131: 128, 6: 8, 3: 4}
 SMALLER = {"B": (1,), "H": (1, 2), "E": (1, 2), "D": (1, 2, 3), "T": (1, 2, 3, 5, 8), "S": (1, 2, 3, 5, 8)}
 ANYTHING = "whatever the numbers are"
 
@@ -50,11 +50,11 @@ class Judge:
     def keep_promise(self, promise: Promise) -> list[Row]:
         """Judge the call of a promise: its value, lse and gradients."""
         sizes = {**self.sizes, **promise.sizes}
-        if promise.options and self.sizes["T"] != 37:
+        if promise.options and self.sizes["T"] != 101:
             sizes = {letter: FRIENDLY.get(size, size) for letter, size in sizes.items()}
         if "H" not in self.subject.layout and promise.sizes.get("H") != promise.sizes.get("K"):
             return []
-        case = Case(self._fit(sizes), promise.options, (), promise.dtype, promise.magnitude)
+        case = Case(self._fit(sizes), promise.options, promise.edits, promise.dtype, promise.magnitude)
         rows = list(self.judge(promise, case))
         if rows[0].verdict != "refused":
             self.sizes = self._fit({**self.sizes, **promise.adopts})
@@ -216,7 +216,8 @@ class Judge:
                 if wrong and (like == ANYTHING or wrong[0].finding == row.finding):
                     case, row = smaller, wrong[0]
                     break
-        return dataclasses.replace(row, program=self.write_program(case, gradient=row.aspect == "gradient"))
+        program = self.write_program(case, gradient=row.aspect == "gradient")
+        return dataclasses.replace(row, program=f"{program}\n# {row.finding}")
 
     def row_writer(self, promise: str, case: Case) -> Callable[..., Row]:
         """Return a function that makes a promise's rows; what is wrong gets its program."""

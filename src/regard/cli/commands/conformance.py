@@ -20,7 +20,7 @@ from regard.cli.declaration import Command, Output, option
 class Conformance(Command):
     """Check a function of attention: by which conventions it answers, and where it is wrong.
 
-    Ends with 0 where no row is wrong, and with 1 where one is, or the plainest call is refused.
+    Ends with 0 where something holds and nothing is wrong, with 1 otherwise, and with 2 for a wrong argument.
 
     Example: regard conformance jax.nn:dot_product_attention --layout BTHD
     """
