@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 from jaxtyping import Int
 
-Report = Callable[[str, int, int], None]  # is told what is done, how much of it is, and of how much
+ProgressHook = Callable[[str, int, int], None]  # is told what is done, how much of it is, and of how much
 PART_BYTES = 2**18
 # Before the white space after a line, or after a word: no line is cut in two, and no word of BPE.
 LINE_END, WORD_END = re.compile(r"(?s).*\S(?=\r?\n)"), re.compile(r"(?s).*\S(?=[ \t\n])")
@@ -122,7 +122,7 @@ def read_documents(
     files: Sequence[str | Path],
     *,
     piece_bytes: int = 4096,
-    report: Report = lambda what, done, total: None,
+    report: ProgressHook = lambda what, done, total: None,
 ) -> Documents:
     """Find the documents in files, and below directories: one per file, by path.
 
@@ -167,7 +167,7 @@ def read_documents(
     return Documents(tuple(sources), places[np.sort(first)], tuple(skipped))
 
 
-def count_up(report: Report, what: str, total: int) -> Callable[[int], None]:
+def count_up(report: ProgressHook, what: str, total: int) -> Callable[[int], None]:
     """Return a function that is told how much more is done, and reports how much that is in all."""
     done = 0
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 Batch: TypeAlias = "dict[str, jax.Array]"
 Metrics: TypeAlias = "dict[str, jax.Array]"
-Report: TypeAlias = "Callable[[str, int, int], None]"  # is told what is done, how much of it, and of how much
+ProgressHook: TypeAlias = (
+    "Callable[[str, int, int], None]"  # is told what is done, how much of it, and of how much
+)
 Picture: TypeAlias = "tuple[str, Drawing]"
 # Streams of one seed. Held-out data have their own: no seed makes training draw what is held out.
 INITIALISATION, TRAINING, DROPOUT, HELD_OUT = range(4)
@@ -94,7 +96,7 @@ class Task(Settings, abc.ABC):
     def make_model(self, rngs: nnx.Rngs) -> nnx.Module:
         """Build the model with fresh parameters."""
 
-    def prepare(self, report: Report) -> None:
+    def prepare(self, report: ProgressHook) -> None:
         """Make now what takes long and is asked for later, such as files of tokens; report how far it is."""
 
     @functools.cached_property

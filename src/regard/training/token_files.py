@@ -21,7 +21,7 @@ from jaxtyping import Int
 from regard.engine.flash.tuning import cache_file
 from regard.training.corpora import (
     Documents,
-    Report,
+    ProgressHook,
     count_up,
     describe_size,
     list_files,
@@ -77,7 +77,7 @@ def open_tokens(
     split: Sequence[float],
     vocabulary: ByteVocabulary,
     find: Callable[[], tuple[Documents, Documents]],
-    report: Report,
+    report: ProgressHook,
 ) -> Tokens:
     """Return the tokens of a corpus, from the cache where nothing has changed.
 

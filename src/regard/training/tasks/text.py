@@ -40,7 +40,7 @@ from regard.training.settings import (
     Optimization,
     at_least,
 )
-from regard.training.task import Batch, Example, Metrics, Picture, Report, Task, draw_heads
+from regard.training.task import Batch, Example, Metrics, Picture, ProgressHook, Task, draw_heads
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -133,7 +133,7 @@ class Text(Task):
             _demand_same_facts(known, tokens.facts)
         return tokens
 
-    def prepare(self, report: Report) -> None:
+    def prepare(self, report: ProgressHook) -> None:
         vars(self)["_report"] = report
         try:
             _ = self.tokens
