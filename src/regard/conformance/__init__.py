@@ -1,4 +1,4 @@
-"""What any function of attention promises, checked against the definition: `check` returns a `Report`."""
+"""Promises of any function of attention, checked against the definition: `check` returns a `Report`."""
 
 from regard.conformance.checking import check
 from regard.conformance.report import Report, Row

@@ -1,4 +1,4 @@
-"""What a call gives by the definition, and how far from it an answer may be."""
+"""Results of a call by the definition, and how far from them an answer may be."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def as_expected(array: Array) -> Expected:
 
 @dataclass
 class Difference:
-    """Where an answer is farthest from what is expected of it."""
+    """The place where an answer is farthest from what is expected of it."""
 
     index: tuple[int, ...]
     actual: float

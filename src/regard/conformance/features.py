@@ -1,4 +1,4 @@
-"""What a function takes: the features that a promise needs, and the keywords that functions know them by."""
+"""Features that a function takes: those that promises need, and their keywords in libraries."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ ANYTHING = "whatever the numbers are"
 
 
 class Judge:
-    """What is known of a function so far: the sizes that it serves and the conventions that it follows."""
+    """Knowledge of a function so far: the sizes that it serves and the conventions that it follows."""
 
     def __init__(self, subject: Subject, imported: str, name: str, tolerance: float):
         self.subject, self.imported, self.name, self.tolerance = subject, imported, name, tolerance

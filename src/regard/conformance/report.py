@@ -1,4 +1,4 @@
-"""What a check found: a table of promises, for terminals, for programs and for pages."""
+"""Results of a check: a table of promises, for terminals, for programs and for pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Row:
     """One promise, and what the function does about it."""
 
     promise: str
-    """What it is about, such as `a softcap and a bias`."""
+    """Its subject, such as `a softcap and a bias`."""
     aspect: str
     """value, lse, gradient, dtype and so on."""
     verdict: Verdict
@@ -43,7 +43,7 @@ class Report:
     not_offered: tuple[str, ...]
     """Features that the function does not take."""
     seconds: float
-    """How long the check took."""
+    """The duration of the check."""
 
     @property
     def wrong(self) -> tuple[Row, ...]:
@@ -52,7 +52,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether something holds and nothing is wrong."""
+        """True where something holds and nothing is wrong."""
         return not self.wrong and self.count("holds") > 0
 
     @property

@@ -30,7 +30,7 @@ SETTINGS = (
 
 @dataclass
 class Run:
-    """What a function returned, as it returned it."""
+    """Results of a function, as it returned them."""
 
     output: Any
     lse: Any = None

@@ -15,7 +15,7 @@ from regard.conformance.runners import RUNNERS, Run, call_in_time, describe, fin
 
 @dataclass
 class Answer:
-    """What a function gave: numbers with the axes of `Call`, or why there are none."""
+    """An answer of a function: numbers with the axes of `Call`, or why there are none."""
 
     output: Array | None = None
     lse: Array | None = None
@@ -29,7 +29,7 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """Why there is no output."""
+        """The reason why there is no output."""
         return self.refusal or self.fault
 
 

@@ -37,7 +37,7 @@ LINES = {
 
 @dataclass(frozen=True)
 class Forward:
-    """What the lines of the forward pass give; made by `attention`."""
+    """The results of the lines of the forward pass; made by `attention`."""
 
     query: Array
     key: Array

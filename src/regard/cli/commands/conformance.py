@@ -26,19 +26,19 @@ class Conformance(Command):
     """
 
     function: Annotated[str, tyro.conf.Positional, option("MODULE:FUNCTION")]
-    """What to check: a module or a file, and a function in it."""
+    """A module or a file, and the function in it to check."""
     layout: Annotated[str, option("LETTERS")] = "BHTD"
     """Axes of query: batch, heads, tokens, width."""
     feature: Annotated[tuple[str, ...], option("NAME=KEYWORD ...", "those of the signature")] = ()
     """Features that the function takes, and their keywords."""
     sizes: Literal["quick", "full"] = "quick"
-    """How much is checked."""
+    """The size of the check."""
     arrays: Literal["jax", "numpy", "torch"] = "jax"
     """The arrays that the function takes."""
     dtypes: Annotated[tuple[str, ...], option("NAME ...")] = ("float32", "float64", "bfloat16", "float16")
     """Types that are checked."""
     tolerance: Annotated[float, option("FACTOR")] = 2.0
-    """How many times the error of a plain evaluation is allowed."""
+    """The factor on the error of a plain evaluation that is allowed."""
     only: Annotated[str, option("WORDS", "all")] = ""
     """Promises whose name holds these words."""
     seconds: Annotated[float, option("N")] = 60.0
