@@ -30,9 +30,8 @@ def test_a_function_of_a_file_is_checked(tmp_path, capsys):
     assert (row["verdict"], row["finding"], row["line"]) == ("wrong", "scores are scaled twice", "scaled")
     assert "from kernel import attend" in streams.err
     assert "contradicts X = scale P" in streams.err
-    assert (
-        main(["conformance", f"{path}:attend", *WORDS, "--only", "definition", "--markdown", "--quiet"]) == 1
-    )
+    assert main(["conformance", f"{path}:attend", *WORDS, "--only", "definition", "--markdown"]) == 1
+    assert capsys.readouterr().out.startswith("| promise | of | verdict |")
 
 
 def test_ours_is_checked_by_its_name(capsys):
@@ -45,6 +44,8 @@ def test_ours_is_checked_by_its_name(capsys):
     [
         (["nothing_of_this_name:attend"], 2, "cannot be imported"),
         (["missing.py:attend"], 2, "missing.py is not a Python file"),
+        (["{folder}/json.py:attend"], 2, "a module json is loaded already"),
+        (["{folder}/broken.py:attend"], 2, "ZeroDivisionError"),
         (["jax.nn:attention"], 2, "expected a function of the name attention"),
         (["jax.nn"], 2, "expected MODULE:FUNCTION"),
         (["jax.nn:gelu"], 1, "TypeError"),
@@ -52,7 +53,9 @@ def test_ours_is_checked_by_its_name(capsys):
         (["jax.nn:gelu", "--only", "nothing"], 2, "only: expected words"),
     ],
 )
-def test_what_cannot_be_checked_is_said(words, code, told, capsys):
-    assert main(["conformance", *words]) == code
+def test_what_cannot_be_checked_is_said(words, code, told, tmp_path, capsys):
+    for name in ("json", "broken"):
+        (tmp_path / f"{name}.py").write_text("1 / 0")
+    assert main(["conformance", *(word.format(folder=tmp_path) for word in words)]) == code
     streams = capsys.readouterr()
     assert told in streams.out + streams.err

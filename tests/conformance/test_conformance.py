@@ -173,6 +173,8 @@ HOSTILE = {
     "one number": (lambda query, key, value: np.float32(1.0), "wrong", "an output of shape ()"),
     "an empty tuple": (lambda query, key, value: (), "wrong", "an output of tuple"),
     "text": (lambda query, key, value: "text", "wrong", "an output of str"),
+    "complex numbers": (lambda query, key, value: value + 1j, "wrong", "an output of complex"),
+    "objects": (lambda query, key, value: value.astype(object), "wrong", "an output of object"),
     "other arguments": (lambda query: query, "refused", "TypeError"),
 }
 
@@ -183,6 +185,25 @@ def test_whatever_a_function_does_becomes_a_row(name):
     row = conformance.check(fn, arrays="numpy", only="the definition").rows[0]
     assert (row.verdict, words in row.finding) == (verdict, True), row
     assert conformance.check(fn, only="the definition").rows[0].verdict in ("refused", "wrong")
+
+
+@pytest.mark.parametrize("answer", ["text", 3.0, {"lse": object()}])
+def test_an_lse_that_is_none_becomes_a_row(answer):
+    def fn(query, key, value, *, lse=False):
+        return kernels.attention(query, key, value), answer
+
+    rows = conformance.check(fn, arrays="numpy", only="lse").rows
+    assert {row.verdict for row in rows} == {"wrong"}, rows
+
+
+def test_a_function_that_leaves_when_it_is_transformed_becomes_a_row():
+    def fn(query, key, value):
+        if query.ndim != 4 or isinstance(query, jax.core.Tracer):
+            raise SystemExit(3)
+        return value
+
+    report = conformance.check(fn, only="transforms")
+    assert {row.finding for row in report.rows} == {"SystemExit: 3"}
 
 
 def test_a_function_that_hangs_on_a_shape_is_left_behind():

@@ -585,11 +585,12 @@ def test_bfloat16_is_multiplied_as_such_unless_more_is_asked_for(backend):
     np.testing.assert_allclose(run(*arrays), truth, rtol=0, atol=2.0**-7 * np.abs(truth).max())
 
 
-@pytest.mark.parametrize("backend", ["dense", "tiled"])
-def test_scores_of_a_single_key_have_no_gradient_in_bfloat16(backend):
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+@pytest.mark.parametrize("backend", COMPLETE)
+def test_scores_of_a_single_key_have_no_gradient_in_half_a_precision(backend, kind):
     rng = np.random.default_rng(23)
-    query, key, value = (jnp.asarray(rng.normal(size=(n, 17)), jnp.bfloat16) for n in (5, 1, 1))
-    cotangent = jnp.asarray(rng.normal(size=(5, 17)), jnp.bfloat16)
+    query, key, value = (jnp.asarray(rng.normal(size=(n, 17)), kind) for n in (5, 1, 1))
+    cotangent = jnp.asarray(rng.normal(size=(5, 17)), kind)
     call = lambda query, key: attend(query, key, value, backend=backend)
     _, pull = jax.vjp(call, query, key)
     _, push = jax.jvp(call, (query, key), (cotangent, -key))

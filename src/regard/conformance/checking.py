@@ -140,6 +140,6 @@ def name_function(fn: Callable[..., Any]) -> tuple[str, str]:
     public = [
         module
         for module in sorted(family, key=lambda module: (len(module), module))
-        if "._" not in module and getattr(sys.modules[module], name, None) is fn
+        if "._" not in module and getattr(sys.modules[module], "__dict__", {}).get(name) is fn
     ]
     return f"from {(public or [home])[0]} import {name}", name

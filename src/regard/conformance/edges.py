@@ -111,12 +111,12 @@ def _compare_with_clean(judge: Judge, name: str, options: dict[str, str]) -> Ite
                 if difference is not None:
                     aspect = "value" if result == "output" else "gradient"
                     reached[aspect].append((f"{POISONS[poison]} in a {array}", f"{result}{difference}", case))
-    for aspect, found in reached.items():
-        if found:
-            by = ", ".join(dict.fromkeys(word for word, _, _ in found))
-            write = judge.row_writer(name, found[0][2])
+    for aspect, leaks in reached.items():
+        if leaks:
+            poisons = ", ".join(dict.fromkeys(poison for poison, _, _ in leaks))
+            write = judge.row_writer(name, leaks[0][2])
             line = "masked" if aspect == "value" else "d_scores"
-            yield write(aspect, "wrong", f"{by} reaches it: {found[0][1]}", line)
+            yield write(aspect, "wrong", f"{poisons} reaches it: {leaks[0][1]}", line)
         elif aspect == "value" or differentiated:
             yield Row(name, aspect, "holds")
 

@@ -84,11 +84,11 @@ def run_definition(
     call: Call, kind: Any, cotangents: tuple[Array, Array], *, differentiate: bool
 ) -> tuple[dict[str, Array], dict[str, float]]:
     """Evaluate the definition in one dtype: results by name, and the size of the terms of gradients."""
-    given = {name: np.asarray(call[name]).astype(kind) for name in ("query", "key", "value")}
-    H, K = given["query"].shape[1], given["key"].shape[1]
+    arrays = {name: np.asarray(call[name]).astype(kind) for name in ("query", "key", "value")}
+    H, K = arrays["query"].shape[1], arrays["key"].shape[1]
     interleaved = call.get("group_order") == "interleaved" and 1 < K < H
     if interleaved:
-        given |= {name: np.tile(given[name], (1, H // K, 1, 1)) for name in ("key", "value")}
+        arrays |= {name: np.tile(arrays[name], (1, H // K, 1, 1)) for name in ("key", "value")}
     steps = call.get("steps", {})
     lines: dict[str, Array] = {}
 
@@ -103,7 +103,7 @@ def run_definition(
         added, early = np.where(bias == -np.inf, bias, 0), np.where(bias == -np.inf, 0, bias)
         steps = {**steps, "scaled": lambda array, _: array + early}
     forward = definition.attention(
-        **given, keep=find_pairs(call), scale=call.get("scale"), softcap=call.get("softcap"),
+        **arrays, keep=find_pairs(call), scale=call.get("scale"), softcap=call.get("softcap"),
         bias=added,
         sinks=None if "sinks" not in call else np.asarray(call["sinks"]),
         survivors=call.get("survivors"), step=step,
@@ -114,13 +114,13 @@ def run_definition(
         names = [name for name in ("softcap", "scale", "survivors") if f"back_{name}" in call]
         back = dataclasses.replace(forward, **{name: call[f"back_{name}"] for name in names})
         d_output, d_lse = (cotangent.astype(kind) for cotangent in cotangents)
-        found = definition.gradients(back, d_output, d_lse, step)
+        gradients = definition.gradients(back, d_output, d_lse, step)
         if first:
-            found["bias"] = lines["d_scaled"]
+            gradients["bias"] = lines["d_scaled"]
         sizes |= _measure_terms(back, d_output, d_lse)
         for name in FLOATING:
             if name in call:
-                results[f"d_{name}"] = _sum_shared(found[name], name, np.shape(call[name]), interleaved)
+                results[f"d_{name}"] = _sum_shared(gradients[name], name, np.shape(call[name]), interleaved)
     for name, function in call.get("results", {}).items():
         if name in results:
             results[name] = np.asarray(function(results[name], lines))

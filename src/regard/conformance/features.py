@@ -39,11 +39,11 @@ def find_features(fn: Callable[..., Any], features: Features | Iterable[str] | N
     """
     if features is None:
         return _read_signature(fn)
-    found = dict(features) if isinstance(features, Mapping) else {name: name for name in features}
-    unknown = sorted(set(found) - set(KEYWORDS))
+    declared = dict(features) if isinstance(features, Mapping) else {name: name for name in features}
+    unknown = sorted(set(declared) - set(KEYWORDS))
     if unknown:
         raise ValueError(f"features: expected some of {', '.join(KEYWORDS)}; got {', '.join(unknown)}")
-    return found
+    return declared
 
 
 def _read_signature(fn: Callable[..., Any]) -> Features:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,15 @@ Cotangents = tuple[Array, Array]
 FRIENDLY = {101: 64, 131: 128, 6: 8, 3: 4}
 SMALLER = {"B": (1,), "H": (1, 2), "E": (1, 2), "D": (1, 2, 3), "T": (1, 2, 3, 5, 8), "S": (1, 2, 3, 5, 8)}
 ANYTHING = "whatever the numbers are"
+
+
+class Explanation(NamedTuple):
+    """The verdict on some numbers, and what they are instead of the definition's."""
+
+    verdict: Verdict
+    finding: str = ""
+    line: str = ""
+    convention: Alternative | None = None
 
 
 class Judge:
@@ -108,26 +117,19 @@ class Judge:
         spelled = self.spell(call)
         live = ~find_empty(spelled)
         explain = partial(self.explain, like=like)
-        told, convention = explain(
-            spelled,
-            {"output": answer.output},
-            "value",
-            answer.dtype,
-            cotangents,
-            live[..., None],
-            promise.line,
-        )
-        yield row("value", *told)
+        output, rows = {"output": answer.output}, live[..., None]
+        value = explain(spelled, output, "value", answer.dtype, cotangents, rows, promise.line)
+        yield row("value", *value[:3])
         if answer.dtype != case.dtype:
             finding = f"an output of {answer.dtype} for arrays of {case.dtype}"
             yield row("dtype", "wrong", finding, "output")
         if answer.changed:
             yield row("inputs", "wrong", f"the function writes to {', '.join(answer.changed)}")
-        if told[0] == "wrong":
+        if value.verdict == "wrong":
             return  # nothing else can be said
-        if convention is not None:
-            self.conventions += [] if like else [convention]
-            spelled = convention.change(spelled)
+        if value.convention is not None:
+            self.conventions += [] if like else [value.convention]
+            spelled = value.convention.change(spelled)
         if "lse" in call and answer.lse is None:
             yield row("lse", "wrong", answer.fault or "no lse came beside the output", "lse")
         elif answer.lse is not None:
@@ -135,18 +137,16 @@ class Judge:
             if answer.lse_dtype != working:
                 finding = f"lse is {answer.lse_dtype}, its sums are {working}"
                 yield row("lse dtype", "wrong", finding, "lse")
-            told, convention = explain(
-                spelled, {"lse": answer.lse}, "lse", answer.lse_dtype, cotangents, live, "lse"
-            )
-            yield row("lse", *told)
-            if convention is not None:
+            lse = explain(spelled, {"lse": answer.lse}, "lse", answer.lse_dtype, cotangents, live, "lse")
+            yield row("lse", *lse[:3])
+            if lse.convention is not None:
                 return  # whose gradient is another's
         if answer.gradient_refusal:
             yield row("gradient", "refused", answer.gradient_refusal)
         elif answer.gradients:
             gradients = {f"d_{name}": gradient for name, gradient in answer.gradients.items()}
-            told, _ = explain(spelled, gradients, "gradient", case.dtype, cotangents, None, "d_products")
-            yield row("gradient", *told)
+            gradient = explain(spelled, gradients, "gradient", case.dtype, cotangents, None, "d_products")
+            yield row("gradient", *gradient[:3])
 
     def explain(
         self,
@@ -158,12 +158,13 @@ class Judge:
         where: Array | None,
         line: str,
         like: str = "",
-    ) -> tuple[tuple[Verdict, str, str], Alternative | None]:
-        """Hold numbers to the definition, then to alternatives: verdict, finding, line; the convention."""
+    ) -> Explanation:
+        """Hold numbers to the definition, then to alternatives; `like` names the only one that is tried."""
         differentiate = aspect == "gradient"
-        found = self._differ(actual, expect(call, cotangents, differentiate=differentiate), dtype, where)
-        if found is None:
-            return ("holds", "", ""), None
+        expected = expect(call, cotangents, differentiate=differentiate)
+        worst = self._differ(actual, expected, dtype, where)
+        if worst is None:
+            return Explanation("holds")
         for other in propose(call, aspect):
             if not like or other.name == like:
                 changed = other.change(call)
@@ -175,11 +176,11 @@ class Judge:
                     continue
                 if self._differ(actual, expected, dtype, where) is None:
                     if other.is_convention:
-                        return ("differs", other.name, other.line), other
-                    return ("wrong", other.name, other.line), None
-        name, difference = found
+                        return Explanation("differs", other.name, other.line, other)
+                    return Explanation("wrong", other.name, other.line)
+        name, difference = worst
         own_line = name in ("d_value", "d_bias", "d_sinks")
-        return ("wrong", f"{name}{difference}", name if own_line else line), None
+        return Explanation("wrong", f"{name}{difference}", name if own_line else line)
 
     def _differ(
         self, actual: dict[str, Array], expected: dict[str, Expected], dtype: str, where: Array | None

@@ -82,12 +82,12 @@ class JaxRunner:
         self.apply = apply
         self._compiled: dict[str, tuple[Any, Any]] = {}
 
-    def __call__(self, given: Call, d_output: Array, d_lse: Array, differentiate: bool) -> Run:
+    def __call__(self, arguments: Call, d_output: Array, d_lse: Array, differentiate: bool) -> Run:
         """Call the function, with its gradients if that is asked and can be."""
-        with jax.enable_x64(given["query"].dtype == np.float64):
-            arrays = {name: jnp.asarray(x) for name, x in given.items() if isinstance(x, np.ndarray)}
-            static = {name: option for name, option in given.items() if name not in arrays}
-            known = repr(([(name, x.shape, x.dtype) for name, x in arrays.items()], static))
+        with jax.enable_x64(arguments["query"].dtype == np.float64):
+            arrays = {name: jnp.asarray(x) for name, x in arguments.items() if isinstance(x, np.ndarray)}
+            static = {name: option for name, option in arguments.items() if name not in arrays}
+            program = repr(([(name, x.shape, x.dtype) for name, x in arrays.items()], static))
             if "rng" in static:
                 static["rng"] = jax.random.key(static["rng"])
             inputs = {name: arrays.pop(name) for name in FLOATING if name in arrays}
@@ -101,7 +101,7 @@ class JaxRunner:
                 return output, lse, pull((d_output.astype(output.dtype), back))[0]
 
             compiled, compiled_forward = self._compiled.setdefault(
-                known, (jax.jit(both_ways), jax.jit(forward))
+                program, (jax.jit(both_ways), jax.jit(forward))
             )
             refusal = ""
             if differentiate:
@@ -127,9 +127,9 @@ class NumpyRunner:
     def __init__(self, apply: Apply):
         self.apply = apply
 
-    def __call__(self, given: Call, d_output: Array, d_lse: Array, differentiate: bool) -> Run:
+    def __call__(self, arguments: Call, d_output: Array, d_lse: Array, differentiate: bool) -> Run:
         """Call the function."""
-        return Run(*self.apply(given))
+        return Run(*self.apply(arguments))
 
 
 class TorchRunner:
@@ -139,10 +139,10 @@ class TorchRunner:
         self.apply = apply
         self.torch = __import__("torch")
 
-    def __call__(self, given: Call, d_output: Array, d_lse: Array, differentiate: bool) -> Run:
+    def __call__(self, arguments: Call, d_output: Array, d_lse: Array, differentiate: bool) -> Run:
         """Call the function, with its gradients if that is asked and can be."""
         torch = self.torch
-        tensors = {name: self._make_tensor(option) for name, option in given.items()}
+        tensors = {name: self._make_tensor(option) for name, option in arguments.items()}
         inputs = {name: tensors[name].requires_grad_(differentiate) for name in FLOATING if name in tensors}
         if "rng" in tensors:
             torch.manual_seed(tensors.pop("rng"))
@@ -151,7 +151,7 @@ class TorchRunner:
         except Exception as error:
             if not differentiate:
                 raise
-            run = self(given, d_output, d_lse, differentiate=False)
+            run = self(arguments, d_output, d_lse, differentiate=False)
             run.gradient_refusal = describe(error)
             return run
         run = Run(_Tensor(output), None if lse is None else _Tensor(lse))

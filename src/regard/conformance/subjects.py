@@ -66,33 +66,42 @@ class Subject:
 
     def answer(self, call: Call, d_output: Array, d_lse: Array, *, differentiate: bool = True) -> Answer:
         """Call the function; nothing that it does is raised here."""
-        given = {
+        arguments = {
             name: np.ascontiguousarray(self.arrange(name, option))
             if isinstance(option, np.ndarray)
             else option
             for name, option in call.items()
         }
-        before = {name: np.array(x) for name, x in given.items() if isinstance(x, np.ndarray)}
+        before = {name: np.array(x) for name, x in arguments.items() if isinstance(x, np.ndarray)}
         turned = self.arrange("query", d_output)
         try:
-            run = call_in_time(lambda: self._run(given, turned, d_lse, differentiate), self.seconds)
+            run = call_in_time(lambda: self._run(arguments, turned, d_lse, differentiate), self.seconds)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             return Answer(refusal=describe(error))
-        answer = self._read(call, run)
+        try:
+            answer = self._read(call, run)
+        except Exception as error:  # an lse of text, numbers of another kind
+            return Answer(fault=f"an answer that is no attention: {describe(error)}")
         answer.changed = tuple(
-            name for name, array in before.items() if not np.array_equal(given[name], array, equal_nan=True)
+            name
+            for name, array in before.items()
+            if not np.array_equal(arguments[name], array, equal_nan=True)
         )
         return answer
 
-    def _apply(self, given: Call) -> tuple[Any, Any]:
+    def _apply(self, arguments: Call) -> tuple[Any, Any]:
         """Call the function by its own keywords; return its output and lse."""
-        options = {name: option for name, option in given.items() if name not in ("query", "key", "value")}
-        if "grouped" in self.features and given["key"].shape != given["query"].shape:
+        options = {
+            name: option for name, option in arguments.items() if name not in ("query", "key", "value")
+        }
+        if "grouped" in self.features and arguments["key"].shape != arguments["query"].shape:
             options["grouped"] = True
         passed = pass_options(self.features, options)
-        return self.split(self.fn(given["query"], given["key"], given["value"], **passed), "lse" in options)
+        return self.split(
+            self.fn(arguments["query"], arguments["key"], arguments["value"], **passed), "lse" in options
+        )
 
     def split(self, result: Any, asked: bool) -> tuple[Any, Any]:
         """Tell the output from lse, of which one comes first and the other, if asked for, next."""
@@ -116,7 +125,7 @@ class Subject:
         answer.dtype, number = str(run.output.dtype), np.asarray(run.output)
         if number.shape != expected:
             answer.fault = f"an output of shape {number.shape}, not {expected}"
-        elif number.dtype.kind in "iub":
+        elif number.dtype.kind in "iubcOSU":
             answer.fault = f"an output of {answer.dtype}"
         else:
             answer.output = self.restore(number.astype(np.float64))

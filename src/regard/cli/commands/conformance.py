@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -54,7 +55,9 @@ class Conformance(Command):
         fn = find_function(self.function)
         pairs = (word.partition("=") for word in self.feature)
         features: dict[str, str] | None = {name: keyword or name for name, _, keyword in pairs} or None
-        with expected_errors(), console.show_steps() as begin:
+        # Nothing but the report goes to a file.
+        steps = console.show_steps() if console.is_live else nullcontext()
+        with expected_errors(), steps as begin:
             report = check(
                 fn, layout=self.layout, features=features, dtypes=self.dtypes, sizes=self.sizes,
                 tolerance=self.tolerance, arrays=self.arrays, seconds=self.seconds, only=self.only,
@@ -67,19 +70,19 @@ class Conformance(Command):
 
 def find_function(text: str) -> Callable[..., Any]:
     """Return the function that `module:name` or `file.py:name` names."""
-    place, _, name = text.rpartition(":")
-    if not place or not name:
+    home, _, name = text.rpartition(":")
+    if not home or not name:
         raise UsageError(f"expected MODULE:FUNCTION such as jax.nn:dot_product_attention, got {text!r}")
-    if (place, name) in (("regard", "attend"), ("regard.attention", "attend")):
-        place, name = "regard.conformance.ours", "attend_by_keywords"
+    if (home, name) in (("regard", "attend"), ("regard.attention", "attend")):
+        home, name = "regard.conformance.ours", "attend_by_keywords"
     try:
-        module: Any = _load_file(Path(place)) if place.endswith(".py") else import_module(place)
-    except (ImportError, OSError, SyntaxError) as error:
-        raise UsageError(f"{place}: cannot be imported: {error}") from error
+        module: Any = _load_file(Path(home)) if home.endswith(".py") else import_module(home)
+    except Exception as error:  # whatever the file does
+        raise UsageError(f"{home}: cannot be imported: {type(error).__name__}: {error}") from error
     for part in name.split("."):
         module = getattr(module, part, None)
     if not callable(module):
-        raise UsageError(f"{place}: expected a function of the name {name}, which is not there")
+        raise UsageError(f"{home}: expected a function of the name {name}, which is not there")
     return module
 
 
@@ -88,6 +91,9 @@ def _load_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.exists():
         raise FileNotFoundError(f"{path} is not a Python file")
+    loaded = getattr(sys.modules.get(path.stem, path), "__file__", str(path))
+    if loaded != str(path):
+        raise ImportError(f"a module {path.stem} is loaded already; give the file another name")
     sys.path.insert(0, str(path.resolve().parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
