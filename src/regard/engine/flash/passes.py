@@ -29,7 +29,7 @@ from regard.engine.flash.tile_scores import drop, score_tile, surviving, zero_be
 from regard.engine.flash.tiles import TileView
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.online_softmax import Running
-from regard.engine.softmax.products import product, round_for_product
+from regard.engine.softmax.products import product
 from regard.engine.softmax.scoring import scale_early, scale_late
 
 
@@ -165,13 +165,11 @@ def tangent(
             change = jnp.where(weights == 0, 0, weights * change)
             survivors = surviving(context, view)
             through_scores, lse_tangent, entropy_tangent, through_values, mean = sums
+            # Where one key has all of a row's weight, nothing is left: what is taken off is rounded as what is
+            # multiplied.
+            multiplied = change.astype(config.matmul_dtype)
             if mean is not None:
-                # What is multiplied, and nothing finer, is taken off again: where one key has all of a row's
-                # weight, nothing is left.
-                multiplied = round_for_product(change, config.matmul_dtype)
-                mean = mean + multiplied.sum(-1)
-            else:
-                multiplied = change
+                mean = mean + multiplied.sum(-1, dtype=config.dtype)
             through_scores = through_scores + product(drop(multiplied, survivors), value, config.precision)
             if value_tangent is not None:
                 through_values = through_values + product(

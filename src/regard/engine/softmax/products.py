@@ -13,12 +13,6 @@ BATCH_ON_ONE_CORE = jax.__version_info__ < (0, 11)
 _SMALL = 1 << 22  # multiplications of one of them (benchmarks/NOTES.md)
 
 
-def round_for_product(array: Array, dtype: Any) -> Array:
-    """Round numbers to a narrower dtype that they are multiplied in, and keep their own."""
-    digits = jnp.finfo(dtype)
-    return jax.lax.reduce_precision(array, digits.nexp, digits.nmant)
-
-
 def product(a: Array, b: Array, precision: Any, contract: tuple[int, int] = (-1, -2)) -> Array:
     """Multiply matrices over the named axes, one of the last two each; axes before those are a batch.
 
