@@ -1,7 +1,8 @@
 """How others answer: several libraries, checked by `regard.conformance`, as the page docs/answers.md.
 
 `python -m benchmarks.answers` checks every library that is installed; names check those alone. What was
-found is kept in build/answers, a file per library, and the page is written from all of them.
+found is kept in build/answers, a file per library, and the page is written from all of them; `ruff format
+docs/answers.md` then lays out its programs, as `make lint` wants them.
 """
 
 from __future__ import annotations

@@ -165,8 +165,7 @@ def tangent(
             change = jnp.where(weights == 0, 0, weights * change)
             survivors = surviving(context, view)
             through_scores, lse_tangent, entropy_tangent, through_values, mean = sums
-            # Where one key has all of a row's weight, nothing is left: what is taken off is rounded as what is
-            # multiplied.
+            # Rounded as what is taken off again: where one key has all of a row's weight, nothing is left.
             multiplied = change.astype(config.matmul_dtype)
             if mean is not None:
                 mean = mean + multiplied.sum(-1, dtype=config.dtype)
