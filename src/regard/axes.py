@@ -13,10 +13,21 @@ One letter, one meaning, in every signature and docstring of the package:
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import jax.numpy as jnp
 import jax.typing
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int  # noqa: F401 (for all modules)
 
 # What a caller may pass where an array is expected: jax, NumPy, numbers, nested lists.
 ArrayLike: TypeAlias = jax.typing.ArrayLike | Sequence[Any]
 
+# A number of rows, or a symbol for one, in programs that are exported for every number (`jax.export`).
+Size: TypeAlias = Any
+
 Hidden: TypeAlias = Float[Array, "*B T M"]
+
+
+def broadcast_shapes(*shapes: tuple[Size, ...]) -> tuple[Size, ...]:
+    """Return the shape that shapes broadcast to, of which any size may be symbolic."""
+    known = all(isinstance(size, int) for shape in shapes for size in shape)
+    return np.broadcast_shapes(*shapes) if known else jnp.broadcast_shapes(*shapes)

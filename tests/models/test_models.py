@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax import export
 
 from layer_oracle import assert_close, build_drawn, count_parameters, draw, float64, linear, multi_head
 from regard import masks
@@ -241,3 +242,32 @@ def test_a_decoder_reads_the_class_token_and_all_of_the_source():
     np.testing.assert_allclose(found, run(model, x, target), rtol=1e-5, atol=1e-6)
     start = nnx.jit(lambda model: model.start_cache(jnp.ones((2, 5, 6)), 3, source_lengths=lengths))
     assert start(model).memory_lengths.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"positions": "rotary", "num_key_heads": 1, "windows": (3, None), "num_layers": 2},
+        {"positions": "learned", "num_experts": 3, "experts_per_token": 2, "max_length": 200},
+        {"positions": "relative", "num_layers": 2, "scan_layers": True},
+        {"positions": "sinusoidal", "attention_softcap": 5.0, "sinks": True},
+    ],
+    ids=["rotary", "learned, with experts", "relative, in a scan", "sinusoidal"],
+)
+def test_a_decoder_is_exported_once_for_every_batch_and_length(options):
+    graph, state = nnx.split(build_drawn(Decoder, configure(**options)))
+
+    @jax.jit
+    def differentiate(state, tokens, lengths):
+        def loss(state):
+            return jnp.mean(jnp.sin(nnx.merge(graph, state)(tokens, lengths=lengths)))
+
+        return jax.value_and_grad(loss)(state)
+
+    batch, length = export.symbolic_shape("batch, length")
+    shapes = jax.tree.map(jax.typeof, state), jax.ShapeDtypeStruct((batch, length), np.int32)
+    program = export.export(differentiate)(*shapes, jax.ShapeDtypeStruct((batch,), np.int32))
+    tokens, lengths = np.arange(3 * 141, dtype=np.int32).reshape(3, -1) % V, np.array([141, 7, 130], np.int32)
+    answers, expected = program.call(state, tokens, lengths), differentiate(state, tokens, lengths)
+    for got, want in zip(jax.tree.leaves(answers), jax.tree.leaves(expected), strict=True):
+        assert_close(got, want)

@@ -12,13 +12,15 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 
-from regard.axes import Array, ArrayLike, Hidden
+from regard.axes import Array, ArrayLike, Hidden, Size
 from regard.engine.call.problem import accumulation_dtype
 from regard.engine.dispatch.placement import active
 from regard.layers.choices import check_initializers, check_options
 from regard.layers.dropout import build_dropout
 from regard.layers.feed_forward import activate, check_activation
 from regard.layers.multi_head import check_features
+
+_SYMBOLIC_ROWS = 64  # of a tile, where the number of tokens is known only when an exported program is called
 
 
 class Experts(nnx.Module):
@@ -192,17 +194,18 @@ def _group_tokens(x: Array) -> tuple[Array, Callable[[Array], Array]]:
     return place(x.reshape(parts).swapaxes(1, 2).reshape((rows * positions, -1, shape[2]))), join
 
 
-def count_tile_rows(choices: int, num_experts: int) -> int:
-    """Return the rows of a tile: the mean number of choices of an expert."""
-    return -(-choices // num_experts)
+def count_tile_rows(choices: Size, num_experts: int) -> Size:
+    """Return the rows of a tile: the mean number of choices of an expert, where it is known."""
+    return -(-choices // num_experts) if isinstance(choices, int) else _SYMBOLIC_ROWS
 
 
 def _lay_tiles(chosen: Array, num_experts: int) -> tuple[Array, Array]:
     """Lay choices `(R,)` of experts in tiles of one each: which every tile has, where each choice lies."""
-    num_rows = len(chosen)
+    num_rows = chosen.shape[0]
     size = count_tile_rows(num_rows, num_experts)
     # Each of the experts that are chosen leaves at most size - 1 rows of its last tile empty.
-    num_tiles = (num_rows + min(num_experts, num_rows) * (size - 1)) // size
+    used = min(num_experts, num_rows) if isinstance(num_rows, int) else num_experts
+    num_tiles = (num_rows + used * (size - 1)) // size
     counts = jnp.bincount(chosen, length=num_experts)
     ends = jnp.cumsum(-(-counts // size))
     ranks = jnp.argsort(jnp.argsort(chosen)) - (jnp.cumsum(counts) - counts)[chosen]

@@ -4,11 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import regard.masks as masks
 from regard.arguments import as_array
-from regard.axes import Array, Float
+from regard.axes import Array, Float, Size, broadcast_shapes
 from regard.engine.call.canonicalization import float_array
 from regard.masks.data import check_boolean
 from regard.masks.stored import FromArray
@@ -25,10 +24,10 @@ def merge_heads(x: Float[Array, "*B H T E"]) -> Float[Array, "*B T W"]:
     return x.reshape((*x.shape[:-2], x.shape[-2] * x.shape[-1]))
 
 
-def broadcast_leading(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+def broadcast_leading(*shapes: tuple[Size, ...]) -> tuple[Size, ...]:
     """Return the leading axes of query, key and value together."""
     try:
-        return np.broadcast_shapes(*shapes)
+        return broadcast_shapes(*shapes)
     except ValueError:
         listed = ", ".join(map(str, shapes))
         raise ValueError(
@@ -50,12 +49,12 @@ def check_heads(d_model: int, num_heads: int, num_key_heads: int, head_dim: int 
         )
 
 
-def name_mask(mask: Any, leading: tuple[int, ...], T: int, S: int) -> masks.Mask | None:
+def name_mask(mask: Any, leading: tuple[Size, ...], T: Size, S: Size) -> masks.Mask | None:
     """Return a raw array as a mask, unless its shape has two readings."""
     if mask is None or isinstance(mask, masks.Mask):
         return mask
     stored = masks.from_array(check_boolean("mask", mask))
-    if jnp.shape(mask) == (T, S) and leading and leading[0] == T > 1:
+    if jnp.shape(mask) == (T, S) and leading and leading[0] == T and T not in (0, 1):
         raise ValueError(
             f"mask: shape {(T, S)} may mean (T, S) or, as the batch is {T} too, padding of shape (batch, S);"
             " say which: masks.from_array(mask) is (T, S), masks.valid_keys(mask) is (batch, S)"
@@ -63,7 +62,7 @@ def name_mask(mask: Any, leading: tuple[int, ...], T: int, S: int) -> masks.Mask
     return stored
 
 
-def place_mask(mask: Any, leading: tuple[int, ...], T: int, S: int) -> masks.Mask | None:
+def place_mask(mask: Any, leading: tuple[Size, ...], T: Size, S: Size) -> masks.Mask | None:
     """Return the mask with a heads axis in every stored array, so that no example's mask lands on a head."""
 
     def place(node: Any) -> Any:
@@ -73,7 +72,7 @@ def place_mask(mask: Any, leading: tuple[int, ...], T: int, S: int) -> masks.Mas
     return jax.tree.map(place, mask, is_leaf=lambda node: isinstance(node, FromArray))
 
 
-def place_bias(bias: Any, leading: tuple[int, ...]) -> Array | None:
+def place_bias(bias: Any, leading: tuple[Size, ...]) -> Array | None:
     """Return the bias, which must say its heads axis: between batch and heads there is no natural reading."""
     if bias is None:
         return None
@@ -87,7 +86,7 @@ def place_bias(bias: Any, leading: tuple[int, ...]) -> Array | None:
     return jax.lax.broadcast_to_rank(bias, max(len(leading), 1) + 3)
 
 
-def _insert_heads(array: Any, leading: tuple[int, ...]) -> Any:
+def _insert_heads(array: Any, leading: tuple[Size, ...]) -> Any:
     """Give (*B, T, S), which serves every head, a heads axis of 1; (T, S) and (*B, H, T, S) need none."""
     extra = array.ndim - 2
     if extra not in (0, len(leading), len(leading) + 1):

@@ -102,7 +102,7 @@ def check_broadcast(
         raise ValueError(f"{spelled}{per_key}.{per_row if len(leading) > 1 else ''}")
     first, rank = next(iter(shape), 1), len(shape)
     elsewhere = leading[:missing] if rank > 2 else leading[: rank == 2 and not wrapped]
-    if first > 1 and first in elsewhere:
+    if first not in (0, 1) and first in elsewhere:
         meant = "heads" if rank > 2 else "queries"
         raise ValueError(
             f"{spelled}: its first axis could be the batch or the {meant}, both {first}. Write {name}[None]"

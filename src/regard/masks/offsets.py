@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.arguments import LARGEST
-from regard.axes import Array
+from regard.axes import Array, broadcast_shapes
 from regard.masks.runs import Run
 from regard.records import record
 
@@ -158,7 +158,7 @@ def look_up(data: Array, index: Array, leading_axes: int) -> Array:
         return jnp.zeros(index.shape, data.dtype)
     data = spread(data, leading_axes + 1, trailing=1)
     place = jnp.clip(index, 0, data.shape[-1] - 1).reshape((*leading, rows * columns))
-    shape = np.broadcast_shapes(data.shape[:-1], place.shape[:-1])
+    shape = broadcast_shapes(data.shape[:-1], place.shape[:-1])
     data = jnp.broadcast_to(data, (*shape, data.shape[-1]))
     found = jnp.take_along_axis(data, jnp.broadcast_to(place, (*shape, place.shape[-1])), axis=-1)
     return found.reshape((*shape, rows, columns))

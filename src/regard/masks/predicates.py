@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import eval_jaxpr
 
-from regard.axes import Array
+from regard.axes import Array, broadcast_shapes
 from regard.masks.data import check_rows
 from regard.masks.grid import Blocks, Grid, explicit_mesh
 from regard.masks.mask import Mask, Take
@@ -171,7 +171,7 @@ class Predicate(Mask):
     def keep(self, grid: Grid) -> Array:
         query, key = grid.query_position, grid.key_position
         if not self._reads_numbers:
-            shape = np.broadcast_shapes(query.shape, key.shape)
+            shape = broadcast_shapes(query.shape, key.shape)
             return self._evaluate(np.int32(0), np.int32(0), query, key, shape)
         shape = (query.shape[-2], key.shape[-1])
         batch, head = (
@@ -186,7 +186,7 @@ class Predicate(Mask):
             query, key = (one.reshape((math.prod(one.shape[:-2]), *one.shape[-2:])) for one in (query, key))
             kept = _map(keep_one, batch, head, query, key)
             return kept.reshape((*kept.shape[: grid.leading_axes], *shape))
-        between = np.broadcast_shapes(query.shape[1:-3], key.shape[1:-3])
+        between = broadcast_shapes(query.shape[1:-3], key.shape[1:-3])
 
         def keep_heads(row: Array, query: Array, key: Array) -> Array:
             return _map(lambda *one: keep_one(row, *one), head, query, key)
@@ -212,7 +212,7 @@ class Predicate(Mask):
         for name, promise in (("empty", empty), ("full", full)):
             if promise.dtype != bool:
                 raise TypeError(f"classify: expected booleans (empty, full), got {promise.dtype} as {name}")
-        return jnp.broadcast_to(tile_kind(empty, full), np.broadcast_shapes(ends[0].shape, key_ends[0].shape))
+        return jnp.broadcast_to(tile_kind(empty, full), broadcast_shapes(ends[0].shape, key_ends[0].shape))
 
     def expression(self) -> str:
         chosen = self.classifier if isinstance(self.classifier, str) else _name(self.classifier)

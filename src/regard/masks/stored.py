@@ -96,7 +96,7 @@ class FromArray(Mask):
 
     @property
     def reads_cells(self) -> bool:
-        return min(np.shape(self.array)[-2:]) > 1
+        return {0, 1}.isdisjoint(np.shape(self.array)[-2:])
 
     def _full_rank(self, leading_axes: int) -> Array:
         missing = leading_axes + 2 - np.ndim(self.array)

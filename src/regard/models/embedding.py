@@ -11,7 +11,7 @@ from flax import nnx
 
 import regard.positions as positions
 from regard.arguments import integers
-from regard.axes import Array, ArrayLike, Float
+from regard.axes import Array, ArrayLike, Float, Size
 from regard.layers.choices import check_rngs
 from regard.layers.dropout import build_dropout
 from regard.layers.residual import build_norm
@@ -149,11 +149,11 @@ class TokenEmbedding(nnx.Module):
         if places is not None:
             place = self._check_places(places, hidden.shape[:-1])
         if self.position_table is None:
-            if offset is None and places is None:
+            if offset is None and places is None and isinstance(num_positions, int):
                 rows = positions.sinusoidal(num_positions, d_model, dtype=hidden.dtype)
             else:
                 rows = positions.sinusoidal_at(place, d_model).astype(hidden.dtype)
-        elif places is None and num_positions > limit:
+        elif places is None and isinstance(num_positions, int) and num_positions > limit:
             raise ValueError(
                 f"inputs: expected at most max_length = {limit} positions, got {num_positions}; raise"
                 " max_length, or use positions='sinusoidal', which has no limit"
@@ -162,7 +162,7 @@ class TokenEmbedding(nnx.Module):
             rows = self.position_table(place) * self.scale
         return hidden + jnp.broadcast_to(rows, hidden.shape)
 
-    def _check_places(self, places: Any, shape: tuple[int, ...]) -> Array:
+    def _check_places(self, places: Any, shape: tuple[Size, ...]) -> Array:
         """Return the position of each token, checked; out of the table's range under jit, one that is NaN."""
         found = integers("positions", places)
         if found.shape not in (shape, shape[-1:]):

@@ -9,18 +9,18 @@ import numpy as np
 
 import regard.masks as masks
 from regard.arguments import integers
-from regard.axes import Array, Bool
+from regard.axes import Array, Bool, Size
 from regard.masks.grid import is_concrete
 
 
-def check_lengths(name: str, lengths: Any, leading: tuple[int, ...], num_positions: int) -> Any:
+def check_lengths(name: str, lengths: Any, leading: tuple[Size, ...], num_positions: Size) -> Any:
     """Check for one integer length per row, within the row where values are known, and return them."""
     if lengths is None:
         return None
     lengths = integers(name, lengths, clamp=True)
     if lengths.shape != leading:
         raise ValueError(f"{name}: expected one length per row, shape {leading}, got {tuple(lengths.shape)}")
-    if not is_concrete(lengths):
+    if not is_concrete(lengths) or not isinstance(num_positions, int):
         return lengths
     # NumPy, because inside a trace arithmetic on a known jax array gives an unknown one.
     lengths = np.asarray(lengths)
@@ -37,7 +37,7 @@ def check_range(name: str, kind: str, values: Any, most: int, reason: str) -> No
         )
 
 
-def mark_valid(lengths: Any, num_positions: int) -> Bool[Array, "*B T"]:
+def mark_valid(lengths: Any, num_positions: Size) -> Bool[Array, "*B T"]:
     """Mark the positions below each row's length."""
     lengths = jnp.asarray(lengths, jnp.int32)
     index = jnp.arange(num_positions, dtype=jnp.int32)
@@ -52,7 +52,7 @@ def blank_padding(x: Array, lengths: Any) -> Array:
 
 
 def mask_padding(
-    lengths: Any, mask: masks.Mask | None = None, num_keys: int | None = None
+    lengths: Any, mask: masks.Mask | None = None, num_keys: Size | None = None
 ) -> masks.Mask | None:
     """Restrict a mask, or None for all, to keys outside the padding.
 

@@ -148,6 +148,8 @@ def _place_rows(position: Any, shape: tuple[int, ...]) -> tuple[Array, int]:
             return jnp.minimum(position, LARGEST - length) + rows, 1 << 31
         first = int(position)
         check_reach("position", first + length)
+        if not isinstance(length, int):  # symbolic
+            return position + rows, 1 << 31
         return position + rows, max(abs(first), abs(first + length)) + 1
     own = position.shape[:-1]
     fits = position.shape[-1] == length and len(own) <= len(leading)

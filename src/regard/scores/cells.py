@@ -121,7 +121,8 @@ class Block:
         def near(scores: Array) -> Array:
             return scores + self.over_scores(rows.read(lambda row: columns.read(partial(run, row), -1), -2))
 
-        if base.size != 1 or (height, width) != (rows.size, columns.size):
+        is_known = isinstance(height, int) and isinstance(width, int)
+        if base.size != 1 or (height, width) != (rows.size, columns.size) or not is_known:
             return near(scores)
         after, before = min(reach + height - 1, LARGEST), min(reach + width - 1, LARGEST)
         away = (base > after) | (base < -before)

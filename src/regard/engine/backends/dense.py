@@ -33,7 +33,9 @@ def refuses(problem: Problem) -> str | None:
 def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the output and what `problem.aux` names."""
     masked = problem.mask is not None or problem.bias is not None
-    few = 0 < problem.T * problem.group <= FEW_QUERIES and 0 not in problem.leading
+    few = (
+        not problem.is_symbolic and 0 < problem.T * problem.group <= FEW_QUERIES and 0 not in problem.leading
+    )
     # Elsewhere a branch would wait for the device, and the pass over values that it saves is part of another.
     if not (masked and few) or problem.dropout_rate or jax.default_backend() != "cpu":
         return _define(problem.with_arrays())
@@ -221,7 +223,7 @@ def _zero_unattended(problem: Problem, keep: Array | None) -> tuple[Array, Store
         return query, key, value
     asks = keep.any(-1)[..., None]
     answers = keep.any(-2)[..., None]
-    if answers.shape[-3] > 1:  # a key answers when any head of its group asks
+    if answers.shape[-3] != 1:  # a key answers when any head of its group asks
         *batch, heads, length, _ = answers.shape
         answers = answers.reshape((*batch, heads // problem.group, problem.group, length, 1)).any(-3)
     return (

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from regard.axes import Array
-from regard.engine.backends import dense
+from regard.engine.backends import dense, symbolic
 from regard.engine.backends.dense import score_matrix
 from regard.engine.call.problem import Problem
 from regard.engine.flash import primitives
@@ -41,6 +41,8 @@ def run(
     """Compute the output and what `problem.aux` names, in tiles of these sizes, by the passes of `spec`."""
     if 0 in (*problem.leading, problem.T, problem.S, problem.E):
         return dense.run(problem)
+    if problem.is_symbolic:
+        return symbolic.run(problem)
     if forward is None or backward is None:
         choice = choose_tiles(problem)
         forward, backward = forward or choice.forward, backward or choice.backward

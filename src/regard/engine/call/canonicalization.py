@@ -133,8 +133,8 @@ def _check_shapes(query: Any, key: Any, value: Any) -> tuple[int, ...]:
         raise ValueError(
             f"key: expected the head width of query, D = {query.shape[-1]}, on its last axis; got {shapes}"
         )
-    if query.shape[-1] == 0:
-        raise ValueError(f"query: expected a head width D of at least 1, got {shapes}")
+    if not isinstance(query.shape[-1], int) or query.shape[-1] == 0:
+        raise ValueError(f"query: expected a head width D of at least 1, no symbol, got {shapes}")
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"value: expected one row per key, S = {key.shape[-2]}, on axis -2; got {shapes}")
     if 0 in (array.shape[-3] for array in (query, key, value) if array.ndim > 2):
@@ -247,7 +247,8 @@ def check_chosen_rows(name: str, index: Any, size: int | None, aux: tuple[str, .
     array: Any = read_array(name, index)
     if array.ndim != 1 or not (array.size == 0 or jnp.issubdtype(array.dtype, jnp.integer)):
         raise TypeError(f"{name}: expected a list of integers, got {_describe(index)}")
-    if is_concrete(array) and not np.all((np.asarray(array) >= 0) & (np.asarray(array) < size)):
+    known = is_concrete(array) and isinstance(size, int)
+    if known and not np.all((np.asarray(array) >= 0) & (np.asarray(array) < size)):
         raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {np.asarray(array).tolist()}")
     return integers(name, array) if array.size else np.zeros(0, np.int32)
 

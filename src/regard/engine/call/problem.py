@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.axes import Array
+from regard.axes import Array, broadcast_shapes
 from regard.engine.call.stores import as_array
 from regard.masks import Mask
 from regard.masks.grid import Grid, Offset
@@ -75,11 +75,17 @@ class Problem:
     @property
     def key_heads(self) -> int:
         """K: how many groups the query heads form; 1 where there is no head axis."""
-        return max([array.shape[-3] for array in (self.key, self.value) if array.ndim > 2], default=1)
+        heads = (array.shape[-3] for array in (self.key, self.value) if array.ndim > 2)
+        return next((count for count in heads if count != 1), 1)
 
     @property
     def sizes(self) -> Sizes:
         return Sizes(self.leading, self.key_heads, self.T, self.S)
+
+    @property
+    def is_symbolic(self) -> bool:
+        """True in a program exported for sizes that are known only when it is called."""
+        return not all(isinstance(size, int) for size in (*self.leading, self.T, self.S))
 
     @property
     def accumulation(self) -> np.dtype:
@@ -165,14 +171,14 @@ def accumulation_dtype(*arrays: Any) -> np.dtype:
 def broadcast_leading(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> tuple[int, ...]:
     """Return the output's leading axes; the last, heads, may be a multiple of that of key and value."""
     try:
-        pair = np.broadcast_shapes(tuple(key), tuple(value))
+        pair = broadcast_shapes(tuple(key), tuple(value))
     except ValueError:
         raise ValueError("expected leading axes of key and value that broadcast") from None
-    if query and pair and query[-1] != pair[-1] and pair[-1] > 1 and query[-1] > 1:
+    if query and pair and query[-1] != pair[-1] and {0, 1}.isdisjoint((query[-1], pair[-1])):
         if query[-1] % pair[-1]:
             raise ValueError(f"expected query heads ({query[-1]}) to be a multiple of key heads ({pair[-1]})")
         pair = (*pair[:-1], query[-1])
     try:
-        return np.broadcast_shapes(tuple(query), tuple(pair))
+        return broadcast_shapes(tuple(query), tuple(pair))
     except ValueError:
         raise ValueError("expected leading axes that broadcast") from None

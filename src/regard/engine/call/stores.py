@@ -72,7 +72,7 @@ class Whole(Store):
     def divide(cls, array: Array, rows: int) -> Whole:
         """Divide the keys for products with so many rows, where that is faster."""
         length = array.shape[-2]
-        is_few = 1 < rows <= FEW_QUERIES and jax.default_backend() == "cpu"
+        is_few = isinstance(rows, int) and 1 < rows <= FEW_QUERIES and jax.default_backend() == "cpu"
         divisors = (size for size in range(_BLOCK, _LEAST_BLOCK - 1, -1) if length % size == 0)
         return cls(array, next(divisors, length) if is_few else length)
 
@@ -102,7 +102,7 @@ class Whole(Store):
         return product("...ts,...se->...te", weights, self._blocks(), precision).sum(-3)
 
     def zero_unless(self, used: Array) -> Whole:
-        shared = tuple(axis for axis, size in enumerate(self.shape[:-1]) if size == 1 < used.shape[axis])
+        shared = tuple(axis for axis, size in enumerate(self.shape[:-1]) if size == 1 != used.shape[axis])
         return dataclasses.replace(self, values=jnp.where(used.any(shared, keepdims=True), self.values, 0))
 
     def _blocks(self) -> Array:
@@ -119,7 +119,7 @@ _FEW_ROWS = 4
 def product(subscripts: str, a: Array, b: Array, precision: Any) -> Array:
     """Multiply matrices of one dtype, summed in float32 at least."""
     rows = a.shape[-2]
-    if a.dtype == jnp.bfloat16 and 0 < rows < _FEW_ROWS:
+    if a.dtype == jnp.bfloat16 and isinstance(rows, int) and 0 < rows < _FEW_ROWS:
         a = jnp.concatenate([a] * -(-_FEW_ROWS // rows), -2)
     options: Any = {"precision": precision, "preferred_element_type": np.promote_types(a.dtype, np.float32)}
     if a.dtype == jnp.bfloat16 and subscripts.endswith("e") and a.shape[:-2] != b.shape[:-2]:

@@ -80,7 +80,7 @@ class Explanation:
             sides = f"{self.tiles.side} x {self.tiles.side}"
             lines.append(("tiles", f"{counts} of {sides}; {self.tiles.kept:.0%} hold work"))
         elif self.mask:
-            lines.append(("tiles", "not counted: the mask's arrays are not known here"))
+            lines.append(("tiles", "not counted: the mask's arrays, or sizes, are not known here"))
         if self.computes is not None:
             lines.append(("computes", str(self.computes)))
         if self.mask_work is not None:
@@ -116,7 +116,7 @@ def describe(problem: Problem, choice: Choice) -> Explanation:
         refusals=choice.refusals,
         dense_flops=2 * pairs * (problem.D + problem.E),
         dense_bytes=pairs * problem.accumulation.itemsize,
-        computes=choose_tiles(problem) if choice.name == "tiled" else None,
+        computes=choose_tiles(problem) if choice.name == "tiled" and not problem.is_symbolic else None,
         mask_work=_mask_work(problem) if choice.name == "tiled" else None,
         gathered=() if active() else _sequence_axes(problem),
     )
@@ -125,7 +125,7 @@ def describe(problem: Problem, choice: Choice) -> Explanation:
 def _mask_work(problem: Problem) -> str | None:
     """Say what it costs to find the tiles that hold work."""
     mask = problem.mask
-    if mask is None:
+    if mask is None or problem.is_symbolic:
         return None
     if mask.kinds is not None:
         return f"prepared: {mask.kinds.size:,} B of tile kinds, read by every call"
@@ -147,7 +147,11 @@ def _sequence_axes(problem: Problem) -> tuple[str, ...]:
 
 
 def _census(problem: Problem) -> TileCensus | None:
-    if problem.mask is None or not is_concrete((problem.mask, problem.query_offset, problem.key_offset)):
+    if (
+        problem.mask is None
+        or problem.is_symbolic
+        or not is_concrete((problem.mask, problem.query_offset, problem.key_offset))
+    ):
         return None
     if not is_concrete(problem.mask.closure_convert(problem.grid())):
         return None
@@ -172,6 +176,9 @@ def classify_tiles(problem: Problem) -> tuple[np.ndarray, int]:
 
 
 def scaled(amount: float, unit: str) -> str:
+    """Spell an amount with three digits; one that is symbolic as it is."""
+    if not isinstance(amount, int | float):
+        return f"{amount} {unit}"
     for prefix in ("", "k", "M", "G", "T"):
         if amount < 1000:
             return f"{amount:.3g} {prefix}{unit}"

@@ -34,6 +34,7 @@ BACKENDS: Mapping[str, Backend] = {
 }
 COMPLETE = ("tiled", "dense")  # these serve every call, on every device
 PLATFORMS = {"cudnn": "gpu", "splash_tpu": "tpu", "mosaic_gpu": "gpu"}  # where the others are thought of
+_SYMBOLIC = "its sizes are symbolic, which 'tiled' and 'dense' alone serve, without batch_invariant"
 UNMEASURED = ("mosaic_gpu",)  # these serve where they are asked for by name
 
 
@@ -56,10 +57,18 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
         refusal = BACKENDS[name].refuses(problem)
         if problem.batch_invariant and name != "tiled":
             refusal = "batch_invariant is promised by 'tiled' alone"
+        if problem.is_symbolic and (name not in COMPLETE or problem.batch_invariant):
+            refusal = _SYMBOLIC
         if refusal is not None:
             raise NotImplementedError(f"backend {name!r} cannot serve this call: {refusal}")
         unmeasured = "; it was interpreted on a CPU, and measured on no device" if name in UNMEASURED else ""
         return Choice(name, f"it was asked for{unmeasured}", {})
+    if problem.is_symbolic:
+        if problem.batch_invariant:
+            raise NotImplementedError(f"no backend can serve this call: {_SYMBOLIC}")
+        return Choice(
+            "tiled", "sizes are symbolic: every pair is computed, some rows at a time, linear in memory", {}
+        )
     if problem.batch_invariant:
         return Choice("tiled", "its bits do not depend on the rest of the batch", {})
     here = jax.default_backend()

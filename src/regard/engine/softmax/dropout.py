@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry2x32_p
 
-from regard.axes import Array, Bool
+from regard.axes import Array, Bool, Size
 from regard.masks.grid import Grid
 
 # Words are two arrays of uint32, side by side on the first axis.
@@ -19,7 +19,7 @@ Pair = tuple[Array, Array]  # or taken apart
 _QUERY, _KEY = 0xFFFF0001, 0xFFFF0002  # second counter word: apart from the leading axes' numbers
 
 
-def head_seeds(rng: Array, leading: tuple[int, ...]) -> Words:
+def head_seeds(rng: Array, leading: tuple[Size, ...]) -> Words:
     """Draw two words of seed per leading index, `(2, *B)`.
 
     Axis by axis, so that the seeds of a smaller call are a corner of a larger one's; an absent batch or head

@@ -24,7 +24,8 @@ def product(a: Array, b: Array, precision: Any, contract: tuple[int, int] = (-1,
     total = np.promote_types(factor, np.float32)
     a, b = a.astype(factor), b.astype(factor)
     found = jax.lax.dot_general(a, b, (axes, (batch, batch)), precision, total)
-    small = 0 < found.shape[-2] * found.shape[-1] * a.shape[contract[0]] <= _SMALL
+    work = found.shape[-2] * found.shape[-1] * a.shape[contract[0]]
+    small = isinstance(work, int) and 0 < work <= _SMALL
     if not (small and BATCH_ON_ONE_CORE and total == np.float32 and jax.default_backend() == "cpu"):
         return found
     # XLA divides a kernel along its batch if a maximum is part of it: here, of zeros, or of NaN where a row
