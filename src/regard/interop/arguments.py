@@ -14,6 +14,7 @@ from regard import masks
 from regard.arguments import integers
 from regard.axes import Array
 from regard.engine.call.canonicalization import float_array
+from regard.engine.call.options import Options, check_names
 from regard.masks import Mask
 from regard.masks.data import check_boolean, check_broadcast
 from regard.masks.grid import is_concrete
@@ -86,6 +87,20 @@ def all_of(parts: Sequence[Mask | None]) -> Mask | None:
     """Combine the masks that are not None; None for no mask."""
     there = [part for part in parts if part is not None]
     return functools.reduce(operator.and_, there) if there else None
+
+
+def further_options(options: dict[str, Any], **elsewhere: str) -> dict[str, Any]:
+    """Return options of `attend` that another library's call has no argument for, queries from position 0 on.
+
+    `elsewhere` are those that it has, by what they are called there.
+    """
+    for name in options.keys() & elsewhere.keys():
+        raise TypeError(
+            f"{name}: expected it as {elsewhere[name]}, as this call names it; write {elsewhere[name]}="
+        )
+    check_names([name for name in options if name != "backend"], Options)
+    is_placed = options.keys() & {"query_offset", "query_positions"}
+    return options if is_placed else {**options, "query_offset": 0}
 
 
 def row_lengths(name: str, lengths: Any, batch: int, most: int | None = None) -> Any:

@@ -13,6 +13,7 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype as promote
 
 from regard import attend, masks
+from regard.arguments import check_flag
 from regard.axes import Array, ArrayLike
 from regard.engine.call.hooks import called_by
 from regard.interop import arguments
@@ -41,7 +42,8 @@ def attention_fn(
     qk_attn_weights_einsum: Any = None,
     attn_weights_value_einsum: Any = None,
     input_positions: Any = None,
-) -> Array:
+    **options: Any,
+) -> Any:
     """Answer a call of Flax's `dot_product_attention`, of `nnx` or `linen`, with `regard.attend`.
 
     score_hqk = sum_d query_qhd key_khd / sqrt(D) + bias_hqk over the keys that mask keeps
@@ -56,6 +58,7 @@ def attention_fn(
     - Scores and softmax are float32 (float64 for float64), whether or not `force_fp32_for_softmax` is on;
       the output has the dtype of the computation.
     - `is_causal` and a padding mask may come together; the width of values may differ from that of keys.
+    - `options` of `attend` that Flax lacks, such as score, scale or sinks, are bound by `functools.partial`.
 
     Args:
         query: `(*B, Q, H, D)`; *B may be any number of axes, none included.
@@ -82,9 +85,11 @@ def attention_fn(
         qk_attn_weights_einsum: None, likewise.
         attn_weights_value_einsum: None, likewise.
         input_positions: None; rotate query and key before.
+        options: all others of `regard.attend`, as they are there.
 
     Returns:
-        The output `(*B, Q, H, E)`, in the dtype of the computation.
+        The output `(*B, Q, H, E)`, in the dtype of the computation; with `aux`, which layers of Flax do not
+        take, a pair of it and the dict that `attend` returns, whose arrays are `(*B, H, Q, ...)`.
 
     Raises:
         TypeError: inputs that are not of floating point.
@@ -113,13 +118,14 @@ def attention_fn(
         attn_weights_value_einsum=attn_weights_value_einsum,
         input_positions=input_positions,
     )
+    options = arguments.further_options(options, rng="dropout_rng")
     promoted = promote_dtype((query, key, value), dtype=dtype)
     unbatched = np.ndim(promoted[0]) == 3
     arrays = arguments.heads_first(promoted[0], promoted[1], promoted[2], range(3, 33))
     full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
     mask, sound = _read_mask(mask)
     kept = arguments.align_mask("mask", mask, full)
-    if is_causal:
+    if check_flag("is_causal", is_causal):
         if kept is not None and full[-2] == 1 < full[-1]:
             raise ValueError(
                 f"is_causal: expected False for one query, with a mask, on {full[-1]} keys, got True: Flax"
@@ -133,6 +139,8 @@ def attention_fn(
             f"dropout_rng: expected a random key because dropout_rate = {rate}, got None; pass one, or"
             " deterministic=True"
         )
+    asked = tuple(options.pop("aux", ()))
+    names = asked if module is None else tuple(dict.fromkeys((*asked, "weights")))
     with nullcontext() if module is None else called_by(module):
         result = attend(
             *arrays,
@@ -140,19 +148,21 @@ def attention_fn(
             bias=arguments.align_bias("bias", bias, full),
             dropout_rate=rate,
             rng=dropout_rng,
-            query_offset=0,
             precision=precision,
-            aux=() if module is None else ("weights",),
+            aux=names,
+            **options,
         )
-    out, aux = (result, {}) if module is None else result
+    output, aux = result if names else (result, {})
+    if sound is not None:
+        output = jnp.where(sound, output, jnp.nan)
+    output = arguments.swap_heads(output)
+    if unbatched:
+        output, aux = jax.tree.map(lambda array: array[0], (output, aux))
     if module is not None:
         weights = aux["weights"] if force_fp32_for_softmax else aux["weights"].astype(arrays[0].dtype)
         collection = nnx.Intermediate if isinstance(module, nnx.Module) else "intermediates"
-        module.sow(collection, "attention_weights", weights[0] if unbatched else weights)
-    if sound is not None:
-        out = jnp.where(sound, out, jnp.nan)
-    out = arguments.swap_heads(out)
-    return out[0] if unbatched else out
+        module.sow(collection, "attention_weights", weights)
+    return (output, {name: aux[name] for name in asked}) if asked else output
 
 
 def _refuse(**given: Any) -> None:

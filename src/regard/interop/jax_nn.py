@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from regard import attend, masks
+from regard.arguments import check_flag
 from regard.axes import Array, ArrayLike
 from regard.interop import arguments
 from regard.masks import Mask
@@ -27,6 +29,7 @@ def dot_product_attention(
     local_window_size: int | tuple[int, int] | None = None,
     implementation: Literal["xla", "cudnn"] | None = None,
     return_residual: bool = False,
+    **options: Any,
 ) -> Any:
     """Answer a call of `jax.nn.dot_product_attention` with `regard.attend`.
 
@@ -45,6 +48,7 @@ def dot_product_attention(
     - The residual is float32 (float64 for float64) and has a gradient; jax.nn rounds it to the dtype of key
       and stops the gradient.
     - N may be a multiple of K, as in jax.nn, and the width of values may differ from H.
+    - `options` of `attend` that jax.nn lacks, such as score, sinks, dropout_rate or query_offset, go with it.
 
     Args:
         query: floating-point, `(B, T, N, H)` or `(T, N, H)`.
@@ -63,16 +67,18 @@ def dot_product_attention(
             or one integer for both. None means all.
         implementation: None, "xla" or "cudnn", a hint that is not taken: Regard picks its own backend.
         return_residual: also return the log of the sum of exponentials.
+        options: all others of `regard.attend`, as they are there.
 
     Returns:
         The output, `(B, T, N, E)` or `(T, N, E)`, in query's dtype; with `return_residual`, a pair of it and
-        the residual `(B, T, N)` or `(T, N)`.
+        the residual `(B, T, N)` or `(T, N)`; with `aux`, a pair of it and the dict that `attend` returns,
+        whose arrays are `(B, N, ...)`.
 
     Raises:
         TypeError: inputs that are not of floating point, a float mask (pass it as `bias`), lengths or window
             sizes that are not integers.
         ValueError: shapes or heads that do not fit, a mask with two readings, lengths beyond the arrays, a
-            negative window, an unknown implementation.
+            negative window, an unknown implementation, `aux` beside `return_residual`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -88,35 +94,40 @@ def dot_product_attention(
             f"implementation: expected None, 'xla' or 'cudnn', a hint; got {implementation!r}. To choose a"
             " backend of Regard's, call regard.attend(..., backend=)"
         )
+    options = arguments.further_options(options)
+    if return_residual and options.get("aux"):
+        raise ValueError(
+            f'aux: expected none beside return_residual=True, got {options["aux"]!r}; "lse" in aux is the'
+            " residual, heads first"
+        )
     unbatched = np.ndim(query) == 3
     query, key, value = arguments.heads_first(query, key, value, range(3, 5))
     batch, heads, num_queries, _ = query.shape
     num_keys = key.shape[-2]
     full = (batch, heads, num_queries, num_keys)
     parts = [arguments.align_mask("mask", mask, full)]
-    if is_causal:
+    if check_flag("is_causal", is_causal):
         parts.append(masks.causal())
     if local_window_size is not None:
         parts.append(masks.from_jax_window(local_window_size))
     if key_value_seq_lengths is not None:
         lengths = arguments.row_lengths("key_value_seq_lengths", key_value_seq_lengths, batch, num_keys)
-        parts.append(masks.lengths(lengths))
+        moved = options.keys() & {"key_offset", "key_positions"}  # `lengths` counts positions
+        real = jnp.arange(num_keys)[None] < jnp.asarray(lengths)[:, None] if moved else lengths
+        parts.append(masks.valid_keys(real) if moved else masks.lengths(real))
     if query_seq_lengths is not None:
         lengths = arguments.row_lengths("query_seq_lengths", query_seq_lengths, batch, num_queries)
         real = jnp.arange(num_queries)[None] < jnp.asarray(lengths)[:, None]
         parts.append(masks.from_array(real[:, None, :, None]))
-    result = attend(
-        query,
-        key,
-        value,
-        mask=arguments.all_of(parts),
-        bias=arguments.align_bias("bias", bias, full),
-        scale=scale,
-        query_offset=0,
-        aux=("lse",) if return_residual else (),
-    )
-    if not return_residual:
-        out = arguments.swap_heads(result)
-        return out[0] if unbatched else out
-    out, residual = arguments.swap_heads(result[0]), jnp.swapaxes(result[1]["lse"], -2, -1)
-    return (out[0], residual[0]) if unbatched else (out, residual)
+    if return_residual:
+        options = {**options, "aux": ("lse",)}
+    bias = arguments.align_bias("bias", bias, full)
+    result = attend(query, key, value, mask=arguments.all_of(parts), bias=bias, scale=scale, **options)
+    output, aux = result if options.get("aux") else (result, {})
+    output = arguments.swap_heads(output)
+    residual = jnp.swapaxes(aux["lse"], -2, -1) if return_residual else None
+    if unbatched:
+        output, aux, residual = jax.tree.map(lambda array: array[0], (output, aux, residual))
+    if residual is not None:
+        return output, residual
+    return (output, aux) if aux else output

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard import attend, masks
+from regard.arguments import check_flag
 from regard.axes import Array, ArrayLike
 from regard.engine.call.canonicalization import check_rate, float_array
 from regard.engine.call.problem import broadcast_leading
@@ -26,7 +27,8 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     *,
     rng: Array | None = None,
-) -> Array:
+    **options: Any,
+) -> Any:
     """Answer a call of `torch.nn.functional.scaled_dot_product_attention` on JAX arrays with `regard.attend`.
 
     score_ls = scale sum_e query_le key_se + attn_mask_ls, or over the keys that attn_mask keeps
@@ -52,9 +54,10 @@ def scaled_dot_product_attention(
         scale: factor on the scores; None means 1/sqrt(E).
         enable_gqa: let Hq be a multiple of H. Off, heads must be as many, or one.
         rng: random key, needed when dropout_p > 0. The pattern is that of `attend`, not torch's.
+        options: all others of `regard.attend`, such as score, sinks, query_offset and aux.
 
     Returns:
-        The output `(..., Hq, L, Ev)`, in query's dtype.
+        The output `(..., Hq, L, Ev)`, in query's dtype; with `aux`, what `attend` returns.
 
     Raises:
         TypeError: inputs that are not of floating point; a mask that is neither that nor boolean.
@@ -78,15 +81,16 @@ def scaled_dot_product_attention(
             f"rng: expected a random key because dropout_p = {dropout_p}, got None; pass"
             " rng=jax.random.key(0), or dropout_p=0.0 when not training"
         )
+    causal = masks.causal() if check_flag("is_causal", is_causal) else None
     mask, bias = _read(attn_mask, full)
     return attend(
         *arrays,
-        mask=arguments.all_of([mask, masks.causal() if is_causal else None]),
+        mask=arguments.all_of([mask, causal]),
         bias=bias,
         scale=scale,
         dropout_rate=dropout_p,
         rng=rng,
-        query_offset=0,
+        **arguments.further_options(options, dropout_rate="dropout_p"),
     )
 
 
