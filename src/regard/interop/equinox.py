@@ -1,0 +1,126 @@
+"""Equinox's multi-head attention, computed by Regard with the weights that a model has."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+
+from regard import attend
+from regard.axes import Array, ArrayLike, Float
+from regard.interop import arguments
+from regard.masks import Mask
+
+Model = TypeVar("Model")
+
+
+class MultiheadAttention(eqx.nn.MultiheadAttention):
+    """Answer as `equinox.nn.MultiheadAttention` does, with its constructor, weights and arguments.
+
+    What differs: `mask` may also be a `masks.Mask`; a query that may attend to nothing gets zeros in place of
+    the mean of all values; dropout draws the pattern of `attend`; and calls take all other options of
+    `regard.attend`, with `aux` returning a pair. Query t sits at position t and key s at s, unless they are
+    placed otherwise.
+
+    Example:
+        >>> import equinox as eqx, jax, jax.numpy as jnp
+        >>> from regard import masks
+        >>> from regard.interop.equinox import MultiheadAttention
+        >>> layer = MultiheadAttention(2, 6, key=jax.random.key(0))
+        >>> x = jnp.ones((5, 6))
+        >>> layer(x, x, x, masks.causal()).shape
+        (5, 6)
+
+    Reference: `equinox.nn.MultiheadAttention` of Equinox 0.13.
+    """
+
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        query: Float[Array, "T query_size"],
+        key_: Float[Array, "S key_size"],
+        value: Float[Array, "S value_size"],
+        mask: Mask | ArrayLike | None = None,
+        *,
+        key: Array | None = None,
+        inference: bool | None = None,
+        process_heads: Callable[[Array, Array, Array], tuple[Array, Array, Array]] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Attend from each query to the keys.
+
+        Args:
+            query: `(T, query_size)`; a batch goes through `jax.vmap`.
+            key_: `(S, key_size)`.
+            value: `(S, value_size)`.
+            mask: True = may attend: a `masks.Mask`, or `(T, S)` or `(heads, T, S)` booleans. None means all
+                may.
+            key: random key, needed where something drops.
+            inference: whether nothing drops; None means what the layer says.
+            process_heads: makes other heads `(length, heads, width)` of those of query, key and value.
+            options: all others of `regard.attend`, as they are there.
+
+        Returns:
+            `(T, output_size)`; with `aux`, a pair of it and the dict that `attend` returns.
+
+        Raises:
+            TypeError, ValueError: as `attend`; dropout without a key.
+        """
+        options = arguments.further_options(options, dropout_rate="dropout_p of the layer", rng="key")
+        heads = tuple(
+            jax.vmap(project)(x).reshape((x.shape[0], self.num_heads, -1))
+            for project, x in ((self.query_proj, query), (self.key_proj, key_), (self.value_proj, value))
+        )
+        heads = heads if process_heads is None else process_heads(*heads)
+        arrays = arguments.heads_first(*heads, range(3, 4))
+        full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
+        rate = 0.0 if (self.dropout.inference if inference is None else inference) else self.dropout.p
+        if rate and key is None:
+            raise ValueError(
+                f"key: expected a random key because the layer has dropout_p = {rate}, got None; pass one, or"
+                " inference=True"
+            )
+        found = attend(
+            *arrays,
+            mask=arguments.align_mask("mask", mask, full),
+            dropout_rate=rate,
+            rng=key if rate else None,
+            **options,
+        )
+        output, aux = found if options.get("aux") else (found, {})
+        output = arguments.swap_heads(output)[0].reshape((query.shape[0], -1))
+        output = jax.vmap(self.output_proj)(output)
+        return (output, jax.tree.map(lambda array: array[0], aux)) if aux else output
+
+
+def replace_attention(model: Model) -> Model:
+    """Return a model whose every `equinox.nn.MultiheadAttention` is Regard's, with the same weights.
+
+    Args:
+        model: any pytree, such as an Equinox module; layers that have a class of their own stay.
+
+    Returns:
+        The model with `MultiheadAttention` of this module; arrays are not copied.
+
+    Example:
+        >>> import equinox as eqx, jax
+        >>> from regard.interop.equinox import replace_attention
+        >>> layer = eqx.nn.MultiheadAttention(2, 6, key=jax.random.key(0))
+        >>> type(replace_attention([layer])[0]).__module__
+        'regard.interop.equinox'
+    """
+
+    def is_attention(node: Any) -> bool:
+        return type(node) is eqx.nn.MultiheadAttention
+
+    def replace(node: Any) -> Any:
+        if not is_attention(node):
+            return node
+        layer = object.__new__(MultiheadAttention)
+        for field in dataclasses.fields(node):
+            object.__setattr__(layer, field.name, getattr(node, field.name))
+        return layer
+
+    return jax.tree.map(replace, model, is_leaf=is_attention)

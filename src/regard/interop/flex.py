@@ -1,0 +1,118 @@
+"""Masks for PyTorch's FlexAttention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from regard.arguments import whole_number
+from regard.masks import Mask, TileKind
+from regard.masks.alignment import place_mask
+from regard.masks.grid import Grid
+from regard.masks.runs import Span
+
+
+def block_mask(
+    mask: Mask,
+    num_queries: int,
+    num_keys: int | None = None,
+    *,
+    block_size: int = 128,
+    device: Any = "cpu",
+    query_offset: Any = None,
+    key_offset: Any = None,
+) -> Any:
+    """Build the `BlockMask` of a mask, for `torch.nn.attention.flex_attention.flex_attention`.
+
+    Which blocks are kept, and which of them wholly, is what `mask.tiles` says; of a block kept in part the
+    pairs are stored, so that FlexAttention looks them up instead of calling Python. Nothing of T x S numbers
+    is made, unless all blocks are kept in part.
+
+    Args:
+        mask: of known arrays, whose leading axes are those of batch and heads, if it has any.
+        num_queries: T.
+        num_keys: S; None means T.
+        block_size: the side of the blocks.
+        device: where torch puts the tensors.
+        query_offset: position of the first query; needed where T != S and the mask reads positions.
+        key_offset: position of the first key; None means 0.
+
+    Returns:
+        A `torch.nn.attention.flex_attention.BlockMask`.
+
+    Raises:
+        ImportError: torch is not installed.
+        TypeError, ValueError: as `Mask.tiles`.
+
+    Example:
+        >>> from regard import masks
+        >>> from regard.interop.flex import block_mask
+        >>> kept = masks.causal() & masks.sliding_window(255)
+        >>> flex_attention(q, k, v, block_mask=block_mask(kept, 4096))  # doctest: +SKIP
+
+    Reference: PyTorch 2.13, `torch.nn.attention.flex_attention.BlockMask`.
+    """
+    import torch
+    from torch.nn.attention.flex_attention import BlockMask
+
+    num_keys = num_queries if num_keys is None else num_keys
+    size = whole_number("block_size", block_size, 1)
+    kinds, slots, cells = stored_blocks(mask, num_queries, num_keys, size, query_offset, key_offset)
+
+    def tensor(array: Any) -> Any:
+        return torch.tensor(np.asarray(array), device=device)
+
+    lists = [
+        tensor(array) for kind in (TileKind.PARTIAL, TileKind.FULL) for array in list_blocks(kinds == kind)
+    ]
+    slots, cells = tensor(slots), tensor(cells)
+
+    def mask_mod(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        batch, head = (
+            index if count > 1 else index * 0
+            for index, count in zip((batch, head), slots.shape[:2], strict=True)
+        )
+        return cells[slots[batch, head, query // size, key // size], query % size, key % size]
+
+    return BlockMask.from_kv_blocks(
+        *lists, BLOCK_SIZE=size, mask_mod=mask_mod, seq_lengths=(num_queries, num_keys)
+    )
+
+
+def list_blocks(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many blocks of each row are chosen, and which: these first, in order, then the others."""
+    return chosen.sum(-1, dtype=np.int32), np.argsort(~chosen, axis=-1, kind="stable").astype(np.int32)
+
+
+def stored_blocks(
+    mask: Mask, num_queries: int, num_keys: int, size: int, query_offset: Any, key_offset: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return kinds of blocks, `(B | 1, H | 1, rows, columns)`, where the pairs of each are, and these.
+
+    Pairs come as `(stored, size, size)` booleans, those of EMPTY and of FULL blocks first.
+    """
+    query, key, _ = place_mask(mask, num_queries, num_keys, (query_offset, key_offset), (None, None), 2)
+    offsets = {"query_offset": query_offset, "key_offset": key_offset, "leading_axes": 2}
+    kinds = np.array(mask.tiles(num_queries, num_keys, query_block=size, key_block=size, **offsets))
+    # As torch does, pairs of a block that sticks out count as left out.
+    if num_queries % size:
+        kinds[..., -1, :] = np.minimum(kinds[..., -1, :], TileKind.PARTIAL)
+    if num_keys % size:
+        kinds[..., -1] = np.minimum(kinds[..., -1], TileKind.PARTIAL)
+    slots = np.where(kinds == TileKind.FULL, np.int32(1), np.int32(0))
+    cells = [np.zeros((1, size, size), bool), np.ones((1, size, size), bool)]
+    count, columns = 2, kinds.shape[-1]
+    for row in range(kinds.shape[-2]):
+        first = row * size
+        span = Span(first, min(size, num_queries - first))
+        kept = np.asarray(mask.keep(Grid.tile(span, Span(0, num_keys), query, 2, key)))
+        kept = np.broadcast_to(kept, (*kinds.shape[:2], span.size, num_keys))
+        beyond = (size - span.size, columns * size - num_keys)
+        kept = np.pad(kept, [(0, 0), (0, 0), (0, beyond[0]), (0, beyond[1])])
+        kept = np.moveaxis(kept.reshape((*kinds.shape[:2], size, columns, size)), -2, -3)
+        partial = kinds[:, :, row] == TileKind.PARTIAL
+        cells.append(kept[partial])
+        slots[:, :, row][partial] = count + np.arange(partial.sum())
+        count += partial.sum()
+    return kinds, slots, np.concatenate(cells)
