@@ -1,8 +1,12 @@
 """Arguments, read and checked: numbers, flags and arrays, each told by its name where it is none."""
 
+import difflib
+import functools
+import inspect
 import operator
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +14,90 @@ import numpy as np
 from jax.core import Tracer
 
 LARGEST = np.iinfo(np.int32).max  # positions lie below: as a bound, it is none
+Guided = TypeVar("Guided", bound=Callable[..., Any])
+
+# What is written here for other libraries' options: the first whose first word the function knows.
+_HERE = {
+    "mask=masks.causal()": "is_causal causal", "causal=": "is_causal",
+    "mask=, where True = may attend, or bias= for numbers to add": "attn_mask",
+    "mask=masks.from_hf_attention_mask(array)": "attention_mask",
+    "mask=masks.valid_keys(array), where True = may attend": "key_padding_mask",
+    "valid=, where True = a real token, and causal=": "mask",
+    "mask=masks.predicate(fn), with its mask_mod as fn": "block_mask",
+    "mask=masks.sliding_window(before, after)": "local_window_size window_size sliding_window window",
+    "windows=(before,)": "window_size sliding_window window", "before=": "window_size sliding_window window",
+    "first=": "sinks", "score=scores.modifier(fn)": "score_mod",
+    "score=scores.softcap(cap)": "logits_soft_cap logit_softcap softcap", "attention_softcap=": "softcap",
+    "nothing: heads of query may be a multiple of those of key and value": "enable_gqa",
+    "scale=": "softmax_scale sm_scale", 'aux=("weights",)': "need_weights return_weights output_attentions",
+    "dropout_rate=": "dropout dropout_p", "rng=jax.random.key(0)": "seed key dropout_rng",
+    "rngs=nnx.Rngs(0)": "seed key", "score=scores.temperature(0.8)": "temperature",
+    "sampling=Sampling(temperature=0.8, top_p=0.95)": "temperature do_sample top_k top_p min_p",
+    "experts_per_token=": "top_k", "max_tokens=": "max_new_tokens max_length",
+    "capacity=": "max_length max_seq_len max_position_embeddings", "stop_tokens=": "eos_token_id",
+    "num_heads=": "heads nhead n_head n_heads num_attention_heads", "key_width=": "head_dim",
+    "num_key_heads=": "kv_heads num_kv_heads num_key_value_heads",
+    "key_heads=": "heads num_heads kv_heads num_kv_heads num_key_value_heads",
+    "d_model=": "embed_dim hidden_size in_features n_embd dim",
+    "num_layers=": "layers n_layer n_layers num_hidden_layers",
+    "d_ff=": "hidden intermediate_size dim_feedforward ffn_dim", "length=": "seq_len sequence_length",
+    "max_length=": "max_seq_len max_position_embeddings", "rotary_base=": "rope_theta",
+    "base=": "rope_theta theta", "tied_output=": "tie_word_embeddings",
+    "use_bias=": "bias qkv_bias", "attention_bias=": "bias",
+    "activation=": "act hidden_act", 'norm="pre" or "post"': "norm_first", "latent_dim=": "kv_lora_rank",
+    "num_classes=": "num_labels", "positions=": "position_ids", "query_positions=": "position_ids",
+    "rate=": "beta", "decay=": "g gate", "return_state=": "output_final_state",
+    "devices=": "gpus num_devices", "page_size=": "block_size",
+    "KVCache.create(...)": "batch", "PagedKVCache.create(...)": "batch",
+}  # fmt: skip
+
+
+def check_option(name: str, known: Collection[str], *places: str, title: str = "") -> None:
+    """Raise for an option that is not known, and say what to write instead."""
+    if name in known:
+        return
+    heard = {*known, *places, "nothing"}
+    hints = [
+        here for here, words in _HERE.items() if name in words.split() and re.split(r"\W", here)[0] in heard
+    ]
+    hint = f"; write {hints[0]}" if hints else ""
+    if not hint and (nearest := difflib.get_close_matches(name, known, n=1)):
+        hint = f"; did you mean {nearest[0]!r}?"
+    raise TypeError(f"{title or name}: expected an option among {', '.join(known)}{hint}")
+
+
+def guided(function: Guided) -> Guided:
+    """Make a function, or a class that is made and called, say what to write for an option that it lacks."""
+    made: Any = function
+    if inspect.isclass(made):
+        for name in {"__init__", "__call__"} & {*vars(made)}:
+            setattr(made, name, guided(vars(made)[name]))
+        return made  # pyright: ignore
+    parameters = [*inspect.signature(function).parameters.values()]
+    known = [one.name for one in parameters if one.name not in ("self", "cls")]
+    placed = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
+    first = [name for name in placed if name in known]
+    places = [one for one in function.__qualname__.split(".") if "__" not in one]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **options: Any) -> Any:
+        for name in options:
+            check_option(name, known, *places)
+        if len(args) > len(placed) and len(known) > len(first):
+            raise TypeError(
+                f"{places[-1]}: expected at most {', '.join(first)} by position, all others by name, such"
+                f" as {known[len(first)]}=; got {len(args) - len(placed) + len(first)} by position"
+            )
+        return function(*args, **options)
+
+    return checked  # type: ignore[return-value]
+
+
+def check_kind(name: str, value: Any, *kinds: Any, hint: str = "") -> None:
+    """Raise unless a value is of one of several classes."""
+    if not isinstance(value, kinds):
+        known = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise TypeError(f"{name}: expected {known}, got {type(value).__name__}{hint and '; ' + hint}")
 
 
 def whole_number(name: str, value: Any, least: int, *, clamp: bool = False) -> int:

@@ -1,7 +1,8 @@
 """Loading on first use: packages whose names cost nothing until one is asked for."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -9,6 +10,26 @@ from typing import Any
 def remedy(extra: str) -> str:
     """Return the command that installs an extra, and its form in a checkout."""
     return f"pip install 'regard[{extra}]' (in a checkout: pip install '.[{extra}]')"
+
+
+class MissingExtraError(ModuleNotFoundError):
+    """A package is not installed that an extra brings."""
+
+
+@contextmanager
+def name_extra(module: str, extra: str) -> Iterator[None]:
+    """Name the extra that a module needs where a package is missing that is imported in a block."""
+    try:
+        yield
+    except MissingExtraError:
+        raise
+    except ModuleNotFoundError as error:
+        missing = (error.name or "regard").partition(".")[0]
+        if missing == "regard":
+            raise
+        raise MissingExtraError(
+            f"{module} needs {missing}, which is not installed: {remedy(extra)}", name=missing
+        ) from error
 
 
 def defer(
@@ -26,16 +47,8 @@ def defer(
             raise AttributeError(
                 f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(names))}"
             )
-        try:
+        with name_extra(f"{package}.{name}", extra):
             value = import_module(f"{package}.{home_of.get(name, name)}")
-        except ModuleNotFoundError as error:
-            missing = (error.name or "regard").partition(".")[0]
-            if missing == "regard":
-                raise
-            raise ModuleNotFoundError(
-                f"{package}.{name} needs {missing}, which is not installed: {remedy(extra)}",
-                name=missing,
-            ) from error
         if name in home_of:
             value = getattr(value, name)
         setattr(sys.modules[package], name, value)

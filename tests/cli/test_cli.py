@@ -52,13 +52,16 @@ def test_help_and_mistakes_answer_before_heavy_imports(arguments, code):
     assert done.stdout.endswith(f"code {code}\nloaded []\n")
 
 
-@pytest.mark.parametrize(("package", "line"), [("tyro", "--help"), ("flax", "train copy --smoke")])
-def test_a_missing_package_is_named_with_its_remedy(tmp_path, package, line):
+@pytest.mark.parametrize(
+    ("package", "line", "extra"),
+    [("tyro", "view out --help", "all"), ("rich", "tune", "train"), ("flax", "train copy --smoke", "train")],
+)
+def test_a_missing_package_is_named_with_its_remedy(tmp_path, package, line, extra):
     code = f"import sys; sys.modules[{package!r}] = None\nfrom regard.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, *line.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == f"error: this needs {package}, which is not installed: {remedy('all')}\n"
+    assert done.stderr == f"error: this needs {package}, which is not installed: {remedy(extra)}\n"
 
 
 def read_help(capsys, *words):
@@ -198,10 +201,12 @@ def test_refusals_exit_with_2_and_change_nothing(copied, capsys):
 
 
 def test_a_finished_run_does_nothing_until_it_is_forced_and_json_is_json(copied, tmp_path, capsys):
-    directory = shutil.copytree(copied, tmp_path / "run")
+    directory = shutil.copytree(copied, tmp_path / "a run")
     before, command = snapshot(directory), [*COPY, "--out", str(directory)]
     assert main(command) == 0
-    assert re.search(r"is finished already(.|\n)*--force", capsys.readouterr().out)
+    told = capsys.readouterr().out
+    assert re.search(r"is finished already(.|\n)*--force", told)
+    assert told.endswith(f"\nnext: regard plot '{directory}'\n"), "as a shell reads it"
     assert main([*command, "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
     assert snapshot(directory) == before
@@ -299,6 +304,7 @@ def test_what_is_no_run_is_named_with_the_runs_inside(copied, tmp_path, capsys):
         return capsys.readouterr().err.replace("\n", " ")
 
     (tmp_path / "notes").mkdir()
+    (tmp_path / "my notes").mkdir()
     (tmp_path / "notes.md").write_text("notes")
     inside = f"{copied.parent} is not a run, but holds some; give one of them: {copied}"
     assert "at least one run" in refuse("plot")
@@ -307,6 +313,8 @@ def test_what_is_no_run_is_named_with_the_runs_inside(copied, tmp_path, capsys):
     for verb in ("plot", "view"):
         assert inside in refuse(verb, copied.parent)
         assert "notes is not a run; give one of `regard train`" in refuse(verb, tmp_path / "notes")
+    told = refuse("view", tmp_path / "my notes").strip()
+    assert told.endswith(f"regard inspect '{tmp_path / 'my notes'}' --save 'my notes.regard'")
 
 
 def test_explain_says_which_backend_and_how_much_work(capsys):
@@ -332,7 +340,8 @@ def test_explain_refuses_what_attend_would(capsys):
     for arguments, code, message in (
         ("--shape 1,8,x", 2, "--shape must be whole numbers"),
         ("--shape 3,5 --mask causl()", 2, "did you mean causal()?"),
-        ("--shape 2,4,7 --key-shape 2,6,7 --mask causal()", 2, "query_offset"),
+        ("--shape 2,4,7 --key-shape 2,6,7 --mask causal()", 2, "Pass --query-offset=2 when the queries are"),
+        ("--shape 2,4,7 --backend foo", 2, "error: --backend: expected one of cudnn"),
         ("--shape 4,7 --backend cudnn", 1, "cudnn"),
     ):
         assert main(["explain", *arguments.split()]) == code

@@ -56,13 +56,16 @@ def outcomes(monkeypatch):
 
 
 def test_a_demo_says_what_was_reached_and_what_was_reused(outcomes, tmp_path, capsys):
-    command = ["demo", "--out", str(tmp_path)]
+    out = tmp_path / "a demo"
+    out.mkdir()
+    command = ["demo", "--out", str(out)]
     assert main(command) == 0
     text = capsys.readouterr().out
-    for words in ("--force trains them again", "regard train copy", f"regard plot {tmp_path / 'copy'}"):
+    following = f"regard plot '{out / 'copy'}' out/copy-1", f"regard view '{out / 'reverse'}'"
+    for words in ("--force trains them again", "regard train copy", *following):
         assert words in text
     assert text.count("(reused)") == 4
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = json.loads((out / "summary.json").read_text())
     for name, entry in summary["tasks"].items():
         told = entry["value"], entry["goal"], entry["seconds"], entry["reached"], entry["reused"]
         assert told == (outcomes[name], tasks.TASKS[name].goal.bound, 2.5, True, True)

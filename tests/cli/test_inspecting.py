@@ -97,13 +97,13 @@ def test_what_cannot_be_looked_at_is_refused(folder, tmp_path, capsys):
 def test_what_is_no_folder_is_refused_before_the_work(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(huggingface, "MINILM", "no_such_package")
     (tmp_path / "README.md").write_text("# A file")
-    (tmp_path / "kept.regard").write_text("a trace")
+    (tmp_path / "it is kept.regard").write_text("a trace")
     for words, message in (
         ([tmp_path, "--text", TEXT], "config.json"),
         (["--text", TEXT], "make pretrained"),
         ([folder, "--text", TEXT, "--out", tmp_path / "README.md"], "README.md"),
         ([tmp_path / "README.md"], "README.md is a file; give the folder of a run, or of a Hugging Face mod"),
-        ([tmp_path / "kept.regard"], "what is kept in a file is shown by: regard view"),
+        ([tmp_path / "it is kept.regard"], f"shown by: regard view '{tmp_path / 'it is kept.regard'}'"),
         ([tmp_path / "nowhere"], "there is no"),
         ([folder, "--save", tmp_path], "is a folder; give a file in it"),
     ):

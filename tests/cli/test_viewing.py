@@ -122,8 +122,10 @@ def test_a_page_of_a_run_goes_into_it(copied, tmp_path, monkeypatch, capsys):
     run = shutil.copytree(copied, tmp_path / "run")
     (run / "figures").mkdir()
     for _ in range(2):  # pages of its own are replaced
-        assert main(["inspect", str(run)]) == 0
-        assert f"written: {run / 'figures' / 'explorer.html'}" in capsys.readouterr().out
+        assert main(["inspect", str(run), "--save", str(tmp_path / "a run.regard")]) == 0
+        told = capsys.readouterr().out
+        assert f"written: {run / 'figures' / 'explorer.html'}" in told
+        assert told.endswith(f"\nnext: regard view '{tmp_path / 'a run.regard'}'\n")
     assert [path.name for path in (run / "figures").iterdir()] == ["explorer.html"]
 
 

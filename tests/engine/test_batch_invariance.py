@@ -1,6 +1,7 @@
 """With `batch_invariant=True` a row's result does not depend, to the bit, on what else is in the batch."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from mesh_cases import draw
-from regard import attend, explain, masks, scores
+from regard import KVCache, PagedKVCache, attend, explain, masks, scores
 
 BATCH, T, S, D = 3, 131, 137, 7
 LENGTHS = np.array([S, 0, 71])
@@ -95,3 +96,74 @@ def test_other_backends_and_values_that_are_not_known_are_refused():
         attend(x, x, x, backend="dense", batch_invariant=True)
     with pytest.raises(TypeError, match="batch_invariant: expected True or False"):
         attend(x, x, x, batch_invariant="yes")
+
+
+LENGTH = 331  # three tiles of keys, of which a window leaves one whole
+CUTS = [(0, 5, 5), (100, 300, 300), (330, 331, 331), (140, 141, LENGTH)]  # from, to, of so many keys
+ANY_CUT = {
+    "a window and a softcap, grouped": (
+        3,
+        lambda bias: {"mask": masks.causal() & masks.sliding_window(170), "score": scores.softcap(9.0)},
+    ),
+    "a bias and dropout": (
+        1,
+        lambda bias: {"mask": masks.causal(), "bias": bias, "dropout_rate": 0.2, "rng": jax.random.key(2)},
+    ),
+    "bfloat16, with sinks": (
+        8,
+        lambda bias: {"mask": masks.causal(), "sinks": jnp.arange(16.0)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ANY_CUT)
+def test_a_row_has_the_same_bits_however_its_sequence_is_cut(case):
+    group, options = ANY_CUT[case]
+    query, key, value, bias = draw(
+        (1, 2 * group, LENGTH, 16), (1, 2, LENGTH, 16), (1, 2, LENGTH, 11), (1, 2 * group, LENGTH, LENGTH)
+    )
+    if "bfloat16" in case:
+        query, key, value = (jnp.asarray(array, jnp.bfloat16) for array in (query, key, value))
+
+    @jax.jit
+    def call(query, key, value, bias, first):
+        asked = {"query_offset": first, "aux": ("lse", "max_score", "argmax"), "batch_invariant": True}
+        return attend(query, key, value, **options(bias), **asked)
+
+    whole = call(query, key, value, bias, 0)
+    for first, end, stored in CUTS:
+        seen = key[:, :, :stored], value[:, :, :stored], bias[:, :, first:end, :stored]
+        output, aux = call(query[:, :, first:end], *seen, first)
+        np.testing.assert_array_equal(output, whole[0][:, :, first:end])
+        for name, statistic in aux.items():
+            np.testing.assert_array_equal(statistic, whole[1][name][:, :, first:end], name)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8", "paged"])
+def test_prefill_chunks_and_decoding_from_a_cache_have_the_same_bits(kind):
+    length = 203
+    query, key, value = draw((2, 6, length, 16), (2, 2, length, 16), (2, 2, length, 11))
+    mask = masks.causal() & masks.sliding_window(90)
+    if kind == "paged":
+        empty = PagedKVCache.create(2, 2, 16, 11, num_pages=40, page_size=16, pages_per_row=14)
+        empty = empty.assign(0, [7, 3, *range(20, 32)]).assign(1, [*range(8, 20), 1])
+    else:
+        empty = KVCache.create(2, 2, 211, 16, 11, dtype=kind)
+
+    @jax.jit
+    def extend(cache, *chunk):
+        query, key, value = chunk
+        cache = cache.append(key, value)
+        return cache.attend(query, mask=mask, batch_invariant=True), cache
+
+    def run(*cuts):
+        cache, outputs = empty, []
+        for first, end in itertools.pairwise(cuts):
+            output, cache = extend(cache, *(array[:, :, first:end] for array in (query, key, value)))
+            outputs.append(output)
+        return jnp.concatenate(outputs, 2)
+
+    whole = run(0, length)
+    np.testing.assert_array_equal(run(0, 100, 101, 102, length), whole)
+    if kind != "int8":  # whose numbers are others
+        np.testing.assert_array_equal(attend(query, key, value, mask=mask, batch_invariant=True), whole)

@@ -42,13 +42,13 @@ FOLDERS = {
     "engine": "call.options call.stores call.quantized call.pages call.problem call.canonicalization"
     " call.hooks call.checkpoint_names call softmax.scoring softmax.dropout softmax.exponential"
     " softmax.sinks softmax.products softmax.online_softmax softmax.score_rows softmax.merging softmax"
-    " flash.device_types flash.blocking flash.tiles flash.sparsity flash.loops flash.tuning"
-    " flash.piece_costs flash.tile_choice flash.operands flash.partitioning flash.preparation"
+    " flash.device_types flash.blocking flash.tiles flash.sparsity flash.loops flash.whole_tiles"
+    " flash.tuning flash.piece_costs flash.tile_choice flash.operands flash.partitioning flash.preparation"
     " flash.tile_scores flash.passes flash.primitives flash.tile_calls flash hopper.pair_programs"
-    " hopper.blocks hopper.kernels hopper.launches hopper.kernel_calls hopper backends.dense backends.tiled"
-    " backends.kernel_primitives backends.kernel_masks backends.cudnn backends.splash_tpu"
-    " backends.mosaic_gpu backends dispatch.registry dispatch.placement dispatch.explanation"
-    " dispatch.explicit_axes dispatch",
+    " hopper.blocks hopper.kernels hopper.launches hopper.kernel_calls hopper backends.dense"
+    " backends.symbolic backends.tiled backends.kernel_primitives backends.kernel_masks backends.cudnn"
+    " backends.splash_tpu backends.mosaic_gpu backends dispatch.registry dispatch.placement"
+    " dispatch.explanation dispatch.explicit_axes dispatch",
     "derivation": "notation steps course tables terminal typesetting markup record calls",
     "readouts": "record accumulators top_k profiles tiling counting reading windows labels",
     "parallel": "order division schedule exchange shard ring ring_calls unsharded_sequence shard_mapping"
@@ -72,15 +72,15 @@ FOLDERS = {
     " explorer traces.slices traces.calls traces.files traces.codec traces.predictions traces.stored"
     " traces.sequences traces.arrays traces.trace traces.owners traces.captures traces.padded traces"
     " interventions observations recorders head_effects layer_predictions",
-    "interop": "arguments jax_nn flax torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax onnx_ops"
-    " weight_files weight_maps families.entries families.family families.windows families.rotary"
+    "interop": "arguments jax_nn flax equinox flex torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax"
+    " onnx_ops weight_files weight_maps families.entries families.family families.windows families.rotary"
     " families.bert families.vit families.gpt2 families.llama families.mistral families.qwen families.gemma2"
     " families.gemma3 families.qwen3_moe families.t5 families.gpt_oss families.modernbert families"
     " huggingface_configs tokenizer_files sentence_modules huggingface sentence_embeddings",
-    "cli": "console declaration continuation spelling text_models interruption displays overview pictures"
-    " sources text_readers commands.conformance commands.demo commands.train commands.generate commands.plot"
-    " commands.inspect commands.view commands.explain commands.plan commands.tune commands.doctor commands"
-    " arguments training supervision inspecting demonstration generating",
+    "cli": "plain console declaration continuation spelling text_models interruption displays overview"
+    " pictures sources text_readers commands.conformance commands.demo commands.train commands.generate"
+    " commands.plot commands.inspect commands.view commands.explain commands.plan commands.tune"
+    " commands.doctor commands arguments training supervision inspecting demonstration generating",
 }
 
 BANNED = ("util", "utils", "common", "helper", "helpers", "misc")

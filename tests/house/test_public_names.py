@@ -73,6 +73,7 @@ def test_what_needs_no_extra_does_without_and_a_missing_extra_is_named():
         "regard.layers.MultiHeadAttention": ("flax", "models"),
         "from regard.models import Decoder": ("flax", "models"),
         "from regard.interop import huggingface": ("flax", "weights"),
+        "from regard.interop.flax import attention_fn": ("flax", "models"),
         "from regard.inspection.figures import save": ("matplotlib", "look"),
         "del sys.modules['flax']; from regard.training import train": ("optax", "train"),
     }

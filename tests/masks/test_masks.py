@@ -300,6 +300,19 @@ def test_parse_refuses_what_is_not_a_mask():
     ):  # fmt: skip
         with pytest.raises(ValueError, match="mask: expected an expression"):
             masks.parse(text)
+    for text in (
+        "causal() and prefix(1)",
+        "causal() or prefix(1)",
+        "not causal()",
+        "causal() && prefix(1)",
+        "!causal()",
+    ):
+        with pytest.raises(ValueError, match=r"joined by & and \| and turned by ~: write these for `and`"):
+            masks.parse(text)
+    with pytest.raises(ValueError, match="predicate takes what text cannot hold"):
+        masks.parse("predicate(lambda q, k: q > k)")
+    with pytest.raises(ValueError, match=r"sliding_window: window: .*; write before="):
+        masks.parse("sliding_window(window=2)")
 
 
 def test_parse_knows_the_windows_of_other_libraries():

@@ -4,6 +4,7 @@ import sys
 from typing import get_args
 
 import jax
+import numpy as np
 import pytest
 
 from regard.layers.feed_forward import ACTIVATIONS
@@ -44,6 +45,12 @@ def test_layers_with_a_window_may_have_a_rotary_base_of_their_own():
     assert [config.rotary(layer) for layer in range(3)] == [Rotary(7.0), full, Rotary(7.0)]
     assert [config.window(layer) for layer in range(3)] == [2, None, 2]
     assert dataclasses.replace(config, positions="none").rotary(0) is None
+
+
+def test_numbers_of_numpy_become_those_of_python():
+    config = TransformerConfig(**{**SIZES, "d_ff": np.int64(SIZES["d_ff"]), "norm_epsilon": np.float32(0.5)})
+    assert type(config.d_ff) is int
+    assert config == TransformerConfig(**SIZES, norm_epsilon=0.5)
 
 
 def test_what_does_not_fit_is_refused():

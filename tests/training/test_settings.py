@@ -82,6 +82,13 @@ def test_values_out_of_range_are_named():
 
 
 def test_settings_of_another_kind_are_named():
+    for make, message in (
+        (lambda: tasks.Copy(vocab_size="many"), "vocab_size must be an integer, got 'many'"),
+        (lambda: settings.Optimization(steps=2.5), "steps must be an integer, got 2.5"),
+        (lambda: settings.Sizes(dropout_rate=None), "dropout_rate must be a number, got None"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            make()
     for change, message in (
         ({"model": {"d_model": True}}, "copy.model.d_model must be int, got True"),
         ({"optimization": 3}, "copy.optimization must have the settings"),

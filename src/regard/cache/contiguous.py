@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import LARGEST, check_reach, read_array, whole_number
+from regard.arguments import LARGEST, check_reach, guided, read_array, whole_number
 from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.cache.rows import Chunk, Rows, check_room
 from regard.engine.call.canonicalization import float_dtype
@@ -20,6 +20,7 @@ from regard.masks.grid import is_concrete
 from regard.records import record
 
 
+@guided
 @record
 class KVCache(Rows):
     """Keys and values of the tokens so far, with room for more: what decoding attends to.
@@ -80,6 +81,7 @@ class KVCache(Rows):
     """The number of tokens before the window that stay as well, for `rewind` to go back to."""
 
     @classmethod
+    @guided
     def create(
         cls,
         batch: int,

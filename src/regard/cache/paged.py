@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import integers, whole_number
+from regard.arguments import guided, integers, whole_number
 from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.cache.rows import Chunk, Rows, check_room
 from regard.engine.call.canonicalization import float_dtype
@@ -20,6 +20,7 @@ from regard.masks.grid import is_concrete
 from regard.records import record
 
 
+@guided
 @record
 class PagedKVCache(Rows):
     """Keys and values in pages of fixed size, which a table hands to rows: serving requests of any length.
@@ -63,6 +64,7 @@ class PagedKVCache(Rows):
     """Tokens at the beginning that lie in pages of several rows, int32; they are not written any more."""
 
     @classmethod
+    @guided
     def create(
         cls,
         batch: int,

@@ -1,7 +1,8 @@
 """The command line: `main` runs one of the commands that `commands.COMMANDS` lists.
 
 Only tyro, rich and plain settings load before the arguments are understood, so that help and mistakes
-answer at once. Exit codes: 0 done, 1 the run failed, 2 a wrong argument or setting, 130 interrupted.
+answer at once; versions, the overview and commands without an `EXTRA` do without tyro and rich, too. Exit
+codes: 0 done, 1 the run failed, 2 a wrong argument or setting, 130 interrupted.
 """
 
 import codecs
@@ -10,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
+from importlib import import_module
 
 from regard.loading import remedy
 
@@ -20,7 +22,7 @@ EXTRAS = (
     *("safetensors", "tokenizers"),
 )
 # What is written where a terminal or a file has ASCII alone; a question mark stands for the rest.
-PLAIN = {"■": "#", "·": ".", "•": "*", "×": "x", "…": "...", "–": "-", "—": "-"} | dict(
+PLAIN = {"■": "#", "▒": "+", "·": ".", "•": "*", "×": "x", "…": "...", "–": "-", "—": "-"} | dict(
     zip("▁▂▃▄▅▆▇█", "_.,-=+*#", strict=True)
 )
 
@@ -57,13 +59,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="plain")
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        return _run(arguments)
+        # Another program, such as a notebook, is not left.
+        return _run(words, leaves=arguments is None)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        sys.stderr.write(f"error: this needs {package}, which is not installed: {remedy('all')}\n")
+        from regard.cli.arguments import find_extra
+
+        extra = find_extra(words)
+        sys.stderr.write(f"error: this needs {package}, which is not installed: {remedy(extra)}\n")
         return MISUSED
     except BrokenPipeError:
         # The reader, such as `head`, has seen enough; Python would complain once more while shutting down.
@@ -71,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return OK
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(words: Sequence[str], *, leaves: bool) -> int:
     """Understand the arguments, then run the command; expected errors become messages."""
     if os.environ.get("NO_COLOR"):
         os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")  # read when tyro is imported
@@ -79,24 +86,25 @@ def _run(arguments: Sequence[str] | None) -> int:
     from regard.cli.interruption import leave_soon
     from regard.training.tasks import load_tasks
 
-    words = sys.argv[1:] if arguments is None else arguments
     try:
         with expected_errors():
             load_tasks(os.environ.get("REGARD_TASKS", ""))
     except UsageError as error:
         Console().fail(str(error))
         return MISUSED
-    from regard.cli.arguments import parse_arguments  # which makes an option of every setting of every task
+    # Which makes an option of every setting of every task.
+    from regard.cli.arguments import name_options, parse_arguments
 
     command = parse_arguments(words)
     output = command.output
     console = Console(json_lines=output.json, quiet=output.quiet, words=words)
     try:
-        # Another program, such as a notebook, is not left.
-        with leave_soon("error: interrupted\n") if arguments is None else nullcontext():
+        with leave_soon("error: interrupted\n") if leaves else nullcontext():
+            if command.EXTRA:
+                import_module("rich")  # which the first table would miss, after the work
             return command.run(console)
     except UsageError as error:
-        console.fail(str(error))
+        console.fail(name_options(str(error), command))
         return error.code
     except KeyboardInterrupt:
         console.fail("interrupted")

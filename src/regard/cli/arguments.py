@@ -1,5 +1,6 @@
 """The words of a command line: the command, the task, and what is near a word that is neither."""
 
+import argparse
 import contextlib
 import dataclasses
 import difflib
@@ -10,18 +11,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NoReturn
 
-import tyro
-
 import regard
-from regard.cli import MISUSED, commands
-from regard.cli.declaration import Command, choice
+from regard.cli import MISUSED, commands, plain
+from regard.cli.declaration import Command, choice, conf
 
-_STYLE = (
-    tyro.conf.CascadeSubcommandArgs,
-    tyro.conf.OmitArgPrefixes,
-    tyro.conf.OmitSubcommandPrefixes,
-    tyro.conf.FlagCreatePairsOff,
-)
+_STYLE = ("CascadeSubcommandArgs", "OmitArgPrefixes", "OmitSubcommandPrefixes", "FlagCreatePairsOff")
 _HELP = ("--help", "-h")
 ABOUT = "Attention for JAX: exact, composable, inspectable. `regard --version` prints versions."
 # Names of settings in a sentence about them: with an underscore, before "must", or before their value.
@@ -38,8 +32,7 @@ def parse_arguments(words: Sequence[str]) -> Command:
         sys.stdout.write(f"{describe_versions()}\n")
         raise SystemExit(0)
     if not words or words[0] in _HELP:
-        line = dataclasses.make_dataclass("Line", [("run", Annotated[choice(named), tyro.conf.arg(name="")])])
-        return _read(line, "regard", ABOUT, words)
+        return _read_overview(named, words)
     command = _choose("regard", "command", words[0], named)
     program, words, description = f"regard {words[0]}", words[1:], None
     for name, kinds in command.CHOICES.items():
@@ -47,7 +40,7 @@ def parse_arguments(words: Sequence[str]) -> Command:
         if place is not None:
             word = words.pop(place)
             kind = _choose(program, name, word, kinds)
-            only = [(name, Annotated[kind, tyro.conf.arg(name="")])]
+            only = [(name, Annotated[kind, conf.arg(name="")])]
             command = dataclasses.make_dataclass(command.__name__, only, bases=(command,), frozen=True)
             program, description = f"{program} {word}", kind.__doc__
     parsed = _read(command, program, description, words)
@@ -63,12 +56,54 @@ def describe_versions() -> str:
     return f"regard {regard.__version__}, jax {jax_version}, Python {sys.version.split()[0]}"
 
 
+def find_extra(words: Sequence[str]) -> str:
+    """Return the extra that brings what a command line needs."""
+    extras = {command.__name__.lower(): command.EXTRA for command in commands.COMMANDS}
+    return next(filter(None, (extras.get(word) for word in words[:1])), "all")
+
+
+def name_options(text: str, command: Command) -> str:
+    """Return a message of the library with a command's options in place of the arguments that they are."""
+    names = [field.name for field in dataclasses.fields(command)]  # pyright: ignore[reportArgumentType]
+    inside = "|".join(name for name in names if "_" in name)
+    text = re.sub(rf"^({'|'.join(names)})(?=: expected)", _name_flag, text)
+    # Of columns of spaces, two are taken by the hyphens; what has slashes is a path.
+    pattern = rf"(?<![\w/\\.-])({inside})(?![\w/\\]|\.\w)(=\S+)?(?:  (?= ))?"
+    return re.sub(pattern, _name_flag, text) if inside else text
+
+
+def _name_flag(found: re.Match[str]) -> str:
+    name, *value = found.groups(default="")
+    return "--" + name.replace("_", "-") + "".join(value)
+
+
+def _read_overview(named: Mapping[str, type[Command]], words: list[str]) -> Any:
+    """Print the help that lists commands, or refuse no words."""
+    if conf is plain:
+        try:
+            return plain.read_overview("regard", ABOUT, named, words)
+        except argparse.ArgumentError:
+            _refuse("regard", f"expected a command: {', '.join(named)}")
+    line = dataclasses.make_dataclass("Line", [("run", Annotated[choice(named), conf.arg(name="")])])
+    return _read(line, "regard", ABOUT, words)
+
+
 def _read(kind: Any, program: str, description: str | None, words: list[str]) -> Any:
-    """Let tyro read the words; settings that do not fit together are named by their flags."""
+    """Let tyro read the words, or argparse those of the core; wrong settings are named by their flags."""
+    if conf is plain:
+        if kind.EXTRA:
+            raise ModuleNotFoundError(name="tyro")
+        try:
+            return plain.read_command(kind, program, words)
+        except argparse.ArgumentError as error:
+            _refuse(program, str(error))
+    import tyro
+
+    style = [getattr(conf, name) for name in _STYLE]
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
-            return tyro.cli(kind, prog=program, description=description, args=words, config=_STYLE)
+            return tyro.cli(kind, prog=program, description=description, args=words, config=style)
     except AttributeError as error:
         if error.name != "TypeCheckError":
             raise

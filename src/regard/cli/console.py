@@ -1,27 +1,26 @@
 """The streams of a command: text for people, JSON lines for programs, errors on standard error."""
 
+from __future__ import annotations
+
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
-
-from rich.console import Console as RichConsole
-from rich.console import RenderableType
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from regard.training.metrics import replace_nonfinite
+
+if TYPE_CHECKING:
+    from rich.console import Console as Printer
+    from rich.console import RenderableType
+    from rich.progress import TaskID
+    from rich.table import Table
+else:
+    try:
+        from rich.console import Console as Printer
+    except ModuleNotFoundError:
+        from regard.cli.plain import Printer
 
 LABEL_WIDTH = 11
 # A model may write anything, and a terminal obeys control characters: pictures stand for them there.
@@ -72,6 +71,8 @@ def enough_memory(what: str, remedy: str) -> Iterator[None]:
 
 def new_table(*headers: str, gap: int = 3) -> Table:
     """Return a table without lines; columns after the first that have a header are of numbers."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
     for index, header in enumerate(headers):
         table.add_column(header, justify="right" if index and header else "left")
@@ -83,8 +84,8 @@ class Console:
 
     def __init__(self, *, json_lines: bool = False, quiet: bool = False, words: Sequence[str] = ()):
         self.json_lines, self.words = json_lines, words
-        self.human = RichConsole(stderr=json_lines, quiet=quiet, highlight=False, soft_wrap=True)
-        self._errors = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+        self.human = Printer(stderr=json_lines, quiet=quiet, highlight=False, soft_wrap=True)
+        self._errors = Printer(stderr=True, highlight=False, soft_wrap=True)
 
     @property
     def is_live(self) -> bool:
@@ -97,6 +98,8 @@ class Console:
         if not self.is_live:
             yield lambda done, total, label: self.say(f"{done + 1}/{total} {label}")
             return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
         columns = (
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
@@ -110,6 +113,8 @@ class Console:
     @contextmanager
     def show_bytes(self) -> Iterator[Callable[[str, int, int], None]]:
         """Show progress: yield a function to call with what is done, bytes done and bytes in all."""
+        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
         columns = (BarColumn(bar_width=20), DownloadColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self.human, transient=True, disable=not self.is_live) as shown:
             bars: dict[str, TaskID] = {}
@@ -130,7 +135,7 @@ class Console:
 
     def note(self, label: str, text: str) -> None:
         """Print a line with a label, aligned with the other labels."""
-        self.human.print(f"[bold]{label:<{LABEL_WIDTH}}[/bold]", end="")
+        self.human.print(f"{label:<{LABEL_WIDTH}}", style="bold", markup=False, end="")
         self.human.print(text.replace("\n", "\n" + " " * LABEL_WIDTH), markup=False)
 
     def write(self, text: str) -> None:
@@ -155,5 +160,6 @@ class Console:
 
     def fail(self, text: str) -> None:
         """Print an error, also when quiet."""
-        self._errors.print("[bold red]error:[/bold red] ", end="")
+        self._errors.print("error:", style="bold red", end="")
+        self._errors.print(" ", end="")
         self._errors.print(text, markup=False)

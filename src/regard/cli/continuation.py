@@ -42,13 +42,23 @@ def spell_continuation(words: Sequence[str], *, lost_devices: bool = False) -> s
                 kept += [name, told]
         elif name != "--force":
             kept.append(word)
-    return shlex.join(["regard", *kept])
+    return spell_command(*kept)
+
+
+def spell_command(*words: str | Path) -> str:
+    """Spell a command of these words for pasting into a shell.
+
+    Example:
+        >>> spell_command("plot", Path("my runs"))
+        "regard plot 'my runs'"
+    """
+    return shlex.join(["regard", *map(str, words)])
 
 
 def describe_next(words: Sequence[str]) -> str:
     """Say which command goes on from the checkpoint that a command has stopped with."""
     again = spell_continuation(words)
-    is_same = again == shlex.join(["regard", *words])
+    is_same = again == spell_command(*words)
     return "the same command goes on from there" if is_same else f"this goes on from there\n  {again}"
 
 

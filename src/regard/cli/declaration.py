@@ -5,21 +5,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
-from typing import Annotated, Any, ClassVar
-
-import tyro
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from regard.cli.console import Console
+
+if TYPE_CHECKING:
+    from tyro import conf
+else:
+    try:
+        from tyro import conf
+    except ModuleNotFoundError:
+        from regard.cli import plain as conf
 
 
 def option(metavar: str, default: str | None = None) -> Any:
     """Return the annotation of a flag: how it shows its value, and a default that depends on other flags."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=default and f"(default: {default})")
+    return conf.arg(metavar=metavar, help_behavior_hint=default and f"(default: {default})")
 
 
 def choice(named: Mapping[str, type]) -> Any:
     """Return the type of one of these subcommands."""
-    return reduce(operator.or_, (Annotated[one, tyro.conf.subcommand(name)] for name, one in named.items()))
+    return reduce(operator.or_, (Annotated[one, conf.subcommand(name=name)] for name, one in named.items()))
 
 
 @dataclass(frozen=True)
@@ -38,10 +44,12 @@ class Command:
     Attributes:
         RUNS: module and function that run it, for a command that has no `run` of its own.
         CHOICES: its subcommands by name, for each field that holds one.
+        EXTRA: the extra that brings what it needs; None for a command of the core.
     """
 
     RUNS: ClassVar[str]
     CHOICES: ClassVar[Mapping[str, Mapping[str, type]]] = {}
+    EXTRA: ClassVar[str | None] = "all"
     output: Any = Output()
 
     def load(self) -> Callable[..., int]:

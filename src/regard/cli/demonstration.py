@@ -10,7 +10,7 @@ from typing import Any
 from regard.cli import pictures
 from regard.cli.commands import Demo, Inspect
 from regard.cli.console import Console, expected_errors, new_table
-from regard.cli.continuation import describe_next
+from regard.cli.continuation import describe_next, spell_command
 from regard.cli.inspecting import run_inspecting
 from regard.cli.overview import describe_devices
 from regard.cli.training import advance_run
@@ -170,8 +170,8 @@ def report(
     console.say(
         "\nNext:\n"
         "  regard train copy --seed 1 --out out/copy-1\n"
-        f"  regard plot {out / 'copy'} out/copy-1\n"
-        f"  regard view {out / 'reverse'}\n"
+        f"  {spell_command('plot', out / 'copy', 'out/copy-1')}\n"
+        f"  {spell_command('view', out / 'reverse')}\n"
         "  regard explain --shape 1,8,4096,64 --mask 'causal() & sliding_window(256)'"
     )
     missed = [entry for entry in entries if not entry.reached]

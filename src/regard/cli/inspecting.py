@@ -13,6 +13,7 @@ from rich.table import Table
 from regard import inspection, readouts
 from regard.cli.commands import Inspect
 from regard.cli.console import Console, UsageError, expected_errors, new_table
+from regard.cli.continuation import spell_command
 from regard.cli.pictures import Picture, draw_trace, save_pictures, shorten_name
 from regard.cli.text_readers import DEFAULT_TEXT, demand_text_reader, encode, name_tokens, shorten_title
 from regard.inspection import Trace, figures
@@ -99,7 +100,7 @@ def _check_arguments(command: Inspect) -> None:
         is_file = command.model.is_file()
         there = f"{command.model} is a file" if is_file else f"there is no {command.model}"
         seen = (
-            f"; what is kept in a file is shown by: regard view {command.model}"
+            f"; what is kept in a file is shown by: {spell_command('view', command.model)}"
             if is_file and command.model.suffix == ".regard"
             else ""
         )
@@ -155,7 +156,7 @@ def _write(
     for path in written:
         console.say(f"written: {path}")
     if command.save is not None:
-        console.say(f"next: regard view {command.save}")
+        console.say(f"next: {spell_command('view', command.save)}")
 
 
 def _choose_word(asked: str | None, reading: WordReading) -> str:

@@ -6,7 +6,7 @@ import jax
 
 from regard.cli.commands import Train
 from regard.cli.console import Console, RunFailedError, UsageError, enough_memory, expected_errors
-from regard.cli.continuation import describe_next, describe_trouble
+from regard.cli.continuation import describe_next, describe_trouble, spell_command
 from regard.cli.displays import open_display
 from regard.cli.interruption import catch_interrupts
 from regard.cli.overview import print_overview
@@ -67,9 +67,10 @@ def run_training(command: Train, console: Console) -> int:
             # A terminal would obey control characters.
             shown = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in sample)
             console.say(f"\nsample\n{shown}\n")
-    console.say(f"next: regard plot {directory}")
+    console.say(f"next: {spell_command('plot', directory)}")
     if task.writes_text:
-        console.say(f"      regard generate {directory} --prompt 'In the beginning'")
+        again = spell_command("generate", directory, "--prompt", "In the beginning")
+        console.say(f"      {again}")
     return 0
 
 

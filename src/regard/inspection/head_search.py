@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from regard import readouts
-from regard.arguments import LARGEST, whole_number
+from regard.arguments import LARGEST, check_kind, whole_number
 
 _CELLS = 1 << 22  # of all heads, formed at once
 _AROUND = " \t\r\n\u2581\u0120"  # white space, as vocabularies write it, too
@@ -76,6 +76,10 @@ def find_heads(
     """
     if all(one is None for one in (query, key, offset, label)):
         raise ValueError("query: expected a query, a key, an offset or a label to look for, got none of them")
+    if not hasattr(trace, "calls"):
+        raise TypeError(f"trace: expected a Trace, as of capture; got {type(trace).__name__}")
+    for name, words in (("query", query), ("key", key)):
+        check_kind(name, words, str, Sequence, type(None))
     if label is not None and label not in readouts.LABELS:
         raise ValueError(f"label: expected one of {', '.join(readouts.LABELS)}, got {label!r}")
     offset = None if offset is None else whole_number("offset", offset, -LARGEST)
@@ -121,6 +125,11 @@ def _match(wanted: str | Sequence[str] | None, tokens: Any, size: int, offset: i
         return np.arange(size)
     texts = [wanted] if isinstance(wanted, str) else wanted
     names = {_fold(text) for text in texts}
+    if tokens is None and not all(name.lstrip("-").isdecimal() for name in names):
+        raise ValueError(
+            f"query, key: expected numbers of positions, as the trace has no tokens; got {wanted!r}."
+            " Name them by capture(tokens=...)"
+        )
     known = [str(n + offset) for n in range(size)] if tokens is None else tokens.texts
     return np.asarray([n for n, text in enumerate(known) if _fold(text) in names], int)
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import as_array, integers
+from regard.arguments import as_array, check_kind, integers
 from regard.axes import Array
 from regard.engine.call.hooks import Finish, rewrite
 from regard.engine.call.problem import Problem
@@ -146,6 +146,7 @@ def intervene(changes: Mapping[int, Change]) -> Iterator[None]:
     Reference: Meng et al., "Locating and Editing Factual Associations in GPT", 2022, section 2.1; Wang et
     al., "Interpretability in the Wild", 2022, section 2.2.
     """
+    check_kind("changes", changes, Mapping)
     for number, change in changes.items():
         if not isinstance(number, int | np.integer) or not isinstance(change, Change):
             raise TypeError(

@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from regard import readouts
+from regard.arguments import check_kind
 from regard.axes import Array
 from regard.engine.call.canonicalization import AUX
 from regard.engine.call.hooks import Finish, rewrite
@@ -119,6 +120,7 @@ def close_over(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[[list[Any]], Any], list[Any]]:
     """Return fn as a function of the arrays among its arguments, and those arrays."""
+    check_kind("fn", fn, Callable)
     leaves, tree = jax.tree.flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
 

@@ -6,13 +6,20 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import equinox as eqx
 import jax
 
 from regard import attend
 from regard.axes import Array, ArrayLike, Float
 from regard.interop import arguments
+from regard.loading import MissingExtraError
 from regard.masks import Mask
+
+try:
+    import equinox as eqx
+except ModuleNotFoundError:
+    raise MissingExtraError(
+        f"{__name__} needs equinox, which is not installed: pip install equinox"
+    ) from None
 
 Model = TypeVar("Model")
 

@@ -9,16 +9,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype as promote
 
 from regard import attend, masks
 from regard.arguments import check_flag
 from regard.axes import Array, ArrayLike
 from regard.engine.call.hooks import called_by
 from regard.interop import arguments
+from regard.loading import name_extra
 from regard.masks import Mask
 from regard.masks.grid import is_concrete
+
+with name_extra(__name__, "models"):
+    from flax import nnx
+    from flax.nnx.nn.dtypes import promote_dtype as promote
 
 
 def attention_fn(

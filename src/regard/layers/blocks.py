@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from regard.arguments import guided
 from regard.axes import ArrayLike
 from regard.cache import KVCache, PagedKVCache
 from regard.layers.choices import check_arguments
@@ -19,6 +20,7 @@ from regard.masks import Mask
 from regard.scores import Score
 
 
+@guided
 class EncoderBlock(nnx.Module):
     """Transformer block of self-attention and a feed-forward branch.
 
@@ -126,6 +128,7 @@ class EncoderBlock(nnx.Module):
         return (x, seen) if has_more else x
 
 
+@guided
 class DecoderBlock(nnx.Module):
     """Transformer block of self-attention, cross-attention to a memory, and a feed-forward branch.
 

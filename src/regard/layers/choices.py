@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from flax import nnx
 
-from regard.arguments import check_flag, whole_number
+from regard.arguments import check_flag, check_kind, check_option, whole_number
 from regard.engine.call.canonicalization import check_precision, float_dtype
 from regard.positions import Rotary
 
@@ -21,8 +21,6 @@ _ELSEWHERE = {
     "absolute": "learned",
     "t5": "relative",
     "swish": "silu",
-    "act": "activation",
-    "num_kv_heads": "num_key_heads",
 }
 
 
@@ -47,13 +45,6 @@ def check_rngs(rngs: Any) -> None:
     check_kind("rngs", rngs, nnx.Rngs, hint=f"pass nnx.Rngs({rngs if isinstance(rngs, int) else 0})")
 
 
-def check_kind(name: str, value: Any, *kinds: type, hint: str = "") -> None:
-    """Raise unless a value is of one of several classes."""
-    if not isinstance(value, kinds):
-        known = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-        raise TypeError(f"{name}: expected {known}, got {type(value).__name__}{hint and '; ' + hint}")
-
-
 def check_initializers(**initializers: Any) -> None:
     """Raise unless all are functions that draw arrays."""
     for name, initializer in initializers.items():
@@ -69,7 +60,7 @@ def check_arguments(name: str, given: Any, layer: type, own: Collection[str]) ->
     check_kind(name, given, Mapping, type(None))
     known = [one for one in inspect.signature(layer.__init__).parameters if one not in ("self", *own)]
     for argument in given or ():
-        check_choice(name, argument, known, TypeError)
+        check_option(str(argument), known, *own, title=f"{name}[{argument!r}]")
 
 
 def check_rotary(rotary: Any, features: int) -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 
+from regard.arguments import guided
 from regard.axes import Array, ArrayLike, Hidden, Size
 from regard.engine.call.problem import accumulation_dtype
 from regard.engine.dispatch.placement import active
@@ -23,6 +24,7 @@ from regard.layers.multi_head import check_features
 _SYMBOLIC_ROWS = 64  # of a tile, where the number of tokens is known only when an exported program is called
 
 
+@guided
 class Experts(nnx.Module):
     """Feed-forward branch of which every token passes the `experts_per_token` experts that score highest.
 

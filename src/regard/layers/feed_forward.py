@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from regard.arguments import read_number
+from regard.arguments import guided, read_number
 from regard.axes import Array, ArrayLike, Hidden
 from regard.layers.choices import check_choice, check_initializers, check_options
 from regard.layers.dropout import build_dropout
@@ -24,6 +24,7 @@ ACTIVATIONS = {
 }
 
 
+@guided
 class FeedForward(nnx.Module):
     """Feed-forward branch: widens every position, applies the activation, and narrows it again.
 

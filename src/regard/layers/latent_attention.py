@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from regard.arguments import integers
+from regard.arguments import guided, integers
 from regard.attention import attend
 from regard.axes import Array, ArrayLike, Float
 from regard.cache import KVCache
+from regard.engine.call.canonicalization import read_scale
 from regard.engine.call.hooks import called_by
 from regard.layers.choices import check_counts, check_initializers, check_kind, check_options, check_rotary
 from regard.layers.heads import merge_heads, place_mask, split_heads
@@ -23,6 +24,7 @@ from regard.masks import Mask
 from regard.positions import Rotary
 
 
+@guided
 class LatentAttention(nnx.Module):
     """Self-attention whose heads read keys and values off one latent vector per token.
 
@@ -100,6 +102,8 @@ class LatentAttention(nnx.Module):
         self.d_model, self.num_heads, self.latent_dim = d_model, num_heads, latent_dim
         self.head_dim, self.rotary_dim, self.value_dim = head_dim, rotary_dim, value_dim
         self.rotary = Rotary(interleaved=True) if rotary is None else rotary
+        if scale is not None:
+            read_scale(scale)
         self.scale = (head_dim + rotary_dim) ** -0.5 if scale is None else scale
         self.precision = precision
         linear = functools.partial(nnx.Linear, kernel_init=kernel_init, precision=precision, **shared)

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from regard.arguments import as_array
+from regard.arguments import as_array, guided
 from regard.attention import attend
 from regard.axes import Array, ArrayLike, Float
 from regard.cache import KVCache, PagedKVCache
-from regard.engine.call.canonicalization import float_array
+from regard.engine.call.canonicalization import float_array, read_scale
 from regard.engine.call.hooks import called_by
 from regard.layers.choices import check_counts, check_initializers, check_kind, check_options, check_rotary
 from regard.layers.dropout import build_dropout, draw_dropout
@@ -46,6 +46,7 @@ def unpack(result: Any, is_pair: Any) -> tuple[Any, Any]:
     return result if is_pair else (result, {})
 
 
+@guided
 class MultiHeadAttention(nnx.Module):
     """Multi-head attention: in every head, positions of `query` attend to those of `key` and `value`.
 
@@ -140,6 +141,8 @@ class MultiHeadAttention(nnx.Module):
         check_rotary(rotary, head_dim)
         self.d_model, self.num_heads, self.num_key_heads = d_model, num_heads, num_key_heads
         self.head_dim, self.memory_width, self.precision = head_dim, memory_width, precision
+        if scale is not None:
+            read_scale(scale)
         self.scale, self.rotary = scale, rotary
 
         linear = functools.partial(

@@ -7,12 +7,14 @@ from typing import Any
 
 import jax
 
+from regard.arguments import guided
 from regard.axes import Array, ArrayLike
 from regard.engine.call.canonicalization import float_array
 from regard.linear.chunks import run
 from regard.linear.problem import State, canonicalize
 
 
+@guided
 def attend(
     query: ArrayLike,
     key: ArrayLike,
@@ -122,6 +124,7 @@ def attend(
     return output, State(*jax.tree.map(lambda array: array.reshape((*batch, *array.shape[1:])), carried))
 
 
+@guided
 def step(
     state: State | None,
     query: ArrayLike,

@@ -27,9 +27,10 @@ def check_boolean(name: str, value: Any) -> Any:
     if jnp.issubdtype(array.dtype, jnp.integer):
         return evaluate(lambda array: array.astype(bool), array)
     if array.dtype != bool:
+        hint = "; pass additive masks as `bias=`" if jnp.issubdtype(array.dtype, jnp.floating) else ""
+        shown = repr(value) if array.dtype == object else array.dtype
         raise TypeError(
-            f"{name}: expected a boolean or integer array, nonzero = may attend, got {array.dtype};"
-            " pass additive masks as `bias=`"
+            f"{name}: expected a boolean or integer array, nonzero = may attend, got {shown}{hint}"
         )
     return array
 

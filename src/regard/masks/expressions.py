@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regard.arguments import whole_number
+from regard.arguments import guided, whole_number
 from regard.axes import ArrayLike
 from regard.masks.documents import segments
 from regard.masks.keys import prefix
@@ -46,6 +46,7 @@ def shared_prefix(length: ArrayLike, ids: ArrayLike) -> Mask:
     return prefix(length) | segments(ids)
 
 
+@guided
 def streaming(before: int, first: int = 4) -> Mask:
     """Let each query attend to a window that ends at its own position, and to the first keys of all.
 

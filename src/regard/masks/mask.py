@@ -386,7 +386,11 @@ def _join(symbol: str, left: Any, right: Any) -> Mask:
     """Join two masks, or say how to bring what is none into the algebra."""
     for operand in (left, right):
         if not isinstance(operand, Mask):
-            hint = suggest_call("masks", operand) or "; wrap a boolean array as masks.from_array(array)"
+            hint = suggest_call("masks", operand)
+            if not hint and callable(operand):
+                hint = "; wrap a function of positions as masks.predicate(fn)"
+            elif not hint and (isinstance(operand, list) or hasattr(operand, "dtype")):
+                hint = "; wrap a boolean array as masks.from_array(array)"
             raise TypeError(
                 f"{symbol}: expected masks on both sides, got {type(left).__name__} {symbol}"
                 f" {type(right).__name__}{hint}"

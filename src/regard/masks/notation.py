@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ _NAMED = (
     *(expressions.shared_prefix, expressions.streaming),
     *(block_tables.blocks, block_tables.chosen_blocks),
 )
+_SYMBOLS = "masks are joined by & and | and turned by ~: write these for `and`, `or`, `not`, &&, || and !"
 
 
 def list_makers() -> dict[str, Callable[..., Mask]]:
@@ -49,7 +51,9 @@ def parse(text: str) -> Mask:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise _refusal(text, f"it does not read as an expression ({error})") from None
+        is_foreign = re.search(r"&&|\|\||!", text)
+        reason = _SYMBOLS if is_foreign else f"it does not read as an expression ({error})"
+        raise _refusal(text, reason) from None
     try:
         return _mask(tree, text)
     except RecursionError:
@@ -69,8 +73,10 @@ def _mask(node: ast.expr, text: str) -> Mask:
             return _call(name, makers[name], node, text)
         case ast.Call(func=ast.Attribute(value=prepared, attr="prepare")):
             return _call("prepare", _mask(prepared, text).prepare, node, text)
-        case ast.BinOp():
-            raise _refusal(text, "masks are joined by & and |")
+        case ast.BinOp() | ast.BoolOp() | ast.UnaryOp():
+            raise _refusal(text, _SYMBOLS)
+        case ast.Call(func=ast.Name(id=name)) if f"masks.{name}(" in suggest_call("masks", name):
+            raise _refusal(text, f"{name} takes what text cannot hold")
     hint = suggest_call("masks", ast.unparse(node)).replace("masks.", "")
     raise _refusal(text, f"`{ast.unparse(node)}` is not a mask{hint}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from regard.arguments import LARGEST, whole_number
+from regard.arguments import LARGEST, guided, whole_number
 from regard.axes import Array
 from regard.masks.bounds import Bounds
 from regard.masks.grid import Blocks, Grid
@@ -33,6 +33,7 @@ def causal() -> Mask:
     return Causal()
 
 
+@guided
 def sliding_window(before: int | None, after: int | None = 0) -> Mask:
     """Let each query attend to `before` keys before its own position, its own, and `after` keys after it.
 

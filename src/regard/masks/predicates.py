@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import eval_jaxpr
 
+from regard.arguments import as_array
 from regard.axes import Array, broadcast_shapes
 from regard.masks.data import check_rows
 from regard.masks.grid import Blocks, Grid, explicit_mesh
@@ -22,6 +24,8 @@ from regard.masks.tile_kinds import TileKind, classify_cells, tile_kind
 from regard.records import record, static
 
 _PAIR, _ALL = ("query", "key"), ("batch", "head", "query", "key")
+# What arrays say where one number is needed.
+_SINGLE = "truth value of an array|Only (integer )?scalar arrays|o[fn] traced array"
 TilePromises = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 
 
@@ -208,7 +212,7 @@ class Predicate(Mask):
         if not callable(self.classifier):
             return jnp.full((1,) * (blocks.leading_axes + 2), TileKind.PARTIAL, jnp.int8)
         ends, key_ends = blocks.query_ends, blocks.key_ends
-        empty, full = map(jnp.asarray, self.classifier(*ends, *key_ends))
+        empty, full = map(jnp.asarray, call_closure("classify", self.classifier, *ends, *key_ends))
         for name, promise in (("empty", empty), ("full", full)):
             if promise.dtype != bool:
                 raise TypeError(f"classify: expected booleans (empty, full), got {promise.dtype} as {name}")
@@ -222,26 +226,41 @@ class Predicate(Mask):
         by_name = dict(zip(_ALL, numbers, strict=True))
         placed, named = self.takes
         by_keyword = {name: by_name[name] for name in named}
-        return call_closure("predicate", self.fn, *(by_name[name] for name in placed), **by_keyword)
+        kept = call_closure("predicate", self.fn, *(by_name[name] for name in placed), **by_keyword)
+        return as_array("predicate", "fn to return booleans (True = may attend)", jnp.asarray, kept)
 
     def _evaluate(self, batch: Any, head: Any, query: Array, key: Array, shape: tuple[int, ...]) -> Array:
         """Return the function's answer for one batch row and head, checked: booleans, one per pair."""
         if self.program is None:
-            keep = jnp.asarray(self._call(batch, head, query, key))
+            keep = self._call(batch, head, query, key)
         else:
             (keep,) = eval_jaxpr(self.program, self.constants, batch, head, query, key)
         if keep.dtype != bool:
             raise TypeError(
                 f"predicate: expected fn to return booleans (True = may attend), got {keep.dtype}"
             )
-        return jnp.broadcast_to(keep, shape)
+        try:
+            return jnp.broadcast_to(keep, shape)
+        except ValueError:
+            raise ValueError(
+                f"predicate: expected fn to return one boolean per pair, an array that broadcasts to {shape};"
+                f" got shape {keep.shape}"
+            ) from None
 
 
 def call_closure(name: str, fn: Any, *arguments: Any, **named: Any) -> Any:
     """Call a function of the caller's; name what it closes over that a call cannot compute with."""
     try:
         return fn(*arguments, **named)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
+        if re.search(_SINGLE, str(error)):
+            raise TypeError(
+                f"{name}: expected fn to compute with arrays of jax.numpy, got a part that needs one number"
+                " or NumPy; write &, | and ~ for `and`, `or`, `not` and chained comparisons, jnp.where for"
+                " `if`, jnp.asarray(table)[query, key] for lists"
+            ) from error
+        if isinstance(error, TypeError):
+            raise
         # Calls run with automatic axes, where JAX computes with no array that has explicit ones.
         for variable, value in _closed_over(fn).items():
             if explicit_mesh(value) is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from regard.arguments import LARGEST, whole_number
+from regard.arguments import LARGEST, guided, whole_number
 from regard.axes import Array, Bool, Float, Int
 from regard.engine.call.problem import accumulation_dtype
 from regard.models.decoder import Decoder
@@ -64,6 +64,7 @@ class Search:
     step: Array
 
 
+@guided
 def beam_search(
     model: Decoder | EncoderDecoder,
     prompts: Any,

@@ -6,7 +6,7 @@ from typing import Any
 
 from flax import nnx
 
-from regard.arguments import whole_number
+from regard.arguments import guided, whole_number
 from regard.axes import ArrayLike
 from regard.layers.multi_head import unpack
 from regard.models.config import TransformerConfig
@@ -14,6 +14,7 @@ from regard.models.encoder import Encoder
 from regard.models.pooling import build_pooling
 
 
+@guided
 class Classifier(nnx.Module):
     """Encoder that predicts one class per example, or with `pooling=None` one per position.
 

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+import numpy as np
+
+from regard.arguments import guided
 from regard.engine.call.canonicalization import check_flag, check_rate
 from regard.layers.choices import NormKind, NormPlace, check_choice, check_kind
 from regard.layers.experts import check_experts
@@ -24,6 +27,7 @@ CHOICES = {"positions": Positions, "norm": NormPlace, "norm_kind": NormKind, "ac
 CAN_BE_0 = ("num_layers", "num_token_types")
 
 
+@guided
 @dataclass(frozen=True)
 class TransformerConfig:
     """Sizes and choices of a Transformer; the same record builds every model here.
@@ -196,6 +200,9 @@ class TransformerConfig:
         for field in fields(self):
             name = field.name
             number: Any = getattr(self, name)
+            if isinstance(number, np.generic):
+                number = number.item()
+                object.__setattr__(self, name, number)
             kind, _, is_optional = str(field.type).partition(" | ")
             least = 0 if name in CAN_BE_0 else 1
             if name.endswith("_rate"):
@@ -255,3 +262,9 @@ class TransformerConfig:
             raise ValueError("class_token: expected real vectors, input_width; tokens have one of their own")
         if self.num_token_types and self.vocab_size is None:
             raise ValueError(f"num_token_types: expected 0 without vocab_size, got {self.num_token_types}")
+
+
+def check_config(config: Any) -> None:
+    """Raise unless a model is given what it is built from."""
+    hint = "pass its config" if hasattr(config, "config") else "write TransformerConfig(...)"
+    check_kind("config", config, TransformerConfig, hint=hint)

@@ -8,14 +8,16 @@ import jax.numpy as jnp
 from flax import nnx
 
 import regard.masks as masks
+from regard.arguments import guided
 from regard.axes import Array, ArrayLike, Float
 from regard.layers.multi_head import unpack
-from regard.models.config import TransformerConfig
+from regard.models.config import TransformerConfig, check_config
 from regard.models.embedding import TokenEmbedding, TokenTable
 from regard.models.encoder import Encoder
 from regard.models.stack import DecodingCache
 
 
+@guided
 class Decoder(nnx.Module):
     """Causal language model: predicts the next token at every position from the positions up to it.
 
@@ -41,6 +43,7 @@ class Decoder(nnx.Module):
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        check_config(config)
         if config.vocab_size is None:
             raise ValueError("config: expected vocab_size, as a Decoder predicts tokens; got input_width")
         self.config = config

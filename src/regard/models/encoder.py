@@ -7,16 +7,18 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from regard.arguments import guided
 from regard.axes import ArrayLike
 from regard.layers import EncoderBlock
 from regard.layers.heads import name_mask
 from regard.masks import Mask
-from regard.models.config import TransformerConfig
+from regard.models.config import TransformerConfig, check_config
 from regard.models.embedding import TokenEmbedding
 from regard.models.padding import blank_padding, mask_padding
 from regard.models.stack import Stack
 
 
+@guided
 class Encoder(nnx.Module):
     """Embedding and `config.num_layers` encoder blocks.
 
@@ -40,6 +42,7 @@ class Encoder(nnx.Module):
     """
 
     def __init__(self, config: TransformerConfig, *, causal: bool = False, rngs: nnx.Rngs):
+        check_config(config)
         self.config = config
         self.embedding = TokenEmbedding(config, rngs=rngs)
         self.stack = Stack(config, EncoderBlock, causal=causal, rngs=rngs)

@@ -8,10 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from regard.arguments import guided
 from regard.axes import Array, ArrayLike, Float
 from regard.layers import DecoderBlock
 from regard.layers.multi_head import unpack
-from regard.models.config import TransformerConfig
+from regard.models.config import TransformerConfig, check_config
 from regard.models.decoder import build_head, predict_tokens
 from regard.models.embedding import TokenEmbedding
 from regard.models.encoder import Encoder
@@ -19,6 +20,7 @@ from regard.models.padding import blank_padding, check_lengths, mask_padding
 from regard.models.stack import DecodingCache, Stack
 
 
+@guided
 class EncoderDecoder(nnx.Module):
     """Encoder and decoder that predict the next target token from a source and the target so far.
 
@@ -54,6 +56,7 @@ class EncoderDecoder(nnx.Module):
         target_vocab_size: int | None = None,
         num_decoder_layers: int | None = None,
     ):
+        check_config(config)
         vocab_size = config.vocab_size if target_vocab_size is None else target_vocab_size
         if vocab_size is None:
             raise ValueError(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import whole_number
+from regard.arguments import guided, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.problem import accumulation_dtype
 from regard.models.decoder import Decoder
@@ -30,6 +30,7 @@ from regard.models.speculation import read_draft, speculate
 from regard.models.writing import Generated, Rules, State, Writing, mark_tokens, write_next, write_on
 
 
+@guided
 def generate(
     model: Decoder | EncoderDecoder,
     prompts: Any,
@@ -159,6 +160,7 @@ class TextStream(Iterator[list[list[int]]]):
             raise
 
 
+@guided
 def stream(
     model: Decoder | EncoderDecoder,
     prompts: Any,

@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import LARGEST
+from regard.arguments import LARGEST, check_kind, guided
 from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.engine.call.problem import accumulation_dtype
 
 NO_TOKEN = -1
 
 
+@guided
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True)
 class Sampling:
@@ -266,6 +267,7 @@ def adjust(
         >>> sampling.adjust(jnp.array([[1.0, 3.0, 2.0]]), settings).tolist()
         [[-inf, 6.0, 4.0]]
     """
+    check_kind("sampling", sampling, Sampling)
     if sampling.repetition_penalty is not None and seen is not None:
         logits = repetition_penalty(logits, seen, sampling.repetition_penalty)
     if sampling.greedy:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
-from regard.arguments import LARGEST, as_array, check_flag
+from regard.arguments import LARGEST, as_array, check_flag, guided
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explanation import scaled
@@ -30,6 +30,7 @@ class MemoryTooSmallError(ValueError):
     """No mesh of so many devices holds the call."""
 
 
+@guided
 def plan(
     *,
     length: int | str,

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from regard import masks
+from regard.arguments import guided
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.dispatch.explanation import scaled
 from regard.planning.candidates import Candidate
@@ -99,6 +100,7 @@ def count_parameters(config: Any) -> dict[str, int]:
         >>> sum(parts.values()), parts["experts"], parts["feed_forward"]
         (30532122624, 28991029248, 0)
     """
+    _check_config(config)
     block, dense, sparse = _count_block(config), *_count_branches(config)
     every, experts = config.num_layers, (config.num_experts or 0) * sparse
     counts = {"feed_forward": dense, "experts": experts, "routers": sparse}
@@ -110,6 +112,11 @@ def count_parameters(config: Any) -> dict[str, int]:
     embedding += (config.positions == "relative") * config.relative_buckets * config.num_heads
     head = 0 if config.tied_output else vocabulary * (width + config.head_bias)
     return {**found, "embedding": embedding, "head": head}
+
+
+def _check_config(config: Any) -> None:
+    if not hasattr(config, "vocab_size"):
+        raise TypeError(f"config: expected a TransformerConfig, got {type(config).__name__}")
 
 
 def _count_block(config: Any) -> dict[str, int]:
@@ -145,6 +152,7 @@ def _count_branches(config: Any) -> tuple[int, int]:
     return dense, config.num_layers - dense
 
 
+@guided
 def plan_step(
     config: Any,
     *,
@@ -191,8 +199,7 @@ def plan_step(
     Reference: Rajbhandari et al., "ZeRO", 2020, stage 3; Chen et al., "Training Deep Nets with Sublinear
     Memory Cost", 2016.
     """
-    if not hasattr(config, "vocab_size"):
-        raise TypeError(f"config: expected a TransformerConfig, got {type(config).__name__}")
+    _check_config(config)
     if config.vocab_size is None:
         raise ValueError("config: expected vocab_size, as a Decoder predicts tokens; got input_width")
     sizes = read_sizes({"length": length, "batch": batch, "devices": devices})

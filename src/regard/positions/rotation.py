@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import LARGEST, as_array, check_flag, check_reach, integers, read_number
+from regard.arguments import LARGEST, as_array, check_flag, check_reach, guided, integers, read_number
 from regard.axes import Array, Float
 from regard.positions.scaling import Scaling, turns
 
 
+@guided
 def rotary(
     features: Float[Array, "*B T D"],
     position: Any = 0,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import check_kind
 from regard.axes import Array
 from regard.masks.grid import is_concrete
 from regard.readouts.accumulators import PATTERNS
@@ -83,6 +84,7 @@ def average(readout: Readout) -> dict[str, Array]:
         >>> f"{means['previous-token']:.3f}", f"{means['distance']:.2f}"
         ('0.417', '0.50')
     """
+    check_kind("readout", readout, Readout)
     names = ("entropy", "distance", "max_weight", "first_mass", "sink_mass")
     alive = (readout.keys > 0) & ~jnp.isnan(readout.entropy)
     means = {name: _mean(getattr(readout, name), alive) for name in names}
@@ -111,11 +113,12 @@ def spread(readout: Readout) -> dict[str, tuple[Array, Array]]:
         >>> f"{mean[0]:.3f} +- {deviation[0]:.3f}"
         '0.667 +- 0.333'
     """
+    means = average(readout)
     axes = tuple(range(readout.entropy.ndim - 2))
     if not axes:
         shape = tuple(readout.entropy.shape[:-1])
         raise ValueError(f"readout: expected leading axes of examples and heads, got {shape}")
-    return {name: (mean.mean(axes), mean.std(axes)) for name, mean in average(readout).items()}
+    return {name: (mean.mean(axes), mean.std(axes)) for name, mean in means.items()}
 
 
 def label(
@@ -157,6 +160,7 @@ def label(
     Induction Heads", 2022; Hoeffding, "Probability Inequalities for Sums of Bounded Random Variables", 1963,
     theorem 1. Thresholds are ours.
     """
+    check_kind("readout", readout, Readout)
     thresholds = dict(thresholds or {})
     unknown = [name for name in thresholds if name not in LABELS]
     if unknown:

@@ -10,7 +10,7 @@ from regard.axes import Array
 
 def floating(meaning: str = "(...)", /, **arguments: Any) -> list[Array]:
     """Convert arrays to their common dtype, float32 at least; each has the axes of `meaning` at least."""
-    arrays = {name: jnp.asarray(given) for name, given in arguments.items()}
+    arrays = {name: _array(name, given) for name, given in arguments.items()}
     for name, array in arrays.items():
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise TypeError(
@@ -24,9 +24,16 @@ def floating(meaning: str = "(...)", /, **arguments: Any) -> list[Array]:
     return [array.astype(dtype) for array in arrays.values()]
 
 
+def _array(name: str, given: Any) -> Array:
+    try:
+        return jnp.asarray(given)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: expected numbers, got {type(given).__name__}") from None
+
+
 def rows(name: str, given: Any, like: Array) -> Array:
     """Shape a number, or one per row, to be combined with `like`: (..., 1)."""
-    array = jnp.asarray(given)
+    array = _array(name, given)
     if not jnp.issubdtype(array.dtype, jnp.floating) and not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name}: expected numbers, got {array.dtype}")
     return broadcast(name, array.astype(like.dtype), like.shape[:-1])[..., None]
@@ -46,7 +53,7 @@ def kept(keep: Any, shape: tuple[int, ...]) -> Array:
     """Broadcast the mask to the scores' shape; None keeps all."""
     if keep is None:
         return jnp.ones(shape, bool)
-    array = jnp.asarray(keep)
+    array = _array("keep", keep)
     if array.dtype != bool:
         raise TypeError(f"keep: expected booleans, True = may attend, got {array.dtype}; write keep != 0")
     return broadcast("keep", array, shape)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from regard.arguments import check_kind
 from regard.training import checkpoints, heads, locks, metrics, processes
 from regard.training.compilation import LITTLE_WORK
 from regard.training.programs import Program, State, make_feed, make_program
@@ -119,6 +120,7 @@ def train(
         ValueError: when `profile` is negative.
         OSError: when the system refuses to write; what was saved before is whole.
     """
+    check_kind("run", run, Run, hint="open_run makes one")
     if profile < 0:
         raise ValueError(f"profile: expected a number of steps, at least 0, got {profile}")
     with locks.hold(run.directory):

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+
+_WORDS = {Integral: "an integer", Real: "a number"}
 
 
 class Range(NamedTuple):
@@ -33,7 +36,12 @@ class Settings:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self), include_extras=True).items():
             for allowed in getattr(kind, "__metadata__", ()):
-                if isinstance(allowed, Range) and not allowed.holds(value := getattr(self, name)):
+                if not isinstance(allowed, Range):
+                    continue
+                value, number = getattr(self, name), Integral if kind.__origin__ is int else Real
+                if isinstance(value, bool) or not isinstance(value, number):
+                    raise TypeError(f"{name} must be {_WORDS[number]}, got {value!r}")
+                if not allowed.holds(value):
                     raise ValueError(f"{name} must be {allowed.words}, got {value}")
 
     def _demand(self, holds: bool, rule: str, *names: str) -> None:

@@ -11,10 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-
 from regard.cli.console import Console, UsageError, expected_errors
-from regard.cli.declaration import Command, Output, option
+from regard.cli.declaration import Command, Output, conf, option
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,9 @@ class Conformance(Command):
     Example: regard conformance jax.nn:dot_product_attention --layout BTHD
     """
 
-    function: Annotated[str, tyro.conf.Positional, option("MODULE:FUNCTION")]
+    EXTRA = "train"
+
+    function: Annotated[str, conf.Positional, option("MODULE:FUNCTION")]
     """A module or a file, and the function in it to check."""
     layout: Annotated[str, option("LETTERS")] = "BHTD"
     """Axes of query: batch, heads, tokens, width."""

@@ -39,6 +39,8 @@ class Doctor(Command):
     Example: regard doctor
     """
 
+    EXTRA = None
+
     json: bool = False
     """One JSON object instead of text."""
 

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from regard.cli.console import Console, UsageError, expected_errors
+from regard.cli.console import Console, RunFailedError, UsageError, expected_errors
 from regard.cli.declaration import Command, Output, option
 
 
@@ -14,6 +14,8 @@ class Explain(Command):
 
     Example: regard explain --shape 1,8,4096,64 --mask 'causal() & sliding_window(256)'
     """
+
+    EXTRA = None
 
     shape: Annotated[str, option("N,N,...")]
     """Shape of query: leading axes, heads, length, width."""
@@ -55,8 +57,7 @@ class Explain(Command):
                 if self.picture and mask is not None:
                     console.say(mask.picture(shape[-2], key_shape[-2], query_offset=offset))
         except NotImplementedError as error:
-            console.fail(str(error))
-            return 1
+            raise RunFailedError(str(error)) from error
         return 0
 
 

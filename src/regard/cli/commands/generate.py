@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from regard.cli.declaration import Command, Output, option
+from regard.cli.declaration import Command, Output, conf, option
 
 
 @dataclass(frozen=True)
@@ -26,10 +24,10 @@ class Generate(Command):
 
     RUNS = "regard.cli.generating:run_generating"
 
-    source: Annotated[tyro.conf.Positional[Path], option("RUN|DIR")]
+    source: Annotated[conf.Positional[Path], option("RUN|DIR")]
     """A run of `regard train text`, or a directory with a Hugging Face model: config.json, safetensors and
     tokenizer.json."""
-    prompt: tyro.conf.UseAppendAction[tuple[Annotated[str, option("TEXT")], ...]] = ()
+    prompt: conf.UseAppendAction[tuple[Annotated[str, option("TEXT")], ...]] = ()
     """Text to go on with, or to answer; give it several times for several texts."""
     max_tokens: int = 200
     """Tokens to write at most."""
@@ -47,6 +45,6 @@ class Generate(Command):
     """Seed of what is drawn."""
     beams: Annotated[int | None, option("N", "draw instead")] = None
     """Search the likeliest text, going on with this many at a time."""
-    stop: tyro.conf.UseAppendAction[tuple[Annotated[str, option("TEXT")], ...]] = ()
+    stop: conf.UseAppendAction[tuple[Annotated[str, option("TEXT")], ...]] = ()
     """End before this text; may be given several times."""
     output: TextOutput = TextOutput()

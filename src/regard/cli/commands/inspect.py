@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
-from regard.cli.declaration import Command, Output, option
+from regard.cli.declaration import Command, Output, conf, option
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class Inspect(Command):
 
     RUNS = "regard.cli.inspecting:run_inspecting"
 
-    model: Annotated[tyro.conf.Positional[Path | None], option("RUN|DIR", "MiniLM")] = None
+    model: Annotated[conf.Positional[Path | None], option("RUN|DIR", "MiniLM")] = None
     """A run of `regard train`, or a folder with a Hugging Face model of text: config.json, safetensors,
     tokenizer.json."""
     text: Annotated[str | None, option("TEXT", "a sentence, or held-out text")] = None

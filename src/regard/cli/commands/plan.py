@@ -6,14 +6,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.table import Table
-
 from regard.cli.console import Console, RunFailedError, UsageError, expected_errors
 from regard.cli.declaration import Command, Output, option
 
 if TYPE_CHECKING:
-    from regard.planning import Report
+    from rich.table import Table
 
+    from regard.planning import Report
 
 TOP = 5
 # What a model, or a training step, says by itself.
@@ -26,6 +25,8 @@ class Plan(Command):
 
     Example: regard plan --length 1M --heads 32 --key-heads 8 --devices 256 --chip h100 --mask 'causal()'
     """
+
+    EXTRA = "train"
 
     length: Annotated[str, option("N")]
     """Tokens, such as 4096, 128k or 1M: powers of 1024."""
@@ -156,6 +157,8 @@ def _parse_sizes(text: str | None) -> dict[str, int]:
 
 def _tabulate(report: Report, top: int) -> Table:
     """Return a table of the first meshes, one a row."""
+    from rich.table import Table
+
     from regard.engine.dispatch.explanation import scaled
     from regard.planning.reports import name_mesh, spell_seconds
 

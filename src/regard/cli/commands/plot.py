@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-
 from regard.cli.console import Console, UsageError, expected_errors
-from regard.cli.declaration import Command, Output
+from regard.cli.declaration import Command, Output, conf
 
 
 @dataclass(frozen=True)
@@ -20,8 +18,8 @@ class Plot(Command):
     """
 
     runs: Annotated[
-        tyro.conf.Positional[tuple[Path, ...]],
-        tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)"),
+        conf.Positional[tuple[Path, ...]],
+        conf.arg(metavar="RUN ...", help_behavior_hint="(required)"),
     ]
     """Run directories."""
     format: Literal["png", "svg", "pdf"] = "png"

@@ -4,10 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
 from regard.cli.console import Console
-from regard.cli.declaration import Command, Output, choice, option
+from regard.cli.declaration import Command, Output, choice, conf, option
 from regard.training.tasks import TASKS, Task
 
 if TYPE_CHECKING:
@@ -25,8 +23,9 @@ class Train(Command):
 
     RUNS = "regard.cli.supervision:supervise_training"
     CHOICES = {"task": TASKS}  # noqa: RUF012
+    EXTRA = "train"
 
-    task: Annotated[TaskChoice, tyro.conf.arg(name="")]
+    task: Annotated[TaskChoice, conf.arg(name="")]
     """Task to learn."""
     out: Annotated[Path | None, option("DIR", "out/TASK, or out/TASK-smoke")] = None
     """Run directory."""

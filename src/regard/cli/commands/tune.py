@@ -25,6 +25,8 @@ class Tune(Command):
     Example: regard tune --quick
     """
 
+    EXTRA = "train"
+
     rounds: Annotated[int | None, option("N", "7, with --quick 3")] = None
     """The number of times that each is timed; the median counts."""
     quick: bool = False

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
 from regard.cli.console import Console, UsageError, expected_errors
-from regard.cli.declaration import Command, Output, option
+from regard.cli.declaration import Command, Output, conf, option
 from regard.cli.interruption import leave_at_once
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ class View(Command):
     Example: regard view out/text
     """
 
-    source: Annotated[tyro.conf.Positional[Path], option("FILE|RUN|DIR")]
+    source: Annotated[conf.Positional[Path], option("FILE|RUN|DIR")]
     """A run of text or a folder with a Hugging Face model of text, which read what is typed; a file of
     `regard inspect --save` or `Trace.save`; or another run, of which a held-out example is watched."""
     compare: Annotated[Path | None, option("FILE|RUN", "nothing")] = None
@@ -116,12 +114,14 @@ def is_model(path: Path) -> bool:
 def open_source(path: Path) -> tuple[Trace, dict[str, Any] | None]:
     """Return a trace from a file, or of a run with what it logged."""
     from regard import inspection
+    from regard.cli.continuation import spell_command
     from regard.cli.sources import demand_run
     from regard.training import runs
     from regard.training.history import training_document
 
     if path.is_dir():
-        demand_run(path, f", or a file: regard inspect {path} --save {path.name or 'trace'}.regard")
+        watching = spell_command("inspect", path, "--save", f"{path.name or 'trace'}.regard")
+        demand_run(path, f", or a file: {watching}")
         task, model = runs.load_run(path)
         return task.watch(model), training_document(path)
     if not path.exists():

@@ -18,6 +18,7 @@ from regard.engine.flash.blocking import Blocking, TileConfig
 from regard.engine.flash.operands import Context, Operands
 from regard.engine.flash.tile_calls import TileSpec
 from regard.engine.flash.tile_choice import choose_tiles
+from regard.engine.flash.whole_tiles import cut, fill_tiles
 from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.score_rows import score_chosen_rows, take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores
@@ -46,7 +47,10 @@ def run(
     if forward is None or backward is None:
         choice = choose_tiles(problem)
         forward, backward = forward or choice.forward, backward or choice.backward
-    return _run(problem, forward, backward, spec)
+    if not problem.batch_invariant:
+        return _run(problem, forward, backward, spec)
+    output, aux = _run(fill_tiles(problem), forward, backward, spec)
+    return cut(output, problem, "output"), {name: cut(array, problem, name) for name, array in aux.items()}
 
 
 @partial(jax.jit, static_argnames=("forward", "backward", "spec"))

@@ -165,6 +165,11 @@ def _check_scale(scale: Any, *arrays: Any) -> Any:
     dtype = accumulation_dtype(*arrays)
     if scale is None:
         return np.asarray(1 / np.sqrt(arrays[0].shape[-1]), dtype)
+    return evaluate(lambda number: number.astype(dtype), read_scale(scale))
+
+
+def read_scale(scale: Any) -> Any:
+    """Return a factor as an array or its shape, checked to be one number, finite if the host has it."""
     expected = "one number or None for 1/sqrt(D)"
     number: Any = scale
     if not isinstance(scale, jax.Array | jax.ShapeDtypeStruct):
@@ -173,7 +178,9 @@ def _check_scale(scale: Any, *arrays: Any) -> Any:
     kinds = (jnp.floating, jnp.integer)
     if number.ndim or isinstance(scale, bool) or not any(jnp.issubdtype(number.dtype, one) for one in kinds):
         raise ValueError(f"scale: expected {expected}, got {_describe(scale)}")
-    return evaluate(lambda number: number.astype(dtype), number)
+    if isinstance(number, np.ndarray | np.generic) and not np.isfinite(number):
+        raise ValueError(f"scale: expected a finite number, got {scale}")
+    return number
 
 
 def _check_sinks(sinks: Any, leading: tuple[int, ...]) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
+from regard.arguments import check_option
 from regard.axes import Array, ArrayLike
 from regard.masks import Mask
 from regard.scores import Score
@@ -47,19 +47,6 @@ DEFAULTS: Mapping[str, Any] = {
     "batch_invariant": False,
 }
 
-# What other libraries call these things.
-_ELSEWHERE = {
-    "is_causal": "mask=masks.causal()",
-    "causal": "mask=masks.causal()",
-    "attn_mask": "mask=, where True = may attend, or bias= for numbers to add",
-    "key_padding_mask": "mask=masks.valid_keys(array), where True = may attend",
-    "dropout_p": "dropout_rate=",
-    "enable_gqa": "nothing: heads of query may be a multiple of those of key and value",
-    "logits_soft_cap": "score=scores.softcap(cap)",
-    "local_window_size": "mask=masks.sliding_window(before, after)",
-    "softmax_scale": "scale=",
-}
-
 
 def fill_in(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options, those left out at their defaults."""
@@ -70,12 +57,7 @@ def fill_in(options: Mapping[str, Any]) -> dict[str, Any]:
 def check_names(options: Iterable[str], declared: type) -> None:
     """Raise for the first name that is not among those declared."""
     for name in options:
-        if name not in declared.__annotations__:
-            known = ", ".join(declared.__annotations__)
-            nearest = difflib.get_close_matches(name, declared.__annotations__, n=1)
-            hint = f"; write {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-            hint = hint or (f"; did you mean {nearest[0]!r}?" if nearest else "")
-            raise TypeError(f"{name}: expected an option among {known}{hint}")
+        check_option(name, declared.__annotations__)
 
 
 def spell_out(function: Function) -> Function:

@@ -64,7 +64,7 @@ class Explanation:
     """Mesh axes that divide the sequence of an array, which no backend does: it is gathered along them."""
 
     def __str__(self) -> str:
-        heads = f"{self.query_heads} query heads"
+        heads = f"{self.query_heads} query head{'s' if self.query_heads != 1 else ''}"
         if self.key_heads != self.query_heads:
             heads += f" in {self.key_heads} groups, one per key head"
         arrays = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items())

@@ -112,7 +112,14 @@ def _context(problem: Problem, config: TileConfig) -> Context:
         query_words, key_words = (
             (problem.with_heads(one), problem.with_heads(other)) for one, other in words
         )
-    by_query, by_key = list_both_ways(mask, problem.sizes, offsets, config.forward, config.backward)
+    by_query, by_key = list_both_ways(
+        mask,
+        problem.sizes,
+        offsets,
+        config.forward,
+        config.backward,
+        in_order=config.batch_invariant and mask is not None,
+    )
     return Context(forward_mask, backward_mask, offsets, query_words, key_words, by_query, by_key)
 
 

@@ -30,13 +30,24 @@ class TileLists:
 
 
 def list_both_ways(
-    mask: Mask | None, sizes: Sizes, offsets: tuple[Any, Any], forward: Blocking, backward: Blocking
+    mask: Mask | None,
+    sizes: Sizes,
+    offsets: tuple[Any, Any],
+    forward: Blocking,
+    backward: Blocking,
+    *,
+    in_order: bool = False,
 ) -> tuple[TileLists, TileLists]:
-    """List the tiles by query, for the forward loop, and by key, for the backward loop."""
+    """List the tiles by query, for the forward loop, and by key, for the backward loop.
+
+    With `in_order` the forward loop visits tiles as they lie, whatever their other rows keep of them.
+    """
     by_query, by_key = (
         classify_tiles(mask, sizes, offsets, block.queries, block.keys) for block in (forward, backward)
     )
     by_key = jnp.swapaxes(by_key, -1, -2)
+    if in_order:
+        by_query = jnp.minimum(by_query, jnp.int8(TileKind.PARTIAL))
     if sizes.S % backward.keys:  # the last block overlaps the one before it
         by_key = by_key.at[..., -1, :].min(jnp.int8(TileKind.PARTIAL))
     return (

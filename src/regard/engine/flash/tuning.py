@@ -14,6 +14,7 @@ import jax
 
 from regard.engine.call.problem import Problem
 from regard.engine.flash.blocking import Blocking
+from regard.engine.flash.whole_tiles import size_tiles
 
 _LANES = 32  # sizes of tiles that vector units like
 _LEAST_SIDE = 128  # of tiles of several leading positions
@@ -59,6 +60,8 @@ class Tuning:
             cells = self.forward_cells, self.backward_cells
             return self._at_once(problem, side, cells[0]), self._at_once(problem, side, cells[1])
         queries, keys = _divide(problem.T, side // problem.group), _divide(problem.S, side)
+        if problem.batch_invariant:
+            queries, keys = size_tiles(problem.group)
         cells = problem.group * queries * keys
         forward, backward = (max(limit // cells, 1) for limit in (self.forward_cells, self.backward_cells))
         lower = queries

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import check_kind
 from regard.axes import Array, ArrayLike, Float
 from regard.engine.softmax.exponential import finite_base
 
@@ -76,6 +77,7 @@ def merge(parts: Iterable[Sequence[ArrayLike]]) -> tuple[Float[Array, "*B T E"],
 
 def _check(parts: Iterable[Sequence[ArrayLike]]) -> list[tuple[Array, Array]]:
     """Return the parts as arrays that fit each other."""
+    check_kind("parts", parts, Iterable, hint="pass pairs (output, lse)")
     pairs = []
     for place, part in enumerate(parts):
         name = f"parts[{place}]"
