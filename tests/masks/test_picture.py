@@ -10,9 +10,11 @@ import pytest
 from regard import masks
 
 DRAW = """
-from regard import masks
+import numpy as np
+from regard import derive, masks
 print(masks.causal().picture(3))
 print(masks.causal().picture(96))
+print(derive(*3 * [np.eye(2, dtype=np.float32)], mask=masks.causal()))
 """
 
 
@@ -20,10 +22,11 @@ def test_a_picture_is_printed_where_the_code_page_has_no_blocks():
     environment = os.environ | {"PYTHONIOENCODING": "cp1252"}
     done = subprocess.run([sys.executable, "-c", DRAW], capture_output=True, env=environment)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.decode("ascii").splitlines()
+    lines = done.stdout.decode("cp1252").splitlines()
     assert lines[:4] == ["3 queries x 3 keys   # may attend  . may not", "0 # . .", "1 # # .", "2 # # #"]
     assert lines[4] == "96 queries x 96 keys, one mark per 3 x 3   # all may attend  + some  . none"
     assert lines[6] == "# +" + " ." * 30
+    assert any(line.split() == ["i=0", "#", "·"] for line in lines[40:])
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "cp437", None])

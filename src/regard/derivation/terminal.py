@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from regard.derivation.steps import Step
 from regard.derivation.tables import Table, View, cut_tables
+from regard.masks.picture import printable
 
 WIDTH = 100
 _INDENT = "    "
@@ -65,9 +66,9 @@ def _write_table(table: Table) -> list[str]:
     """Write one matrix, with the numbers of rows and columns."""
     heads = [f"{table.row_letter}={row}" if row.isdigit() else row for row in table.rows]
     columns = [f"{table.column_letter}={column}" if column.isdigit() else column for column in table.columns]
+    texts = [[printable(cell.text) for cell in row] for row in table.cells]
     widths = [
-        max(len(column), *(len(row[place].text) for row in table.cells), 0)
-        for place, column in enumerate(columns)
+        max(len(column), *(len(row[place]) for row in texts), 0) for place, column in enumerate(columns)
     ]
     margin = max(map(len, heads), default=0)
     title = " ".join(f"{letter}={index}" for letter, index in table.place)
@@ -75,10 +76,7 @@ def _write_table(table: Table) -> list[str]:
     if any(columns):
         margin = max(margin, len(title))
         lines.append(_align(title, margin, columns, widths))
-    lines += [
-        _align(head.rjust(margin), margin, [cell.text for cell in row], widths)
-        for head, row in zip(heads, table.cells, strict=True)
-    ]
+    lines += [_align(head.rjust(margin), margin, row, widths) for head, row in zip(heads, texts, strict=True)]
     return [line.ljust(max(map(len, lines))) for line in lines]
 
 

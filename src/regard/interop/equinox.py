@@ -76,12 +76,13 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
             TypeError, ValueError: as `attend`; dropout without a key.
         """
         options = arguments.further_options(options, dropout_rate="dropout_p of the layer", rng="key")
-        heads = tuple(
+        query_heads, key_heads, value_heads = (
             jax.vmap(project)(x).reshape((x.shape[0], self.num_heads, -1))
             for project, x in ((self.query_proj, query), (self.key_proj, key_), (self.value_proj, value))
         )
-        heads = heads if process_heads is None else process_heads(*heads)
-        arrays = arguments.heads_first(*heads, range(3, 4))
+        if process_heads is not None:
+            query_heads, key_heads, value_heads = process_heads(query_heads, key_heads, value_heads)
+        arrays = arguments.heads_first(query_heads, key_heads, value_heads, range(3, 4))
         full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
         rate = 0.0 if (self.dropout.inference if inference is None else inference) else self.dropout.p
         if rate and key is None:

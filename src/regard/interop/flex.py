@@ -53,8 +53,8 @@ def block_mask(
 
     Reference: PyTorch 2.13, `torch.nn.attention.flex_attention.BlockMask`.
     """
-    import torch
-    from torch.nn.attention.flex_attention import BlockMask
+    import torch  # pyright: ignore[reportMissingImports]
+    from torch.nn.attention.flex_attention import BlockMask  # pyright: ignore[reportMissingImports]
 
     num_keys = num_queries if num_keys is None else num_keys
     size = whole_number("block_size", block_size, 1)

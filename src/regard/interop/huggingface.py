@@ -13,7 +13,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
+
+from regard.loading import name_extra
+
+with name_extra(__name__, "weights"):
+    from flax import nnx
 
 from regard.axes import Array
 from regard.engine.call.canonicalization import float_dtype

@@ -8,7 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+
+from regard.loading import name_extra
+
+with name_extra(__name__, "weights"):
+    from flax import nnx
 
 from regard.arguments import whole_number
 from regard.axes import Array, Float

@@ -10,7 +10,7 @@ from regard.arguments import LARGEST, check_reach, integers, whole_number
 from regard.masks.data import check_rows, check_width
 from regard.masks.grid import Offset
 from regard.masks.offsets import TokenPositions, positions_of
-from regard.masks.picture import CELLS
+from regard.masks.picture import CELLS, printable
 
 
 def settle_positions(
@@ -136,9 +136,10 @@ def _both_alignments(num_queries: int, num_keys: int) -> str:
         height, width = (height, width + 1) if num_queries < num_keys else (height + 1, width)
 
     def picture(title: int, offset: int) -> list[str]:
-        rows = np.tri(height, width, offset, int)
-        return [f"query_offset={title}", *(" ".join(CELLS[row]) for row in rows)]
+        rows = CELLS[np.tri(height, width, offset, int)]
+        return [f"query_offset={title}", *map(" ".join, rows)]
 
     left, right = picture(0, 0), picture(num_keys - num_queries, width - height)
     side = max(map(len, left))
-    return "\n".join(f"  {one:<{side}}     {other}" for one, other in zip(left, right, strict=True))
+    lines = [f"  {one:<{side}}     {other}" for one, other in zip(left, right, strict=True)]
+    return printable("\n".join(lines))

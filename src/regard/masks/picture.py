@@ -13,9 +13,8 @@ from regard.masks.runs import Span
 LARGEST_EXACT = 64
 CELLS = np.array(["·", "■"])
 TILES = np.array(["·", "▒", "█"])
-# What stands for them where standard output cannot print them.
-PLAIN_CELLS = np.array([".", "#"])
-PLAIN_TILES = np.array([".", "+", "#"])
+# What stands for marks where standard output cannot print them.
+_PLAIN = str.maketrans({"·": ".", "■": "#", "▒": "+", "█": "#", "∞": "inf"})
 
 
 def draw_mask(mask: Any, num_queries: int, num_keys: int, offset: Offset, key_offset: Offset) -> str:
@@ -42,27 +41,25 @@ def _take_first(drawn: Any) -> tuple[np.ndarray, str]:
 def draw_cells(keep: np.ndarray, positions: Sequence[int], note: str = "") -> str:
     """Draw one character a cell, query positions at the left."""
     width = max((len(str(position)) for position in positions), default=1)
-    marks = choose_marks(CELLS, PLAIN_CELLS)
     lines = [
-        f"{position:>{width}} {' '.join(marks[cells.astype(int)])}".rstrip()
+        f"{position:>{width}} {' '.join(CELLS[cells.astype(int)])}".rstrip()
         for position, cells in zip(positions, keep, strict=True)
     ]
-    legend = f"{marks[1]} may attend  {marks[0]} may not"
-    return "\n".join([f"{len(keep)} queries x {keep.shape[1]} keys   {legend}{note}", *lines])
+    legend = f"{len(keep)} queries x {keep.shape[1]} keys   ■ may attend  · may not{note}"
+    return printable("\n".join([legend, *lines]))
 
 
 def draw_tiles(kinds: np.ndarray, shape: tuple[int, int], block: tuple[int, int], note: str = "") -> str:
     """Draw one character a tile."""
     legend = f"{shape[0]} queries x {shape[1]} keys, one mark per {block[0]} x {block[1]}"
-    marks = choose_marks(TILES, PLAIN_TILES)
-    meanings = f"{marks[2]} all may attend  {marks[1]} some  {marks[0]} none"
-    return "\n".join([f"{legend}   {meanings}{note}", *(" ".join(marks[row]) for row in kinds)])
+    marks = "█ all may attend  ▒ some  · none"
+    return printable("\n".join([f"{legend}   {marks}{note}", *(" ".join(TILES[row]) for row in kinds)]))
 
 
-def choose_marks(marks: np.ndarray, plain: np.ndarray) -> np.ndarray:
-    """Return marks, or plain ones where standard output has an encoding that lacks some."""
+def printable(text: str) -> str:
+    """Return a text, its marks plain ones where standard output has an encoding that lacks some."""
     try:
-        "".join(marks).encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):
-        return plain
-    return marks
+        return text.translate(_PLAIN)
+    return text

@@ -8,6 +8,7 @@ Opening a run only reads, and decides to go on, to start or to refuse; `begin` i
 import dataclasses
 import hashlib
 import json
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -276,7 +277,8 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
     """
     checkpoint, _ = checkpoints.load_newest(directory / "checkpoints")
     if checkpoint is None:
-        raise RunError(f"{directory} has no checkpoint yet; go on training it: regard train {task.name}")
+        resume = f"regard train {task.name} --out {shlex.quote(str(directory))}"
+        raise RunError(f"{directory} has no checkpoint yet; go on training it: {resume}")
 
     def build() -> nnx.Module:
         return task.make_model(nnx.Rngs(params=0, dropout=0))

@@ -1,6 +1,7 @@
 """Calls filled up to whole tiles, whose rows have the same bits however a sequence is cut."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -45,7 +46,7 @@ def fill_tiles(problem: Problem) -> Problem:
     )
 
 
-def _fill(length: int, size: int) -> np.ndarray:
+def _fill(length: int, size: int) -> Any:
     """Return indices up to a multiple of a size; those beyond the end repeat the last one."""
     return np.minimum(np.arange(-(-length // size) * size, dtype=np.int32), length - 1)
 
