@@ -15,6 +15,7 @@ CASES = {
     "documents": (masks.segments(DOCUMENTS), 11, 11, {}),
     "heads": (masks.from_array(np.random.default_rng(0).random((2, 3, 12, 8)) < 0.5), 12, 8, {}),
     "nothing": (~masks.prefix(99), 9, 9, {}),
+    "everything": (masks.prefix(99), 9, 9, {}),
 }
 
 
