@@ -49,9 +49,11 @@ class MeshSpec:
                 axis for axis, size in sizes.items() if not open_axis and num_devices % (given // size) == 0
             )
             count = "1 device" if num_devices == 1 else f"{num_devices} devices"
+            tried = num_devices == 1 and not open_axis
+            hint = f"; to try it on a CPU, set JAX_NUM_CPU_DEVICES={given}" if tried else ""
             raise ValueError(
                 f"mesh: expected sizes that multiply to {needed}, as there are {count}; got "
-                f"{self}, which is {given}; {next(fitting, 'data')}=* takes what is there"
+                f"{self}, which is {given}; {next(fitting, 'data')}=* takes what is there{hint}"
             )
         return self
 
