@@ -40,9 +40,7 @@ def test_a_mesh_that_is_none_or_does_not_fit_is_refused():
     ):
         with pytest.raises(ValueError, match=message):
             read_mesh(text).fit(8)
-    with pytest.raises(
-        ValueError, match="there is 1 device; .* to try it on a CPU, set JAX_NUM_CPU_DEVICES=4"
-    ):
+    with pytest.raises(ValueError, match=r"there are 1 device; .* set JAX_NUM_CPU_DEVICES=4"):
         read_mesh("data=4").fit(1)
 
 
