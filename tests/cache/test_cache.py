@@ -396,13 +396,6 @@ def test_a_cache_of_bfloat16_or_of_float32_keeps_bfloat16_whole():
     np.testing.assert_array_equal(contiguous().append(key, value).key[:, :, :T], key.astype(jnp.float32))
 
 
-def test_query_offset_places_the_last_tokens_of_every_row():
-    cache, *_ = full("contiguous", 5)
-    assert cache.query_offset(5).tolist() == [0, 0]
-    assert cache.query_offset(np.array([1, 4])).tolist() == [4, 1]
-    assert cache.query_offset(2).dtype == jnp.int32
-
-
 def test_vmap_appends_to_a_batch_of_caches():
     """vmap over append: several layers at once."""
     _, key, value = draw(14)

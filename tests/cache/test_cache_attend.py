@@ -97,15 +97,6 @@ def test_options_are_those_of_attend(kind):
 # Blocks.
 
 
-def test_grouped_heads_read_keys_in_blocks():
-    """134 keys are two blocks of 67; what is masked is NaN."""
-    query, key, value = draw(134)
-    key[:, :, 100:], value[:, :, 100:] = NAN, NAN
-    keep = np.arange(100) < np.array([100, 71])[:, None, None, None]
-    output = attend(query[:, :, :1], key, value, mask=masks.lengths(jnp.array([100, 71])))
-    assert_as_exact(output, [query[:, :, :1], key[:, :, :100], value[:, :, :100]], keep)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [jnp.int8, "paged"])
 def test_blocks_of_a_long_row_add_up(kind):

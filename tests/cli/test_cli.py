@@ -175,16 +175,6 @@ def test_text_says_what_it_learns_from_and_what_a_byte_costs(tmp_path, capsys):
     assert "".join(spelling.push([token]) for token in tokens) + spelling.finish() == "naïve tides"
 
 
-def test_text_that_cannot_be_read_exits_with_2_and_writes_nothing(tmp_path, capsys):
-    (tmp_path / "bad.txt").write_bytes(b"ab\xff")
-    assert main([*TEXT, "--files", str(tmp_path / "bad.txt"), "--out", str(tmp_path / "run")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: files: ")
-    assert f"{tmp_path / 'bad.txt'}" in error
-    assert "byte 0xff at offset 2" in error
-    assert not (tmp_path / "run").exists()
-
-
 def test_refusals_exit_with_2_and_change_nothing(copied, capsys):
     for arguments, message in (
         ([*COPY, "--seed", "1"], "seed: it has 0, asked for 1"),

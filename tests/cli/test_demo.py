@@ -101,13 +101,6 @@ def test_force_deletes_every_run_or_none(tmp_path, capsys):
     opened[0].tidy()
 
 
-def test_a_place_where_no_figure_can_be_written_is_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demonstration, "open_all", lambda *_: [])
-    (tmp_path / "figures").touch()
-    assert main(["demo", "--out", str(tmp_path)]) == 2
-    assert f"{tmp_path / 'figures'}" in capsys.readouterr().err.replace("\n", "")
-
-
 @pytest.mark.slow
 def test_the_whole_demo_reaches_its_goals(tmp_path, monkeypatch):
     code = "import sys; from regard.cli import main; sys.exit(main())"

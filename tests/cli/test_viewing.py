@@ -20,6 +20,7 @@ from regard.inspection.explorer import server
 from regard.training import runs, settings, tasks
 from regard.training.tasks.text import END_OF_DOCUMENT
 from small_runs import SIZES, begin, snapshot
+from test_server import read_document
 
 
 @pytest.fixture(scope="module")
@@ -107,14 +108,9 @@ def test_inspect_says_how_each_head_of_a_run_reads(copied, inspected):
     files = sorted(path.name for path in folder.iterdir())
     assert files == ["atlas.svg", "copy.regard", "explorer.html"]
     np.testing.assert_allclose(inspection.load(folder / files[1]).calls[0].window(), call.window(), rtol=1e-6)
-    document = read_document((folder / "explorer.html").read_text())
+    document = read_document((folder / "explorer.html").read_bytes())
     assert [chart["name"] for chart in document["training"]["maps"]] == ["entropy", "max_score"]
     assert document["training"]["maps"][0]["steps"] == [0, 4, 8, 12, 16, 17]
-
-
-def read_document(text):
-    start = text.index(">", text.index('id="regard-document"')) + 1
-    return json.loads(text[start : text.index("</script>", start)])
 
 
 def test_a_page_of_a_run_goes_into_it(copied, tmp_path, monkeypatch, capsys):
@@ -139,26 +135,6 @@ def test_inspect_refuses_what_makes_no_sense_for_a_run(copied, tmp_path, capsys)
         assert main(["inspect", str(copied), "--out", str(tmp_path / "out"), *words.split()]) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_inspect_does_not_replace_what_is_not_its_own(copied, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(inspecting, "draw_trace", lambda trace: iter(()))
-    words = ["inspect", str(copied), "--out", str(tmp_path), "--save", str(tmp_path / "mine.regard")]
-    for name in ("mine.regard", "explorer.html"):
-        (tmp_path / name).write_text("my own")
-        assert main(words) == 2
-        assert (tmp_path / name).read_text() == "my own"
-        assert name in capsys.readouterr().err
-        (tmp_path / name).unlink()
-
-
-def test_a_damaged_run_is_named(copied, tmp_path, capsys):
-    run = shutil.copytree(copied, tmp_path / "run")
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {"seed": "three"}))
-    for command in ("inspect", "view"):
-        assert main([command, str(run)]) == 2
-        assert "is damaged or not Regard's" in capsys.readouterr().err
 
 
 def read_url(url):
@@ -209,7 +185,7 @@ def test_a_run_is_served_beside_a_file_with_its_training(copied, kept, during, c
     assert main(["view", *words]) == 0
     assert events[0]["event"] == "serving"
     assert events[0]["url"].startswith(f"http://127.0.0.1:{events[0]['port']}/")
-    document = read_document(read.pop("").decode())
+    document = read_document(read.pop(""))
     assert document["title"].startswith("copy: ")
     assert len(document["traces"]) == 2
     assert document["training"]["title"] == "copy"
@@ -230,7 +206,7 @@ def test_a_run_of_text_reads_what_is_typed(tmp_path, during, capsys):
         url = json.loads(capsys.readouterr().out)["url"]
         answer = json.loads(read_url(url + "read?text=low+tides"))
         assert answer["tokens"] == [10]
-        document = read_document(read_url(url + answer["view"]).decode())
+        document = read_document(read_url(url + answer["view"]))
         assert document["title"] == "text: low tides"
         assert document["training"] is not None
         refused = json.loads(read_url(url + "read?text=" + 23 * "x"))

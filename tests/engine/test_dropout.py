@@ -59,14 +59,6 @@ def test_pairs_quadruples_and_neighbours_are_independent():
                 assert abs(product.sum()) < 5 * product.size**0.5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rate", [0.1, 0.9])
-def test_the_rate_is_the_rate(rate):
-    kept = pattern((1, 1, 499, 1), 503, rate).mean()
-    deviation = (rate * (1 - rate) / (499 * 503)) ** 0.5
-    assert abs(kept - (1 - rate)) < 4 * deviation
-
-
 def test_the_expectation_is_kept_and_weights_are_those_before():
     rng = np.random.default_rng(0)
     query, key, value = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((5, 3), (7, 3), (7, 2)))

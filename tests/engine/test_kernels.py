@@ -132,25 +132,6 @@ def test_a_gradient_of_lse_that_no_column_is_left_for_is_that_of_the_definition(
     agree(got, expected)
 
 
-@pytest.mark.slow
-def test_vmap_with_a_shared_operand_agrees_under_every_transform():
-    query, key, value, keep = toy_inputs()
-    many = jnp.stack([query, query * 2, -query])
-
-    def run(f):
-        g = lambda *arrays: f(*arrays, keep)
-        batched = jax.vmap(g, (0, None, None))
-        around = [TRANSFORMS[name] for name in ("checkpoint", "reverse over forward")]
-        products = functools.partial(TRANSFORMS["forward over reverse"], g)
-        return jax.jit(
-            lambda *arrays: [
-                jax.vmap(products, (0, None, None))(*arrays), *(make(batched, *arrays) for make in around)
-            ]
-        )(many, key, value)  # fmt: skip
-
-    agree(run(ours), run(theirs))
-
-
 def test_vmap_along_any_axis_and_within_another_is_a_loop_over_calls():
     query, key, value, keep = toy_inputs()
     queries = jnp.stack([query, -query], 1)

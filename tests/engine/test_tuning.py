@@ -8,7 +8,6 @@ import pytest
 
 from regard import masks, tuning
 from regard.cli import main
-from regard.cli.console import Console
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.flash import tuning as engine_tuning
 
@@ -145,9 +144,3 @@ def test_local_masks_get_lower_tiles_in_the_backward_walk():
         forward, backward = engine_tuning.Tuning().blocking(canonicalize(*arrays, mask=mask))
         assert (forward.queries, forward.keys) == (512, 512), mask
         assert (backward.queries, backward.keys) == (lower, 512), mask
-
-
-def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(capsys):
-    with Console().show_steps() as begin:
-        begin(0, 2, "one")
-    assert capsys.readouterr().out == "1/2 one\n"

@@ -52,16 +52,6 @@ def test_cases_count_their_pairs_and_draw_the_same_inputs_every_time():
     assert (one.cotangent is None, other.cotangent is None) == (True, False)
 
 
-def test_all_are_asked_the_same_question_and_agree_within_their_rounding(monkeypatch):
-    monkeypatch.setattr(agreement, "CELLS", 6 * 17 * 4)  # the reference takes four queries at a time
-    decode = cases.Case("decode", (2, 6, 1, 5), (2, 3, 17, 5), passes="decode", dtype="bfloat16")
-    for case, refused in ((BACKWARD, ()), (decode, ("flax.nnx",))):
-        chosen = [peer for peer in peers.JAX_PEERS if peer.name in ("regard-tiled", "jax.nn", "flax.nnx")]
-        status = {one.peer: one.status for one in measure(case, chosen).measurements}
-        expected = {peer.name: "refused" if peer.name in refused else "measured" for peer in chosen}
-        assert status == expected
-
-
 def unmasked(case, inputs):
     return peers.compile_call(lambda query, key, value, mask: attend(query, key, value), case, inputs, None)
 

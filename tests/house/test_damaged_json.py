@@ -14,7 +14,7 @@ import pytest
 
 from regard.cli import text_models
 from regard.engine.flash import tuning
-from regard.interop import huggingface_configs, sentence_modules
+from regard.interop import huggingface_configs
 from regard.interop.weight_files import WeightFileError, open_weights
 from regard.training import checkpoints, locks, loop, runs, tasks, token_files
 from regard.training.history import training_document
@@ -100,18 +100,6 @@ def checkpoint(folder):
     free = ("record/*", "record={}", "step=3", "arrays={}", "arrays/a=absent", "arrays/a/0=[[]]")
     free += ("arrays/a/0/0=3", "arrays/a/0/0=absent", "files={}", "files/*=absent")
     return Reader(json.loads(index.read_text())["body"], read, checkpoints.CheckpointError, free)
-
-
-@reader
-def sealed_checkpoint(folder):
-    checkpoints.save(folder, 7, {"a": np.ones(2)}, {})
-    index = folder / "00000007" / "checkpoint.json"
-
-    def read(sealed):
-        index.write_text(json.dumps(sealed))
-        checkpoints.load(index.parent)
-
-    return Reader(json.loads(index.read_text()), read, checkpoints.CheckpointError)
 
 
 @reader
@@ -229,19 +217,6 @@ def header_of_weights(folder):
 
 
 @reader
-def index_of_weights(folder):
-    path = folder / "model.safetensors.index.json"
-    write_weights(folder / "part.safetensors", HEADER)
-
-    def read(index):
-        path.write_text(json.dumps(index))
-        open_weights(path)
-
-    document = {"metadata": {"total_size": 8}, "weight_map": {"a": "part.safetensors"}}
-    return Reader(document, read, WeightFileError, ("metadata*", "weight_map={}", "weight_map/a=absent"))
-
-
-@reader
 def config_of_a_pretrained_model(folder):
     sizes = {"hidden_size": 6, "num_attention_heads": 3, "intermediate_size": 11, "num_hidden_layers": 1}
     rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -253,16 +228,6 @@ def config_of_a_pretrained_model(folder):
         huggingface_configs.read_config(folder)
 
     return Reader({"model_type": "llama", "rope_scaling": rope, **sizes, **more}, read, ValueError, ("?*",))
-
-
-@reader
-def modules_of_sentences(folder):
-    def read(modules):
-        (folder / "modules.json").write_text(json.dumps(modules))
-        sentence_modules.read_modules(folder)
-
-    free = ("=[[]]", "={}", "0=absent", "0/idx*", '0/type="x"', '0/path="x"')
-    return Reader([{"idx": 0, "type": "a.Transformer", "path": ""}], read, ValueError, free)
 
 
 @reader

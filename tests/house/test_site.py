@@ -155,27 +155,6 @@ def test_the_home_page_opens_in_its_scheme_and_leads_on(visit_page, scheme):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("page", ["guides/inspection.html", "tutorials/tired_cat.html"])
-def test_the_explorer_lives_in_a_page(browser, visit_page, site, page):
-    visit = visit_page(page)
-    assert site[(SITE / page).resolve()].frames == 1
-    (frame,) = [frame for frame in visit.page.frames if frame != visit.page.main_frame]
-    browser.wait(frame)
-    assert frame.evaluate("window.origin") == "null"
-    assert frame.evaluate("window.probe.colours()") > 20
-    # A frame out of sight draws nothing, so it would never come to rest.
-    visit.evaluate("document.querySelector('iframe').scrollIntoView({ block: 'center' })")
-    visit.settle()
-    visit.page.frame_locator("iframe").locator(".rg-stage").click()
-    before = frame.evaluate("__regard.state().h")
-    visit.press(".")
-    assert frame.evaluate("__regard.state().h") == before + 1
-    visit.press("]")
-    assert frame.evaluate("__regard.state().c") == 1
-    visit.check()
-
-
-@pytest.mark.browser
 def test_no_page_is_wider_than_the_window_and_search_finds_a_function(visit_page, site):
     visit, wide = visit_page("index.html"), {}
     for path in site:

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from explorer_pages import CELLS, WORDS, N, check_colours, go, huge_trace, long_case, number, state, walk
-from page_traces import make_case, many_heads, trace_of
-from test_payload import CASES
+from explorer_pages import CELLS, WORDS, N, check_colours, go, huge_trace, number, state, walk
+from page_traces import many_heads
 
 pytest_plugins = ("browser",)
 pytestmark = pytest.mark.browser
@@ -264,45 +263,6 @@ def test_without_the_first_keys_rows_are_shared_out_anew(open_page, layers):
 
 
 # True to a dense reference, small and quick, and alone with itself.
-
-
-def check_levels(visit, c, head, case, relative, absolute):
-    levels = visit.evaluate("([c, h]) => __regard.levels(0, c, h)", [c, head])
-    for level in levels:
-        up, across = level["queryBlock"], level["keyBlock"]
-        for channel, blocks in zip(("mass", "max"), case.level(head, up, across), strict=False):
-            found = np.array(visit.probe("blocks", [c, head, up, across, *blocks.shape, channel]), float)
-            np.testing.assert_allclose(found.reshape(blocks.shape), blocks, rtol=relative, atol=absolute)
-    return levels
-
-
-def test_cells_blocks_and_row_statistics_are_those_of_the_weights(open_page, tmp_path):
-    cases, half = [make_case(**CASES[name]) for name in ("everything", "cross")], 2.0**-11  # of float16
-    visit = open_page(path=trace_of(cases).explore(tmp_path / "page.html"))
-    for c, case in enumerate(cases):
-        for head, weights in enumerate(case.weights):
-            found = np.array(visit.probe("cells", [c, head, *weights.shape]), float).reshape(weights.shape)
-            np.testing.assert_allclose(found, weights, rtol=half, atol=1e-5)
-            assert not found[~case.keep[head]].any()
-            check_levels(visit, c, head, case, half, 1e-5)
-            found = visit.evaluate("([c, h]) => __regard.rowStats(0, c, h)", [c, head])
-            assert found.pop("bin") == 1
-            for name, wanted in case.row_stats(head).items():
-                values = np.array(found.pop(name), float)
-                np.testing.assert_allclose(values, wanted, rtol=half, atol=3e-5, err_msg=name)
-            assert not found
-
-
-def test_a_long_call_is_told_within_half_a_step(open_page, tmp_path):
-    long = long_case()
-    visit = open_page(path=trace_of([long]).explore(tmp_path / "page.html", pinned=[(0, 1)]))
-    for head in range(2):
-        levels = check_levels(visit, 0, head, long, 2 ** (12 / 254) - 1, 2.0**-24)
-        assert levels[0]["queryBlock"] == (4 if head == 1 else 32)
-        assert levels[-1]["queryBlock"] >= len(long.query[0])
-    # Nothing finer is made up: below the stored blocks the page says that it does not know.
-    assert visit.evaluate("__regard.cell(0, 0, 0, 1000, 7)") is None
-    assert visit.evaluate("__regard.block(0, 0, 1, 2, 2, 3, 3, 'mass')") is None
 
 
 def test_it_asks_for_nothing_and_the_policy_holds(open_page, page):

@@ -11,12 +11,11 @@ import zlib
 import numpy as np
 import pytest
 
-from page_traces import many_heads, opened, small, watch
+from page_traces import opened, small, watch
 from refusals import check_refusals
 from regard import attend, inspection, masks, scores
 from regard.inspection.explorer import pages, thumbnails
 from regard.inspection.explorer.mask_outlines import draw_tiles, find_band, find_borders
-from regard.inspection.explorer.payload import collect
 from regard.inspection.tokens import Tokens
 from regard.inspection.traces.calls import KnownPositions
 from regard.positions import Rotary, YaRN
@@ -247,17 +246,3 @@ def test_anything_has_a_thumbnail(bare):
     assert not pixels[:, 0].any()
     shades = pixels[:, 1:].reshape(height, width, 3)
     assert len(np.unique(shades[6:30, 6:30].reshape(-1, 3), axis=0)) > 10
-
-
-@pytest.mark.slow
-def test_a_page_of_162_heads_stays_below_4_megabytes():
-    """162 heads at N = 4096, of which eight are carried in detail: random ones, which deflate least."""
-    trace = many_heads(54, 3, 4096)
-    payload = collect([trace], max_bytes=20_000_000, pinned=[(0, 0)])
-    whole = len(payload.json()) + sum(map(len, payload.blocks())) + 100_000
-    head = payload.document["traces"][0]["calls"][0]["head"][0]
-    finest = head["levels"][0]
-    assert finest["query_block"] == 8
-    names = (finest["mass"], finest["max"], finest["rows"], head["top_keys"], head["top_weights"])
-    detail = sum(4 * len(payload.chunks[name]) // 3 for name in names)
-    assert whole + 7 * detail <= 4_000_000

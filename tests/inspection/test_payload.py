@@ -9,8 +9,8 @@ import pytest
 
 from javascript import WEB, run_node
 from page_traces import decode_linear8, decode_log8, opened, unpack, watch
-from regard import inspection, masks, readouts, scores
-from regard.inspection.explorer import codes, pages, payload, thumbnails
+from regard import masks, readouts, scores
+from regard.inspection.explorer import codes, pages, payload
 
 HALF = 2 ** (12 / 254)  # a factor of half a step of log8
 
@@ -103,24 +103,6 @@ def test_of_long_calls_blocks_and_profiles_are_carried(name, long):
             assert label["rows"] > 0
     for name, means in readouts.average(trace[0].readout()).items():
         np.testing.assert_allclose(call["means"][name], means, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_trace_of_few_blocks_and_few_top_keys_is_explored(bare, tmp_path):
-    trace, case = watch_case("cross")
-    trace = inspection.load(trace.save(tmp_path / "one.regard", grid=5, top_k=3))
-    document, chunks = opened(pages.html(trace))
-    for head, p in zip(document["traces"][0]["calls"][0]["head"], case.weights, strict=True):
-        (level,) = head["levels"]
-        assert (level["query_block"], level["key_block"]) == (16, 32)
-        assert chunks[head["top_keys"]].shape == (67, 3)
-        near_code(chunks[head["top_weights"]], -np.sort(-p, -1)[:, :3])
-    assert thumbnails.draw_png(trace).startswith(b"\x89PNG")
-    assert "not drawn" not in thumbnails.draw_text(trace)
-    assert inspection.find_heads(trace, label="self") == []
-    # It is saved again as it is.
-    again = inspection.load(trace.save(tmp_path / "two.regard"))
-    assert again[0].readout(5, 3).top_keys.shape == (3, 67, 3)
 
 
 @pytest.mark.slow

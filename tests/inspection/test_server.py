@@ -322,15 +322,6 @@ def test_large_heads_are_swept_once_for_coarse_tiles_and_exact_ones_do_not_wait(
         check_tile(numbers(page, "tile/0/0/0/2/8/0/0?channel=max"), largest)
 
 
-def test_a_tile_is_formed_once_for_both_channels(trace, monkeypatch):
-    formed, window = [], Call.window
-    monkeypatch.setattr(Call, "window", lambda *of, **at: (formed.append(at), window(*of, **at))[1])
-    found = tiles.Tiles([trace])
-    for channel in ("mass", "max", "mass"):
-        found.tile(0, 0, 0, query_block=1, key_block=1, row=0, column=1, channel=channel)
-    assert len(formed) == 1
-
-
 def test_closing_frees_the_port_of_this_machine_alone(trace):
     before = threading.active_count()
     page = serve(trace)

@@ -70,21 +70,6 @@ def test_a_weight_of_0_that_the_mask_allows_is_a_key_of_weight_0(x64):
 
 
 @pytest.mark.slow
-def test_queries_and_keys_give_the_captured_call_itself(x64):
-    query, key = draw()
-    window = masks.causal() & masks.sliding_window(3)
-    expected = [capture(query, key, WORDS, mask=mask, scale=0.5)[0] for mask in (RAGGED, window)]
-    given = {"mask": [RAGGED, window], "tokens": WORDS, "example": EXAMPLE, "scale": 0.5}
-    trace = Trace.from_arrays(query=(query, query), key=(key, key), **given)
-    assert [(call.name, call.layer) for call in trace] == [("attention 0", 0), ("attention 1", 1)]
-    for call, (captured,) in zip(trace, expected, strict=True):
-        np.testing.assert_array_equal(call.lse, captured.lse)
-        np.testing.assert_array_equal(call.window(), captured.window())
-        assert call.describe() == captured.describe()
-    assert_same_readouts(trace[0], expected[0][0], 0, ())
-
-
-@pytest.mark.slow
 def test_weights_of_fewer_queries_than_keys_and_of_bfloat16():
     tokens = {S: list("abcdefghijklm")}
     captured, weights = capture(*draw(T, S, "float32"), tokens, mask=masks.causal(), query_offset=2)

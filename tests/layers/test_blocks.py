@@ -1,7 +1,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
 
 from layer_oracle import (
@@ -104,20 +103,6 @@ def test_positions_turn_nothing_in_a_memory():
     # Without masks and positions the order of rows says nothing: so it is for the memory, and not for x.
     assert_close(run(block, x, memory[:, ::-1]), out)
     assert not np.allclose(run(block, x[:, ::-1], memory)[:, ::-1], out, atol=1e-2)
-
-
-def test_wrong_blocks_and_calls_are_told():
-    block, x, memory = decoder(), jnp.zeros((B, T, M)), jnp.zeros((B, S, W))
-    dropping = encoder(dropout_rate=0.1)
-    dropping.attention_residual.dropout.rngs = None
-    for call, message in (
-        (lambda: encoder("sandwich"), "norm: expected one of pre, post, both; got 'sandwich'"),
-        (lambda: block(x[..., :-1], memory), r"x: expected shape \(\*B, length"),
-        (lambda: block(x, memory[..., :-1]), r"memory: expected shape \(\*B, length"),
-        (lambda: dropping(x), "rngs"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
 
 
 def test_an_encoder_block_has_the_parameters_of_its_components():

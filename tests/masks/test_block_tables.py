@@ -188,42 +188,6 @@ def test_a_table_is_printed_read_back_drawn_and_saved():
 # Traced.
 
 
-def route(query, key, size, count):
-    """Numbers of the blocks of keys that blocks of queries score highest, by their means."""
-    pooled = [x.reshape((*x.shape[:-2], -1, size, x.shape[-1])).mean(-2) for x in (query, key)]
-    return jax.lax.top_k(jnp.einsum("...td,...sd->...ts", *pooled), count)[1]
-
-
-@pytest.mark.slow
-def test_a_router_decides_in_every_step_and_gradients_go_past_it():
-    arrays = draw((2, 3, 40, 5), (2, 3, 40, 5), (2, 3, 40, 7))
-
-    def loss(query, key, value):
-        mask = masks.chosen_blocks(route(query, key, 8, 3), 8, 5) | masks.causal()
-        output = attend(query, key, value, mask=mask, backend="tiled")
-        return jnp.sum(jnp.sin(output)), (output, mask.dense(40, leading_axes=2))
-
-    grads, (output, keep) = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*arrays)
-    truth = oracle.batched(*arrays, keep=np.asarray(keep), cotangent=np.cos(output))
-    assert_close((output, *grads), parts_of(truth), atol=1e-4)
-
-
-@pytest.mark.slow
-def test_tables_are_scanned_and_mapped_over():
-    query, key, value = draw((2, T, 3), (2, S, 3), (2, S, 5))
-    tables = table_of(2)
-
-    @jax.jit
-    def everywhere(tables):
-        call = lambda mask: attend(query, key, value, mask=mask, backend="tiled")
-        scanned = jax.lax.scan(lambda _, table: (None, call(masks.blocks(table, SIZE))), None, tables)[1]
-        return scanned, jax.vmap(call)(masks.blocks(tables, SIZE))
-
-    expected = [oracle.batched(query, key, value, keep=spell_out(one, SIZE, T, S)).output for one in tables]
-    for found in everywhere(jnp.asarray(tables)):
-        np.testing.assert_allclose(found, np.stack(expected), rtol=2e-5, atol=2e-5)
-
-
 def test_a_table_costs_what_it_keeps_where_it_is_not_known_yet():
     lines = []
 

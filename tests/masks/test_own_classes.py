@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard import attend, inspection, masks, scores
+from regard import attend, inspection, masks
 from regard.inspection.traces.codec import Reader, Writer
 from regard.masks import Mask
 from regard.records import record, static
@@ -73,16 +73,6 @@ def test_a_score_of_ones_own_may_read_positions():
     query, key, value = draw()
     with pytest.raises(ValueError, match="query_offset"):
         attend(query[..., :3, :], key, value, score=SCORE)
-
-
-@pytest.mark.slow
-def test_they_are_derived():
-    arrays = draw(1)
-    derivation = regard.derive(*arrays, mask=MASK, score=[scores.softcap(9.0), SCORE])
-    assert derivation["cubic"].expression == "S_2^{nhij} = cubic(S_1^{nhij})"
-    assert derivation["cubic"].words == f"{SCORE!r} of every score."
-    output = attend(*arrays, mask=MASK, score=[scores.softcap(9.0), SCORE])
-    np.testing.assert_allclose(derivation.output, output, atol=1e-6)
 
 
 def test_they_are_saved_and_loaded(tmp_path):

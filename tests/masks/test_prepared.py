@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import oracle
-from mesh_cases import draw, make_mesh
+from mesh_cases import draw
 from regard import attend, explain, masks
-from regard.engine.call.canonicalization import canonicalize
 from regard.inspection.traces.codec import NotDataError, Reader, Writer
 from regard.masks import TileKind
 from test_masks import assert_tiles_are_safe
@@ -174,32 +173,3 @@ def test_what_a_mask_says_of_itself_is_not_lost():
     assert not masks.lengths([3]).prepare(5).reads_positions
     again = prepared.prepare(S, block=SIDE)
     np.testing.assert_array_equal(again.dense(S), mask.dense(S))
-
-
-@pytest.mark.slow
-def test_a_mask_is_prepared_on_each_device():
-    """With gradients."""
-    arrays, (cotangent,) = draw((2, 4, T, 5), (2, 4, S, 5), (2, 4, S, 7)), draw((2, 4, T, 7), seed=5)
-    stored, P = np.random.default_rng(3).random((2, 1, T, S)) < 0.3, jax.P
-
-    def call(stored, *arrays):
-        mask = masks.from_array(stored).prepare(T, S, block=SIDE) & masks.causal()
-        return attend(*arrays, mask=mask, query_offset=0, backend="tiled")
-
-    specs = (P("b"), *[P("b", "h")] * 3)
-    inside = jax.shard_map(call, mesh=make_mesh(b=1, h=1), in_specs=specs, out_specs=P("b", "h"))
-    loss = lambda stored, *arrays: jnp.sum(inside(stored, *arrays) * cotangent)
-    truth = oracle.batched(*arrays, keep=stored & np.tri(T, S, dtype=bool), cotangent=cotangent)
-    assert_close(
-        jax.jit(jax.grad(loss, (1, 2, 3)))(stored, *arrays), (truth.d_query, truth.d_key, truth.d_value)
-    )
-
-
-def test_the_walk_is_chosen_by_kinds_that_are_known():
-    x = jax.ShapeDtypeStruct((2, 4, 1280, 8), jnp.float32)
-    table = np.eye(10, dtype=bool)
-    stored = masks.from_array(np.kron(table, np.ones((128, 128), bool)))
-    choice = explain(x, x, x, mask=stored.prepare(1280), backend="tiled").computes
-    assert choice.forward.pieces
-    assert choice.computed < 0.3
-    assert canonicalize(x, x, x, mask=stored.prepare(1280)).mask.kinds.shape == (10, 10)

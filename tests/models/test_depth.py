@@ -106,13 +106,6 @@ def test_the_stream_takes_the_dtype_of_the_blocks():
     assert found.dtype == jnp.float32
 
 
-def test_parameters_and_names_are_those_of_the_unrolled_model():
-    models = build(Decoder), build(Decoder, **BOTH)
-    plain, scanned = ([path for path, _ in nnx.to_flat_state(nnx.state(one))] for one in models)
-    assert plain == scanned
-    assert ("trunk", "stack", "blocks", 4, "feed_forward", "widen", "kernel") in plain
-
-
 def test_blocks_that_do_not_take_turns_are_refused():
     windows, model = build(Encoder, **SCAN, windows=(1, 2, 3)), build(Encoder, **SCAN)
     model.stack.blocks[2] = build(Encoder, d_ff=11).stack.blocks[2]

@@ -75,14 +75,6 @@ def test_tokens_and_vectors_have_a_size_comparable_to_positions():
     assert np.asarray(run(vectors, draw(1, 211, 61))).std() == pytest.approx(1.0, rel=0.2)
 
 
-def test_dropout_zeroes_embeddings_in_training_alone():
-    embedding = build(dropout_rate=0.5)
-    out = np.asarray(run(embedding, TOKENS))
-    assert 0.3 < (out == 0).mean() < 0.7
-    embedding.eval()
-    np.testing.assert_allclose(out[out != 0], 2 * np.asarray(run(embedding, TOKENS))[out != 0], rtol=1e-6)
-
-
 def test_out_of_range_token_is_an_error():
     for wrong, found in ((V, "0..17"), (10**6, "0..1000000"), (-1, "-1..16")):
         with pytest.raises(ValueError, match=rf"0\.\.16 \(vocab_size=17\), got {found}$"):

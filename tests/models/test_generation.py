@@ -160,24 +160,6 @@ def test_arrays_may_be_padded_on_the_left_and_under_jit():
     np.testing.assert_allclose(written.log_probabilities[::2], scores[::2], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
-def test_an_encoder_decoder_writes_beside_its_source():
-    model = build_pair(positions="relative", relative_buckets=8, relative_max_distance=11)
-    lengths = np.array([7, 3, 0])
-    run = nnx.jit(lambda model, target, rows, lengths: model(rows, target, source_lengths=lengths))
-    settings = {"max_tokens": N, "start_token": START, "sampling": WARM, "rng": jax.random.key(2)}
-    written = generate(model, SOURCE, lengths=lengths, **settings)
-    for row, key in enumerate(row_keys(settings["rng"], 3)):
-
-        def logits(text, row=row):
-            target = np.pad(text, (0, N - len(text)))[None].astype(np.int32)
-            read = run(model, target, SOURCE[row : row + 1], lengths[row : row + 1])
-            return np.asarray(read)[0, len(text) - 1]
-
-        assert written.rows()[row] == write_slowly(logits, [START], key, sampling=WARM)[0]
-    assert len(np.unique(np.asarray(written.tokens))) > 5
-
-
 FIRST = {"max_tokens": N, "sampling": Sampling(temperature=1.5), "capacity": 48}
 
 

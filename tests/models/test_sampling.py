@@ -104,25 +104,6 @@ def test_every_dtype_of_logits_serves(x64):
     assert kept_tokens(jax.jit(sampling.top_k)(logits, 2)[0]) == {3, 4}
 
 
-def test_frequencies_are_probabilities():
-    draws, settings = 20_000, Sampling(temperature=1.5, top_p=0.8)
-    logits = draw_logits(3, 1, 11, scale=1.0)
-
-    @jax.jit
-    def choose(key):
-        rows, keys = jnp.broadcast_to(logits, (draws, 11)), sampling.row_keys(key, draws)
-        return sampling.choose(rows, settings, rng=keys), sampling.adjust(rows[:1], settings)
-
-    token, adjusted = choose(jax.random.key(5))
-    expected, counts = softmax(np.asarray(adjusted, np.float64))[0], np.bincount(token, minlength=11)
-    assert counts[expected == 0].sum() == 0
-    # Pearson's statistic has mean d and variance 2d for d degrees of freedom: this bound is about 6 sigma.
-    alive = expected > 0
-    degrees = alive.sum() - 1
-    statistic = np.sum((counts[alive] - draws * expected[alive]) ** 2 / (draws * expected[alive]))
-    assert statistic < degrees + 6 * np.sqrt(2 * degrees)
-
-
 def test_unhealthy_logits_choose_no_token():
     logits = draw_logits(5)
     logits[1, 3], logits[2, 4], logits[3, 5] = np.nan, np.inf, -np.inf

@@ -135,16 +135,6 @@ def test_keys_stop_where_a_round_needs_them_and_what_they_gain_comes_home(mask):
 # Accounts.
 
 
-def test_causal_work_is_even_in_zigzag():
-    assert account(CAUSAL, plan="ring", layout="zigzag").balance <= 1.1
-    assert account(CAUSAL, plan="ring", layout="balanced").balance <= 1.1
-    plain = account(CAUSAL, plan="ring", layout="contiguous")
-    # 4 x 4 tiles of 128 on a device: 10 of them on the diagonal, and 16 for each device before.
-    assert plain.tiles == tuple(10 + 16 * before for before in range(8))
-    assert account(CAUSAL, plan="ring").layout == "balanced"
-    assert account(plan="ring").layout == "contiguous"
-
-
 def test_an_order_that_evens_out_nothing_is_not_chosen():
     # All work is that of the first 256 queries, which are on the first device in either order.
     first = masks.segments((np.arange(1024) >= 256).astype(np.int32), np.zeros(1024, np.int32))
@@ -311,27 +301,6 @@ print(lower(near, grad=True).as_text().count("stablehlo.collective_permute"))
 def test_skipped_rounds_are_not_in_the_program():
     # Keys and values, once per hop. In the backward pass again, and their gradients on and home.
     assert on_eight_devices(PERMUTES).split() == ["0", "2", "8"]
-
-
-MEMORY = """
-def temporary(devices, layout):
-    mesh = make_mesh(seq=devices)
-    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, None, "seq"))
-    array = jax.ShapeDtypeStruct((1, 4, 32768, 64), jnp.float32, sharding=split)
-    options = {"mesh": mesh, "axis": "seq", "mask": masks.causal(), "layout": layout}
-    call = lambda *arrays: parallel.ring_attend(*arrays, **options)
-    step = jax.jit(jax.grad(lambda *arrays: (call(*arrays) ** 2).sum(), (0, 1, 2)))
-    return step.lower(array, array, array).compile().memory_analysis().temp_size_in_bytes
-
-print(*(temporary(devices, "contiguous") for devices in (4, 8)))
-"""
-
-
-@pytest.mark.slow
-def test_memory_falls_as_devices_are_added():
-    four, eight = map(int, on_eight_devices(MEMORY).split())
-    # From 4 devices to 8 the program is the same; what does not shrink are its tiles.
-    assert eight < 0.6 * four
 
 
 def test_very_long_sequences_are_counted_in_larger_tiles():

@@ -95,16 +95,6 @@ def test_work_is_that_of_tiles_with_a_pair():
         assert work.kept == pytest.approx(work.total / 640**2)
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "balanced"])
-def test_work_of_devices_is_what_the_account_counts(layout):
-    problem = pose(1, 2, 4096, 8, mask=CAUSAL & masks.sliding_window(700))
-    candidate = Candidate(1, 8, 1, 1, layout)
-    account = candidate.place().explain(problem)
-    assert account.counted == "128 x 128"
-    load = Rings(problem, Work.count(problem)).load(8, layout, candidate.cut(problem).queries.chunk)
-    np.testing.assert_allclose(load.cells, np.asarray(account.tiles) * 128 * 128)
-
-
 def test_a_length_that_tiles_do_not_divide_is_counted_whole():
     problem = pose(1, 1, 1009, 8, mask=CAUSAL)
     work = Work.count(problem)
@@ -390,24 +380,6 @@ def test_a_step_of_experts_is_what_is_counted_by_hand():
     assert again.held["activations"] == 2 * (3 * tokens * 12 + inside + routed)
 
 
-def test_the_best_number_of_devices_for_experts_is_that_of_trying_all(monkeypatch):
-    searches, config = watch_search(monkeypatch), dataclasses.replace(MIXED, remat="full")
-    options = {"length": 1009, "batch": 3, "chip": "v5e", "assumptions": ALL}
-    best, (search,) = planning.plan_step(config, devices=32, **options), searches
-    room = search.chip.memory_bytes * search.assumptions.memory_share
-    every = [
-        (search.total(search.weigh(one)), one)
-        for devices in range(1, 33)
-        for one in search.list(devices)
-        if search.peak(one) + search.beside(one).bytes <= room
-    ]
-    fastest = min(seconds for seconds, _ in every)
-    alike = [one for seconds, one in every if seconds <= 1.02 * fastest]
-    even = [one for one in alike if not (one.tokens or one.rows)]
-    assert best.seconds <= 1.02 * fastest
-    assert best.candidate.devices == 3 == min(one.devices for one in even or alike)
-
-
 def test_windows_of_a_step_are_weighed_each():
     options = {"length": 4096, "batch": 2, "devices": 1}
     config = dataclasses.replace(TINY, windows=(127, None))
@@ -495,7 +467,7 @@ def test_the_command_prints_a_table_and_all_assumptions(capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "1 x 131,072 tokens, 8 heads, width 128, bfloat16, forward" in text
     assert text.count(" balanced: ") + text.count(" contiguous: ") == 3
-    for words in ("50% reached", "3.35 TB/s", "NVIDIA H100 data sheet", "on hosts of 8: 2", "make_mesh("):
+    for words in ("50% reached", "3.35 TB/s", "NVIDIA H100 data sheet", "on hosts of 8: 2", "build_mesh("):
         assert words in text
 
 

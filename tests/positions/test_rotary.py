@@ -1,6 +1,5 @@
 """Rotary positions against their definition in complex numbers, in float64."""
 
-import functools
 import re
 
 import jax
@@ -82,19 +81,6 @@ def test_narrow_features_lose_one_rounding(dtype):
     expected = truth(features.astype(jnp.float32), np.arange(1_000_000, 1_000_007))
     error = np.abs(turned.astype(np.float32) - expected)
     assert (error <= float(jnp.finfo(dtype).eps) * np.abs(expected) + 1e-5).all()
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_scores_depend_on_distance_alone(interleaved):
-    query = draw(2, 3, 7, 10)
-    turn = jax.jit(functools.partial(positions.rotary, interleaved=interleaved))
-    near, far = (np.einsum("...td,...sd->...ts", turn(query, n), turn(query + 1, n)) for n in (0, 123_456))
-    np.testing.assert_allclose(near, far, rtol=1e-5, atol=3e-5)
-    # Sorting features turns one pairing into the other.
-    order = np.r_[0:10:2, 1:10:2]
-    if interleaved:
-        sorted_first = positions.rotary(query[..., order], 5)
-        np.testing.assert_allclose(np.asarray(turn(query, 5))[..., order], sorted_first, rtol=1e-6, atol=1e-6)
 
 
 def test_settings_as_a_value_are_those_of_the_call():

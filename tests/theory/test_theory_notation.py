@@ -1,39 +1,12 @@
 """Index notation: contractions are read as they are evaluated, and mistakes are named."""
 
-import ast
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import regard
 from regard.theory import contract, explain_einsum
-from test_layering import imports
-
-SOURCE = Path(regard.__file__).parent
-
-
-def test_nothing_that_computes_imports_theory_nor_does_theory_import_it():
-    """Else it would be no oracle: derivation borrows its index notation, conformance holds others to it."""
-    modules = [path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py"]
-    users = {path: [name for name in imports(path.read_text()) if name[0] == "theory"] for path in modules}
-    own = set((SOURCE / "theory").glob("*.py"))
-    outside = {path: names for path, names in users.items() if names and path not in own}
-    assert {path.parent.name for path in outside} == {"derivation", "conformance"}
-    for path, names in outside.items():
-        borrowed = "notation" if path.parent.name == "derivation" else "definition"
-        assert all(borrowed in name for name in names), path
-
-    others = set()
-    for path in own:
-        others |= {name[0] for name in imports(path.read_text()) if name[0] != "theory"}
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                others.add(node.module.split(".")[0])
-    assert others - {"__future__", "typing", "dataclasses", "collections", "functools"} == {"axes", "regard"}
 
 
 def test_indices_are_told_their_roles():
@@ -120,11 +93,3 @@ def test_any_contraction_is_numpys(first, second, data):
     assert {*told.free, *told.batch, *told.summed} == set(every)
     assert told.multiplications == np.prod([size[i] for i in every], initial=1)
     assert str(told)
-
-
-def test_leading_axes_of_every_operand_are_contracted_one_by_one(x64):
-    rng = np.random.default_rng(0)
-    query, key = rng.normal(size=(2, 3, 5, 7)), rng.normal(size=(3, 11, 7))
-    found = jax.jit(lambda query, key: contract("...hia,...hja->...hij", query, key))(query, key)
-    np.testing.assert_allclose(found, query @ key.transpose(0, 2, 1), rtol=1e-12, atol=1e-12)
-    assert regard.explain_einsum is explain_einsum

@@ -69,34 +69,6 @@ def test_steps_of_nine_digits_come_after_those_of_eight(tmp_path):
     assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["99999900", "100000000"]
 
 
-def test_a_kill_while_saving_leaves_the_old_checkpoint(tmp_path, monkeypatch):
-    checkpoints.save(tmp_path, 2, make_state(2), {})
-
-    def die(*arguments):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "_write_index", die)
-        with pytest.raises(KeyboardInterrupt):
-            checkpoints.save(tmp_path, 3, make_state(3), {})
-    assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["00000002"]
-    checkpoints.save(tmp_path, 3, make_state(3), {})
-    assert_same_bits(checkpoints.fit(checkpoints.load(tmp_path / "00000003"), make_state()), make_state(3))
-
-
-def test_an_update_may_take_the_memory_of_what_is_being_saved(tmp_path):
-    update = jax.jit(lambda state: jax.tree.map(lambda leaf: -leaf, state), donate_argnums=0)
-    state = {"a": jax.random.normal(jax.random.key(3), (1009, 1013)), "b": jnp.arange(7.0)}
-    wanted = jax.tree.map(lambda leaf: np.array(leaf, copy=True), state)
-    saving = checkpoints.start_saving(tmp_path, 1, state, {})
-    for _ in range(5):
-        state = update(state)
-    assert saving.wait() == tmp_path / "00000001"
-    assert saving.is_done
-    found = checkpoints.load(tmp_path / "00000001").arrays
-    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
-
-
 @pytest.mark.parametrize("damage", ["missing", "cut short", "changed"])
 def test_every_damaged_file_is_named(saved, tmp_path, damage):
     copy = shutil.copytree(saved / "00000007", tmp_path / "00000007")

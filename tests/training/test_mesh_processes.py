@@ -1,11 +1,14 @@
 """Real processes on loopback, as people start them: the numbers of one, a loss survived, a common stop."""
 
+import functools
 import json
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,8 +27,23 @@ LONG = ["--steps", "120", "--log-every", "4", "--evaluate-every", "60", "--check
 CODE = "import sys; from regard.cli import main; sys.exit(main())"
 
 
+@functools.cache
+def can_unshare():
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+
+
+def as_host(index, command):
+    """The command on a machine of its own, as far as JAX can tell: by the number of its start."""
+    if not can_unshare():  # only root may pretend; elsewhere they are processes of one machine
+        return command
+    number = Path(tempfile.mkdtemp()) / "boot_id"
+    number.write_text(f"{index:08}-aaaa-bbbb-cccc-dddddddddddd\n")
+    bind = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", bind, str(number), *command]
+
+
 def start(words, count):
-    """The same command in several processes, found in the environment or, the last one, by its flags."""
+    """The same command on several hosts, found in the environment or, the last one, by its flags."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -37,7 +55,7 @@ def start(words, count):
         else:
             environment |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)}
             environment |= {"JAX_PROCESS_ID": str(index)}
-        started.append(subprocess.Popen(command, env=environment, **pipes))
+        started.append(subprocess.Popen(as_host(index, command), env=environment, **pipes))
     return started
 
 

@@ -203,14 +203,6 @@ def test_any_text_comes_back_and_any_byte_has_a_token(kind):
         own.spell(own.size)
 
 
-def test_pairs_shorten_text_and_are_the_same_every_time():
-    own = vocabulary("pairs")
-    text = corpora.read_manual()["compound"]
-    assert (own.size, own.mark) == (312, 311)
-    assert len(own.encode(text)) < 0.75 * len(text.encode())
-    assert vocabularies.train_pairs(corpora.read_manual().values(), 311).to_json() == own.to_json()
-
-
 @pytest.mark.parametrize("kind", ["bytes", "pairs"])
 def test_a_stream_has_a_mark_around_every_document(tmp_path, kind):
     own, texts, told = vocabulary(kind), ["while", "", "naïve"], []

@@ -1,12 +1,23 @@
 """Attention over several devices, each with a part of the sequence: ring and all-to-all.
 
 Start from `attend`, which chooses between `ring_attend` and `all_to_all_attend`; `explain` counts what a call
-would compute and send, and `with use(mesh, axis):` makes layers and models divide their calls.
+would compute and send, and `with use(mesh, axis):` makes layers and models divide their calls. `build_mesh`
+arranges devices, of several hosts too.
 """
 
 from regard.parallel.calls import all_to_all_attend, attend, explain, ring_attend, use
 from regard.parallel.cost_reports import CostReport
+from regard.parallel.meshes import build_mesh
 from regard.parallel.order import from_zigzag, to_zigzag
 
 __all__ = ["CostReport"]
-__all__ += ["all_to_all_attend", "attend", "explain", "from_zigzag", "ring_attend", "to_zigzag", "use"]
+__all__ += [
+    "all_to_all_attend",
+    "attend",
+    "build_mesh",
+    "explain",
+    "from_zigzag",
+    "ring_attend",
+    "to_zigzag",
+    "use",
+]

@@ -104,14 +104,14 @@ class Candidate:
 
     def code(self) -> str:
         """Return Python that runs attention like this."""
-        sizes, names = tuple(self.mesh.values()), tuple(self.mesh)
         names_of = {"batch_axis": "data", "head_axis": "heads"}
         options = [f"{keyword}={name!r}" for keyword, name in names_of.items() if name in self.mesh]
         axes = self.axes[0] if len(self.axes) == 1 else self.axes
         call = ", ".join(["mesh", repr(axes), *options, f"layout={self.layout!r}", f"plan={self.plan!r}"])
         padding = {"tokens, masked out": self.tokens, "sequences": self.rows}
         remarks = "".join(f"# append {count} {what}\n" for what, count in padding.items() if count)
-        return f"{remarks}mesh = jax.make_mesh({sizes}, {names})\nwith regard.parallel.use({call}):\n    ..."
+        mesh = f"mesh = regard.parallel.build_mesh({dict(self.mesh)})"
+        return f"{remarks}{mesh}\nwith regard.parallel.use({call}):\n    ..."
 
 
 def list_candidates(problem: Problem, devices: int, fixed: Mapping[str, int]) -> Iterator[Candidate]:

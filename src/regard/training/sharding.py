@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from regard import parallel
 from regard.training.meshes import MeshSpec
@@ -82,9 +82,7 @@ class Deployment:
     @classmethod
     def over(cls, spec: MeshSpec) -> Deployment:
         """Make a deployment over all devices that there are."""
-        sizes = spec.fit(jax.device_count()).sizes
-        types = (AxisType.Auto,) * len(sizes)
-        return cls(jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types))
+        return cls(parallel.build_mesh(spec.fit(jax.device_count()).sizes))
 
     @property
     def name(self) -> str:
