@@ -13,6 +13,7 @@ from regard import attend, explain, masks, scores
 from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.flash import preparation, primitives, tile_calls, tile_choice, tuning
+from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.tile_choice import choose_tiles
 from test_tiled import assert_close, draw
 
@@ -42,6 +43,17 @@ def compare(function, *arrays):
     """A function of the backend and arrays: by tiles as by the definition."""
     found, expected = (jax.jit(lambda *a, by=by: function(by, *a))(*arrays) for by in ("tiled", "dense"))
     assert_close(found, expected, rtol=2e-5, atol=5e-6)
+
+
+def test_bfloat16_that_a_program_holds_is_read_as_what_it_is():
+    """Constants lie in an order of axes of their own."""
+    arrays = [jnp.asarray(array, jnp.bfloat16) for array in draw((B, H, 7, D), (B, H, 9, D), (B, H, 9, E))]
+    block = Blocking(16, 24, at_once=H)
+
+    def call(*arrays):
+        return tiled.run(canonicalize(*arrays), block, block)[0]
+
+    np.testing.assert_array_equal(jax.jit(lambda: call(*arrays))(), jax.jit(call)(*arrays))
 
 
 def test_a_call_whose_rows_do_not_fit_at_once_has_the_derivatives_of_the_definition(tune, x64):
