@@ -1,6 +1,7 @@
 """`regard conformance`: exit codes, functions in modules and files, and what is printed."""
 
 import json
+import sys
 
 import pytest
 
@@ -59,3 +60,4 @@ def test_what_cannot_be_checked_is_said(words, code, told, tmp_path, capsys):
     assert main(["conformance", *(word.format(folder=tmp_path) for word in words)]) == code
     streams = capsys.readouterr()
     assert told in streams.out + streams.err
+    assert str(tmp_path) not in sys.path  # whose files would stand for others

@@ -74,7 +74,7 @@ def test_force_deletes_nothing_where_the_data_are_missing(run, tmp_path, capsys)
 
 def test_a_seed_beyond_64_bits_is_refused(tmp_path, capsys):
     error = refuse(capsys, ["--out", tmp_path / "run", "--seed", 2**63], 2)
-    assert error == f"error: seed: expected a number from -2**63 to 2**63 - 1, got {2**63}\n"
+    assert error == f"error: --seed: expected a number from -2**63 to 2**63 - 1, got {2**63}\n"
     assert not (tmp_path / "run").exists()
     assert runs.open_run(tmp_path / "run", tiny_copy(), seed=2**63 - 1).seed == 2**63 - 1
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Mark(NamedTuple):
-    """What an annotation says of an option."""
+    """The words that an annotation has for an option."""
 
     name: str | None = None
     metavar: str | None = None

@@ -94,8 +94,14 @@ def _load_file(path: Path) -> Any:
     loaded = getattr(sys.modules.get(path.stem, path), "__file__", str(path))
     if loaded != str(path):
         raise ImportError(f"a module {path.stem} is loaded already; give the file another name")
-    sys.path.insert(0, str(path.resolve().parent))
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.path.remove(folder)
+        del sys.modules[path.stem]
+        raise
     return module

@@ -304,7 +304,7 @@ def slice_at(array: Array, starts: Sequence[Any], sizes: Sequence[int]) -> Array
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _slice_bits(array: Array, starts: list[Array], sizes: tuple[int, ...]) -> Array:
     """Slice bfloat16 numbers as integers: XLA's CPU would first make the whole array float32."""
-    # Hidden, as jax 0.10's XLA reads the bits of a constant that lies in another order of axes as if it did not.
+    # Hidden: jax 0.10's XLA reads the bits of a constant that lies in another order of axes as if it did not.
     bits = jax.lax.bitcast_convert_type(jax.lax.optimization_barrier(array), jnp.uint16)
     bits = jax.lax.dynamic_slice(bits, starts, sizes, allow_negative_indices=False)
     return jax.lax.bitcast_convert_type(bits, array.dtype)
