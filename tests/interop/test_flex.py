@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from regard import masks
-from regard.interop.flex import list_blocks, stored_blocks
+from regard.interop.flex import _list_blocks, _stored_blocks
 from regard.masks import TileKind
 
 SIZE = 4
@@ -23,7 +23,7 @@ CASES = {
 def test_lists_and_stored_pairs_are_those_of_the_mask(case):
     mask, num_queries, num_keys, offsets = CASES[case]
     asked = {"query_offset": None, "key_offset": None, **offsets}
-    kinds, slots, cells = stored_blocks(mask, num_queries, num_keys, SIZE, **asked)
+    kinds, slots, cells = _stored_blocks(mask, num_queries, num_keys, SIZE, **asked)
     rows, columns = kinds.shape[-2:]
     dense = np.zeros((*kinds.shape[:2], rows * SIZE, columns * SIZE), bool)
     dense[..., :num_queries, :num_keys] = mask.dense(num_queries, num_keys, leading_axes=2, **offsets)
@@ -35,7 +35,7 @@ def test_lists_and_stored_pairs_are_those_of_the_mask(case):
 
 
 def test_chosen_blocks_come_first_in_order():
-    counts, indices = list_blocks(np.array([[False, True, False, True], [True, False, True, True]]))
+    counts, indices = _list_blocks(np.array([[False, True, False, True], [True, False, True, True]]))
     np.testing.assert_array_equal(counts, [2, 3])
     np.testing.assert_array_equal(indices, [[1, 3, 0, 2], [0, 2, 3, 1]])
     assert counts.dtype == indices.dtype == np.int32

@@ -58,13 +58,13 @@ def block_mask(
 
     num_keys = num_queries if num_keys is None else num_keys
     size = whole_number("block_size", block_size, 1)
-    kinds, slots, cells = stored_blocks(mask, num_queries, num_keys, size, query_offset, key_offset)
+    kinds, slots, cells = _stored_blocks(mask, num_queries, num_keys, size, query_offset, key_offset)
 
     def tensor(array: Any) -> Any:
         return torch.tensor(np.asarray(array), device=device)
 
     lists = [
-        tensor(array) for kind in (TileKind.PARTIAL, TileKind.FULL) for array in list_blocks(kinds == kind)
+        tensor(array) for kind in (TileKind.PARTIAL, TileKind.FULL) for array in _list_blocks(kinds == kind)
     ]
     slots, cells = tensor(slots), tensor(cells)
 
@@ -80,12 +80,12 @@ def block_mask(
     )
 
 
-def list_blocks(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _list_blocks(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return how many blocks of each row are chosen, and which: these first, in order, then the others."""
     return chosen.sum(-1, dtype=np.int32), np.argsort(~chosen, axis=-1, kind="stable").astype(np.int32)
 
 
-def stored_blocks(
+def _stored_blocks(
     mask: Mask, num_queries: int, num_keys: int, size: int, query_offset: Any, key_offset: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return kinds of blocks, `(B | 1, H | 1, rows, columns)`, where the pairs of each are, and these.
