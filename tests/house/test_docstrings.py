@@ -30,7 +30,17 @@ theory.bilinear.MetricReport theory.gibbs.Equilibrium theory.gradients.Gradients
 theory.hopfield.Retrieval theory.steps.HeadSteps
 """
 # What a name may follow instead: software, which is no publication.
-SOFTWARE = ("jax", "JAX", "flax", "PyTorch", "transformers 5", "of transformers", "ONNX", "flash-attention")
+SOFTWARE = (
+    "jax",
+    "JAX",
+    "flax",
+    "Equinox",
+    "PyTorch",
+    "transformers 5",
+    "of transformers",
+    "ONNX",
+    "flash-attention",
+)
 
 
 def list_faults(name, value):

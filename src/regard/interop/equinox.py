@@ -32,8 +32,11 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
     `regard.attend`, with `aux` returning a pair. Query t sits at position t and key s at s, unless they are
     placed otherwise.
 
+    Args:
+        num_heads, query_size, and all others: as in Equinox, whose fields the layer has.
+
     Example:
-        >>> import equinox as eqx, jax, jax.numpy as jnp
+        >>> import jax, jax.numpy as jnp
         >>> from regard import masks
         >>> from regard.interop.equinox import MultiheadAttention
         >>> layer = MultiheadAttention(2, 6, key=jax.random.key(0))
