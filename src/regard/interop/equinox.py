@@ -21,6 +21,8 @@ except ModuleNotFoundError:
         f"{__name__} needs equinox, which is not installed: pip install equinox"
     ) from None
 
+__all__ = ["replace_attention"]  # the layer itself has the arguments and fields of Equinox's
+
 Model = TypeVar("Model")
 
 
@@ -31,9 +33,6 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
     the mean of all values; dropout draws the pattern of `attend`; and calls take all other options of
     `regard.attend`, with `aux` returning a pair. Query t sits at position t and key s at s, unless they are
     placed otherwise.
-
-    Args:
-        num_heads, query_size, and all others: as in Equinox, whose fields the layer has.
 
     Example:
         >>> import jax, jax.numpy as jnp
