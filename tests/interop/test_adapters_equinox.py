@@ -68,8 +68,3 @@ def test_dropout_is_drawn_where_the_layer_trains():
     np.testing.assert_array_equal(eqx.nn.inference_mode(layer)(*arrays, key=rng), whole)
     with pytest.raises(ValueError, match="key: expected a random key because the layer has"):
         layer(*arrays)
-
-
-def test_a_row_without_keys_is_zero_before_the_last_projection():
-    output = replace_attention(build())(*draw(), np.zeros((T, S), bool))
-    np.testing.assert_array_equal(output, np.zeros((T, 8)))
