@@ -80,7 +80,7 @@ def attend(
             more than the default precision is asked for.
         batch_invariant: True promises that a row's output and lse have the same bits whatever else is in the
             batch, and however its sequence is cut into prefill, chunks and single tokens, with caches or
-            without. Tiles of 64 x 128 then serve every length: whole sequences take 1.1 to 1.7 times as long,
+            without. Tiles of 64 x 128 then serve every length: whole sequences take 1.1 to 1.6 times as long,
             single tokens several times.
 
     Returns:

@@ -29,5 +29,5 @@ Hidden: TypeAlias = Float[Array, "*B T M"]
 
 def broadcast_shapes(*shapes: tuple[Size, ...]) -> tuple[Size, ...]:
     """Return the shape that shapes broadcast to, of which any size may be symbolic."""
-    known = all(isinstance(size, int) for shape in shapes for size in shape)
-    return np.broadcast_shapes(*shapes) if known else jnp.broadcast_shapes(*shapes)
+    has_symbols = not all(isinstance(size, int) for shape in shapes for size in shape)
+    return np.broadcast_shapes(*shapes) if not has_symbols else jnp.broadcast_shapes(*shapes)

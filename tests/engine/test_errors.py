@@ -206,7 +206,6 @@ WRONG = {
     "a preset for a configuration": (TypeError, "config: expected TransformerConfig, got Preset; pass its config", lambda: models.EncoderDecoder(models.preset("gpt2"), rngs=nnx.Rngs(0))),
     "parameters of nothing": (TypeError, "config: expected a TransformerConfig, got NoneType", lambda: planning.count_parameters(None)),
     "a number for sampling": (TypeError, "sampling: expected Sampling, got float", lambda: models.sampling.adjust(Q, 0.5)),
-    "a slope of NaN": (ValueError, r"slopes: expected finite numbers, got \[nan\]", lambda: scores.alibi(slopes=[np.nan])),
     "parts of nothing": (TypeError, r"parts: expected Iterable, got NoneType; pass pairs \(output, lse\)", lambda: merge(None)),
     "a readout of weights": (TypeError, "readout: expected Readout, got ndarray", lambda: readouts.average(EVEN)),
     "changes in a list": (TypeError, "changes: expected Mapping, got list", lambda: inspection.intervene([3]).__enter__()),

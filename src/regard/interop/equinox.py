@@ -92,14 +92,14 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
                 f"key: expected a random key because the layer has dropout_p = {rate}, got None; pass one, or"
                 " inference=True"
             )
-        found = attend(
+        attended = attend(
             *arrays,
             mask=arguments.align_mask("mask", mask, full),
             dropout_rate=rate,
             rng=key if rate else None,
             **options,
         )
-        output, aux = found if options.get("aux") else (found, {})
+        output, aux = attended if options.get("aux") else (attended, {})
         output = arguments.swap_heads(output)[0].reshape((query.shape[0], -1))
         output = jax.vmap(self.output_proj)(output)
         return (output, jax.tree.map(lambda array: array[0], aux)) if aux else output

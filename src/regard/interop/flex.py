@@ -106,13 +106,13 @@ def _stored_blocks(
     for row in range(kinds.shape[-2]):
         first = row * size
         span = Span(first, min(size, num_queries - first))
-        kept = np.asarray(mask.keep(Grid.tile(span, Span(0, num_keys), query, 2, key)))
-        kept = np.broadcast_to(kept, (*kinds.shape[:2], span.size, num_keys))
+        pairs = np.asarray(mask.keep(Grid.tile(span, Span(0, num_keys), query, 2, key)))
+        pairs = np.broadcast_to(pairs, (*kinds.shape[:2], span.size, num_keys))
         beyond = (size - span.size, columns * size - num_keys)
-        kept = np.pad(kept, [(0, 0), (0, 0), (0, beyond[0]), (0, beyond[1])])
-        kept = np.moveaxis(kept.reshape((*kinds.shape[:2], size, columns, size)), -2, -3)
+        pairs = np.pad(pairs, [(0, 0), (0, 0), (0, beyond[0]), (0, beyond[1])])
+        pairs = np.moveaxis(pairs.reshape((*kinds.shape[:2], size, columns, size)), -2, -3)
         partial = kinds[:, :, row] == TileKind.PARTIAL
-        cells.append(kept[partial])
+        cells.append(pairs[partial])
         slots[:, :, row][partial] = count + np.arange(partial.sum())
         count += partial.sum()
     return kinds, slots, np.concatenate(cells)

@@ -201,8 +201,6 @@ def parameter(name: str, value: Any, *, positive: bool = True) -> Any:
         raise ValueError(f"{name}: expected a number or an array (H,), got shape {tuple(array.shape)}")
     if positive and is_concrete(array) and not np.all(np.asarray(array) > 0):
         raise ValueError(f"{name}: expected more than 0, got {np.asarray(array).tolist()}")
-    if not positive and is_concrete(array) and not np.all(np.isfinite(array)):
-        raise ValueError(f"{name}: expected finite numbers, got {np.asarray(array).tolist()}")
     return array
 
 

@@ -30,7 +30,8 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     if isinstance(problem.T, int) and problem.T <= ROWS:
         return dense.run(problem)
     chosen = {*_MATRICES} if problem.rows is not None or problem.heads is not None else set[str]()
-    aux = tuple(dict.fromkeys((*(name for name in problem.aux if name not in chosen), "lse")))
+    per_row = [name for name in problem.aux if name not in chosen]
+    aux = tuple(dict.fromkeys([*per_row, "lse"] if chosen else per_row))
     of_all = dataclasses.replace(problem, aux=aux, rows=None, heads=None)
     count = -(-problem.T // ROWS)
     rows = {"first": jnp.arange(count, dtype=jnp.int32) * ROWS, "query": _split(problem.query, count)}
@@ -41,11 +42,11 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     def step(carry: None, rows: dict[str, Array]) -> tuple[None, Any]:
         return carry, dense.run(_take_rows(of_all, **rows))
 
-    _, (output, found) = jax.lax.scan(step, None, rows)
-    found = {name: _join(array, problem, -1 - (name in _MATRICES)) for name, array in found.items()}
+    _, (output, stacked) = jax.lax.scan(step, None, rows)
+    extra = {name: _join(array, problem, -1 - (name in _MATRICES)) for name, array in stacked.items()}
     if chosen:
-        found |= _choose_from(problem, found["lse"])
-    return _join(output, problem, -2), {name: found[name] for name in problem.aux}
+        extra |= _choose_from(problem, extra["lse"])
+    return _join(output, problem, -2), {name: extra[name] for name in problem.aux}
 
 
 def _split(array: Array, count: Any) -> Array:

@@ -254,8 +254,8 @@ def check_chosen_rows(name: str, index: Any, size: int | None, aux: tuple[str, .
     array: Any = read_array(name, index)
     if array.ndim != 1 or not (array.size == 0 or jnp.issubdtype(array.dtype, jnp.integer)):
         raise TypeError(f"{name}: expected a list of integers, got {_describe(index)}")
-    known = is_concrete(array) and isinstance(size, int)
-    if known and not np.all((np.asarray(array) >= 0) & (np.asarray(array) < size)):
+    in_reach = is_concrete(array) and isinstance(size, int)
+    if in_reach and not np.all((np.asarray(array) >= 0) & (np.asarray(array) < size)):
         raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {np.asarray(array).tolist()}")
     return integers(name, array) if array.size else np.zeros(0, np.int32)
 
