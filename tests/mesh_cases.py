@@ -70,9 +70,7 @@ def serve():
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         failure = None
-        faulthandler.dump_traceback_later(
-            600, exit=True
-        )  # what waits for ever fails, and says where it stands
+        faulthandler.dump_traceback_later(600, exit=True)  # what waits for ever fails, and says where
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             try:
                 exec(json.loads(line), {"__name__": "__main__"})

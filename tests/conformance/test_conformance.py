@@ -126,8 +126,10 @@ def test_a_wrong_derivative_is_told_by_its_name(fault):
 
 def test_what_jax_answers_is_known():
     """Known answers (float64 in float32, lse in bfloat16 without gradient, two axes), and nothing else."""
+    started = time.process_time()
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         report = conformance.check(jax.nn.dot_product_attention, layout="BTNH")
+    assert time.process_time() - started < 120  # a minute of two cores, whatever runs beside
     findings = {(row.promise, row.aspect): row.finding for row in report.wrong}
     assert findings.pop(("float64", "value")) == "float64 is computed in float32"
     assert findings.pop(("lse", "gradient")) == "the gradient of lse is stopped"
@@ -140,7 +142,6 @@ def test_what_jax_answers_is_known():
     assert rest <= {"the gradient of lse is stopped"}
     assert "the mean of all values in an empty row" in report.conventions
     assert all("from jax.nn import dot_product_attention" in row.program for row in report.wrong)
-    assert report.seconds < 60
 
 
 def test_rows_beside_an_empty_one_are_looked_at():

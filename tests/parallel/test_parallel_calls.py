@@ -8,14 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mesh_cases import (
-    AUTO,
-    check_against_one_device,
-    draw,
-    make_mesh,
-    on_eight_devices,
-    run,
-)
+from mesh_cases import AUTO, check_against_one_device, draw, evaluate, make_mesh, on_eight_devices, run
 from regard import attend, masks, parallel, scores
 
 SHAPES = ((2, 4, 19, 7), (2, 4, 19, 7), (2, 4, 19, 5))
@@ -162,7 +155,7 @@ def biased(way):
 def transforms(way):
     """Forward mode and Hessian products, in float64."""
     with jax.enable_x64(True):
-        shapes = ((2, 4, 11, 3), (2, 2, 11, 3), (2, 2, 11, 5))
+        shapes = ((2, 4, 11, 3), (1, 2, 11, 3), (2, 2, 11, 5))
         arrays, moves = (draw(*shapes, dtype=jnp.float64, seed=seed) for seed in (3, 4))
 
         def derive(function):
@@ -179,6 +172,17 @@ def transforms(way):
             np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-12)
 
 
+def summed(way):
+    """Rows of a batch that nearly cancel in the gradient of what they share: it is rounded after the sum."""
+    *arrays, cotangent = draw((1, 4, 19, 7), (1, 2, 19, 7), (1, 2, 19, 5), (1, 4, 19, 5))
+    query, cotangent = jnp.tile(arrays[0], (2, 1, 1, 1)), jnp.concatenate([cotangent, -1.001 * cotangent])
+    narrow = [query, *(array.astype(jnp.bfloat16) for array in arrays[1:])]
+    found = evaluate(functools.partial(run, way), narrow, cotangent)[2:]
+    exact = evaluate(attend, [array.astype(jnp.float32) for array in narrow], cotangent)[2:]
+    for one, other in zip(found, exact, strict=True):
+        np.testing.assert_allclose(one.astype(jnp.float32), other, rtol=2**-8, atol=1e-5)
+
+
 CHECKS = {
     "divided_arrays": "any",
     "call_with_scores": "ring of shards",
@@ -186,10 +190,9 @@ CHECKS = {
     "statistics": "ring",
     "biased": "both balanced",
     "transforms": "ring of shards",
+    "summed": "ring of shards",
     "layers": "any",
 }
-
-
 SLOW = "biased", "layers"
 
 

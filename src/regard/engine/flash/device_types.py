@@ -33,9 +33,22 @@ def vary_alike(arrays: Sequence[Any]) -> list[Any]:
     return vary(list(arrays), varying_axes(arrays))
 
 
+def most_varying(types: Sequence[Any]) -> Any:
+    """Return that type of an operand which varies over most manual mesh axes, the first of several."""
+    return max(types, key=lambda operand: len(operand.mat.varying))
+
+
+def sum_as(array: Any, operand: ShapedArray) -> Any:
+    """Turn devices' cotangents into that of an operand: summed where devices share it, then in its dtype."""
+    shared = tuple(name for name in varying_axes(array) if name not in operand.mat.varying)
+    return (jax.lax.psum(array, shared) if shared else array).astype(operand.dtype)
+
+
 def result_types(operands: Sequence[Any], shapes: Sequence[Any]) -> list[ShapedArray]:
-    """Return the types of a primitive's results, which vary as its operands, that vary alike, do."""
-    like = operands[0]
+    """Return the types of a primitive's results, which vary where any of its operands does."""
+    like = most_varying(operands)
+    varying = frozenset().union(*(operand.mat.varying for operand in operands))
+    like = like.update(manual_axis_type=like.mat.update(varying=varying))
 
     def unsharded(rank: int) -> NamedSharding:
         return NamedSharding(like.sharding.mesh, PartitionSpec(*(None,) * rank))

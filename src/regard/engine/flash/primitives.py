@@ -31,7 +31,7 @@ from jax.interpreters import ad, batching, mlir
 
 from regard.axes import Array
 from regard.engine.call.checkpoint_names import name_results
-from regard.engine.flash.device_types import result_types, vary_alike
+from regard.engine.flash.device_types import most_varying, result_types, sum_as, vary_alike
 from regard.engine.flash.operands import Operands, Results
 
 Leaves = Sequence[Any]
@@ -125,10 +125,9 @@ def run(inputs: Operands, context: Any, make_spec: Callable[..., Spec]) -> Resul
 
 
 def bind(name: str, *operands: Array, spec: Spec) -> list[Array]:
-    """Bind a primitive to operands that are made to vary alike over manual mesh axes."""
-    alike = vary_alike(operands)
-    manual = jax.typeof(alike[0]).sharding.mesh.manual_axes
-    return (INSIDE if manual else OUTSIDE)[name].bind(*alike, spec=spec)
+    """Bind a primitive to operands, some of which may be the same along manual mesh axes of others."""
+    manual = most_varying([jax.typeof(operand) for operand in operands]).sharding.mesh.manual_axes
+    return (INSIDE if manual else OUTSIDE)[name].bind(*operands, spec=spec)
 
 
 def _evaluate(name: str, spec: Spec, operands: Leaves, reversible: bool = False) -> list[Array]:
@@ -248,7 +247,8 @@ def _third_jvp(
     name: str, evaluate: Any, operands: Leaves, tangents: Leaves, *, spec: Spec
 ) -> tuple[list[Array], list[Any]]:
     """Compute third derivatives through scans, which JAX can differentiate in every direction."""
-    return jvp_of_varying(lambda leaves: spec.batched(name, evaluate)(*leaves), operands, tangents)
+    batched = spec.batched(name, evaluate)
+    return jvp_of_varying(lambda leaves: batched(*vary_alike(leaves)), operands, tangents)
 
 
 def jvp_of_varying(
@@ -275,7 +275,7 @@ def _tangent_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[A
     )
     grads = dict(zip((name for name, _ in wanted), grads, strict=True))
     linear = [
-        None if (grad := grads.get(name)) is None else grad.astype(operand.aval.dtype)
+        None if (grad := grads.get(name)) is None else sum_as(grad, operand.aval)
         for name, operand in zip(spec.linear, operands[first:end], strict=True)
     ]
     return [None] * first + linear + [None] * (len(operands) - end)
@@ -290,7 +290,7 @@ def _backward_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[
     of = dataclasses.replace(spec, linear=tuple(spec.shapes[place][0] for place in given), shapes=())
     tangents = bind("tangent", *operands[:first], *_take(cotangents, given), *operands[end:], spec=of)
     linear = [
-        tangent if ad.is_undefined_primal(operand) else None
+        sum_as(tangent, operand.aval) if ad.is_undefined_primal(operand) else None
         for tangent, operand in zip(tangents, operands[first:end], strict=True)
     ]
     return [None] * first + linear + [None] * (len(operands) - end)
@@ -300,9 +300,9 @@ def _second_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[An
     count = len(operands) - len(spec.wrt)
     if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
         return [None] * len(operands)
-    return [None] * count + bind(
-        "adjoint", *operands[:count], *map(ad.instantiate_zeros, cotangents), spec=spec
-    )
+    found = bind("adjoint", *operands[:count], *map(ad.instantiate_zeros, cotangents), spec=spec)
+    linear = zip(found, operands[count:], strict=True)
+    return [None] * count + [sum_as(cotangent, operand.aval) for cotangent, operand in linear]
 
 
 # Batching.
@@ -349,7 +349,7 @@ _TRANSPOSES = {"tangent": _tangent_transpose, "backward": _backward_transpose, "
 def _primitive(name: str, *, inside: bool) -> Primitive:
     primitive = Primitive(f"regard_{name}_of_shard" if inside else f"regard_{name}")
     primitive.multiple_results = True
-    primitive.def_impl(lambda *operands, spec: evaluate(name, spec, *operands))
+    primitive.def_impl(lambda *operands, spec: evaluate(name, spec, *vary_alike(operands)))
     primitive.def_abstract_eval(
         lambda *operands, spec: result_types(operands, result_shapes(name, operands, spec))
     )
