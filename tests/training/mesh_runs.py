@@ -32,7 +32,8 @@ def text(length):
     for index in range(7):
         chosen = random.choice(["low", "lower", "tide", "naïve", "of", "the"], 10 + 2 * index)
         (folder / f"{index}.txt").write_text(" ".join(chosen), encoding="utf-8")
-    model = settings.DecoderSizes(d_model=24, num_heads=4, d_ff=40, num_layers=2)
+    loop = {"num_layers": 3, "scan_layers": True, "remat": "dots_saveable"}
+    model = settings.DecoderSizes(d_model=24, num_heads=4, d_ff=40, **loop)
     options = {"model": model, "optimization": OPTIMIZATION, "cadence": CADENCE}
     return tasks.Text(files=(str(folder),), length=length, held_out_fraction=0.3, **options)
 
@@ -79,6 +80,33 @@ def check_shards(state, spec):
             assert own * parts == leaf.size, (spec, name, leaf.sharding)
         for shard in leaf.addressable_shards:
             assert shard.data.size == own
+
+
+def check_borrowed():
+    """A loop gathers one block's parameters at a time; more blocks take memory for gradients alone."""
+
+    def compile_update(layers, remat):
+        sizes = {"d_model": 192, "num_heads": 4, "d_ff": 768, "scan_layers": True}
+        model = settings.Sizes(**sizes, num_layers=layers, remat=remat)
+        optimization = settings.Optimization(batch_size=8, precision="bfloat16")
+        task = tasks.Copy(vocab_size=11, length=5, model=model, optimization=optimization)
+        program = loop.make_program(task, 0, deploy("fsdp=8"))
+        places = program.deployment.divide_state(program.shapes)
+        shapes = jax.tree.map(lambda leaf, place: leaf.update(sharding=place), program.shapes, places)
+        compiled = program.compile(program.update, shapes, np.int32(0))
+        every = compiled.as_text()
+        pattern, entry = r" all-gather(?:-start)?\(", every.split("\nENTRY ")[1]
+        gathers = tuple(len(re.findall(pattern, text)) for text in (entry, every))
+        count = sum(leaf.size for leaf in jax.tree.leaves(shapes.params))
+        return gathers, compiled.memory_analysis().temp_size_in_bytes, count
+
+    (gathers, memory, count), (more_gathers, more_memory, more) = (
+        compile_update(layers, "full") for layers in (2, 5)
+    )
+    assert gathers == more_gathers == compile_update(3, None)[0] == (2, 14), (
+        "tables; six maps, there and back"
+    )
+    assert (more_memory - memory) / (more - count) <= 0.3
 
 
 def check_own_rows(task, batch_size):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,20 +16,54 @@ from regard.axes import Array
 
 Call = Callable[[int, Any, Array], tuple[Array, Any]]  # of a block by its number: the stream, and what it saw
 Weights = list[Array]
+_MOVES = (
+    "sharding_constraint",
+    "convert_element_type",
+    "reshape",
+    "transpose",
+    "squeeze",
+    "broadcast_in_dim",
+)
+
+
+class Loan(NamedTuple):
+    """What a block's parameters become while the block computes: of another dtype, then whole."""
+
+    cast: Callable[[Any], Any]
+    gather: Callable[[Any], Any]
+
+
+_LOAN: ContextVar[Loan | None] = ContextVar("loan", default=None)
+
+
+@contextmanager
+def lend_to_blocks(cast: Callable[[Any], Any], gather: Callable[[Any], Any]) -> Iterator[None]:
+    """Let every block compute with its parameters cast and gathered, both of which take trees of arrays.
+
+    A loop over blocks gathers those of one at a time, and in the backward pass once more; their gradients are
+    summed in the dtype and in the places of what was not gathered. Blocks that are unrolled are gathered when
+    the compiler sees fit, and kept.
+    """
+    token = _LOAN.set(Loan(cast, gather))
+    try:
+        yield
+    finally:
+        _LOAN.reset(token)
 
 
 def run_blocks(
     blocks: Sequence[nnx.Module], call: Call, x: Array, remat: Any = None, *, first: int = 0
 ) -> tuple[Array, list[Any]]:
     """Run blocks one after another; those of `remat` are computed again in the backward pass."""
-    seen = []
+    seen, loan = [], _LOAN.get()
     for number, block in enumerate(blocks, first):
-        if remat is None:
+        if remat is None and loan is None:
             x, here = call(number, block, x)
         else:
             graph, state = nnx.split(block)
-            run = _recompute(functools.partial(_run_block, graph, call, number), remat, prevent_cse=True)
-            x, here, moved = run(state, x)
+            state = state if loan is None else loan.gather(loan.cast(state))
+            run = functools.partial(_run_block, graph, call, number)
+            x, here, moved = (run if remat is None else _recompute(run, remat, prevent_cse=True))(state, x)
             _move(block, moved)
         seen.append(here)
     return x, seen
@@ -51,7 +87,7 @@ def scan_blocks(
         seen = []
         for number, place in enumerate(places):
             run = functools.partial(place.run, call, number)
-            if remat is not None:
+            if remat is not None or _LOAN.get() is not None:
                 run = _recompute(run, remat, prevent_cse=False)
             x, weights[number], here = run(step, x, weights[number])
             seen.append(here)
@@ -74,24 +110,26 @@ class _Place:
     def __init__(self, parts: Sequence[tuple[Any, Any]]):
         self.graph = parts[0][0]
         self.tree = jax.tree.structure(parts[0][1])
-        leaves = [jax.tree.leaves(state) for _, state in parts]
-        self.is_weight = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves[0]]
-        self.weights = tuple(_keep(layer, self.is_weight) for layer in leaves)
-        self.layers = leaves
+        self.loan = _LOAN.get() or Loan(lambda tree: tree, lambda tree: tree)
+        self.layers = [jax.tree.leaves(state) for _, state in parts]
+        self.is_weight = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in self.layers[0]]
+        # What the loop carries of weights is where their gradients go, in the dtype of these.
+        self.weights = tuple(self.loan.cast(_keep(layer, self.is_weight)) for layer in self.layers)
 
     def run(
         self, call: Call, number: int, step: Array, x: Array, weights: tuple[Weights, ...]
     ) -> tuple[Array, tuple[Weights, ...], tuple[Any, Any]]:
         """Run the block of one step; the weights of all take its gradient."""
         picks = [lambda layers, layer=layer: layers[layer] for layer in range(len(weights))]
-        leaves = jax.lax.switch(step, picks, self.layers)
+        leaves = self.loan.cast(jax.lax.switch(step, picks, self.layers))
         own, weights = _link(step, _keep(leaves, self.is_weight), weights)
         linked = iter(own)
         leaves = [
             next(linked) if is_weight else leaf
             for leaf, is_weight in zip(leaves, self.is_weight, strict=True)
         ]
-        x, seen, moved = _run_block(self.graph, call, number, jax.tree.unflatten(self.tree, leaves), x)
+        state = self.loan.gather(jax.tree.unflatten(self.tree, leaves))
+        x, seen, moved = _run_block(self.graph, call, number, state, x)
         return x, weights, (seen, moved)
 
 
@@ -141,10 +179,15 @@ def _move(block: nnx.Module, moved: Any) -> None:
 
 def _recompute(run: Callable[..., Any], remat: Any, *, prevent_cse: bool) -> Callable[..., Any]:
     """Return the function with what `TransformerConfig.remat` says of its backward pass."""
-    policy: Any = None if remat == "full" else remat
+    policy: Any = None if remat == "full" else _keep_all_but_gathered if remat is None else remat
     if isinstance(policy, str):
         policy = getattr(jax.checkpoint_policies, policy)
     return jax.checkpoint(run, policy=policy, prevent_cse=prevent_cse)
+
+
+def _keep_all_but_gathered(primitive: Any, *_: Any, **params: Any) -> bool:
+    """Save what a block of a loop computes, but nothing that was only moved, as what it borrowed is."""
+    return str(primitive) not in _MOVES
 
 
 def _keep(leaves: Sequence[Array], wanted: Sequence[bool]) -> Weights:

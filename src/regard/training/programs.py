@@ -117,16 +117,17 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
         return State(params, optimizer.init(params), params if optimization.ema_decay else None)
 
     state_shapes = jax.eval_shape(draw_state)
-    places, divide, collect = None, _leave, _leave
+    places, divide, lend = None, _leave, _lend_whole
     if deployment is not None:
         places = deployment.divide_state(state_shapes)
-        divide, collect = deployment.constrain, deployment.gather
+        divide, lend = deployment.constrain, deployment.lend
 
     def compute_loss(params: Any, batch: Batch, rng: jax.Array) -> tuple[jax.Array, Metrics]:
         # Copied: random streams made outside this trace may not be reseeded inside it.
-        model = nnx.merge(active, collect(narrow(params)), jax.tree.map(jnp.asarray, rest))
+        used, blocks = lend(params, narrow)
+        model = nnx.merge(active, used, jax.tree.map(jnp.asarray, rest))
         nnx.reseed(model, dropout=rng)
-        with promotion():
+        with promotion(), blocks:
             return _cast(task.measure(model, narrow(batch)), jnp.float32)
 
     differentiate = jax.value_and_grad(compute_loss, has_aux=True)
@@ -167,11 +168,15 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
             **norms,
         }
 
-    def evaluate(params: Any, batch: Batch) -> Metrics:
-        return task.evaluate(nnx.merge(resting, collect(params), rest), divide(batch))
+    def at_rest(function: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Any]:
+        def call(params: Any, batch: Batch) -> Any:
+            used, blocks = lend(params, _leave)
+            with blocks:
+                return function(nnx.merge(resting, used, rest), divide(batch))
 
-    def measure_heads(params: Any, batch: Batch) -> heads.HeadStats:
-        return heads.measure_heads(task, nnx.merge(resting, collect(params), rest), divide(batch))
+        return call
+
+    evaluate, measure_heads = at_rest(task.evaluate), at_rest(partial(heads.measure_heads, task))
 
     start = partial(run_once, draw_state, places=places)
     return Program(state_shapes, start, update, evaluate, measure_heads, deployment)
@@ -182,6 +187,11 @@ def _cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map(
         lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree
     )
+
+
+def _lend_whole(params: Any, cast: Callable[[Any], Any]) -> tuple[Any, AbstractContextManager[None]]:
+    """Return the parameters that a model computes with on one device, and the context in which it does."""
+    return cast(params), nullcontext()
 
 
 def _leave(tree: Any) -> Any:

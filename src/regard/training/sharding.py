@@ -17,14 +17,17 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from regard import parallel
+from regard.models.depth import lend_to_blocks
 from regard.training.meshes import MeshSpec
 from regard.training.task import Batch
 
 ROWS = ("data", "fsdp")
+BLOCK = re.compile(r"(^|/)blocks/\d+/")
 # The axes of an array that may be divided along "tensor", best first, by the end of the array's path.
 TENSOR_AXES: dict[str, tuple[int, ...]] = {
     "(query|key|value)_projection/kernel": (1,),  # heads lie side by side
@@ -97,11 +100,7 @@ class Deployment:
     def divide_state(self, shapes: Any, *, in_use: bool = False) -> Any:
         """Return shardings in the structure of a state, or of its parameters; in_use as in `divide_array`."""
 
-        def place(path: Any, leaf: Any) -> NamedSharding:
-            name = jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value")
-            return NamedSharding(self.mesh, divide_array(name, leaf.shape, self.mesh.shape, in_use=in_use))
-
-        return jax.tree_util.tree_map_with_path(place, shapes)
+        return jax.tree_util.tree_map_with_path(partial(self._place, in_use=in_use), shapes)
 
     def divide_batch(self, shape: tuple[int, ...]) -> NamedSharding:
         """Return the sharding of a batch's array, rows and then positions; what does not divide is whole."""
@@ -120,8 +119,18 @@ class Deployment:
 
         Said aloud, as the compiler would else now and then divide what is computed, not the rows.
         """
-        kept, used = (self.divide_state(params, in_use=in_use) for in_use in (False, True))
-        return jax.tree.map(_gather, params, used, kept)
+        return jax.tree_util.tree_map_with_path(self._gather_array, params)
+
+    def lend(self, params: Any, cast: Callable[[Any], Any]) -> tuple[Any, AbstractContextManager[None]]:
+        """Return parameters to compute with, and the context in which blocks gather their own.
+
+        What is outside of blocks is cast and gathered at once.
+        """
+
+        def place(path: Any, leaf: jax.Array) -> jax.Array:
+            return leaf if BLOCK.search(_name(path)) else self._gather_array(path, cast(leaf))
+
+        return jax.tree_util.tree_map_with_path(place, params), lend_to_blocks(cast, self.gather)
 
     def spread(self, batch: Any) -> Any:
         """Put a batch that every process has on the mesh; each process gives its part."""
@@ -161,18 +170,35 @@ class Deployment:
         ]
         return sum(own), sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
 
+    def _place(self, path: Any, leaf: Any, *, in_use: bool) -> NamedSharding:
+        return NamedSharding(self.mesh, divide_array(_name(path), leaf.shape, self.mesh.shape, in_use=in_use))
+
+    def _gather_array(self, path: Any, leaf: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        kept, used = (self._place(path, leaf, in_use=in_use) for in_use in (False, True))
+        return _gather(leaf, used, kept)
+
     def _count(self, *axes: str) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value")
+
+
+def _place_as_used(array: jax.Array, used: NamedSharding, kept: NamedSharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(array, kept), used)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _gather(array: jax.Array, used: NamedSharding, kept: NamedSharding) -> jax.Array:
     """Place an array as it is used and its gradient as it is kept: the plain rule would gather that, too."""
-    return jax.lax.with_sharding_constraint(array, used)
+    return _place_as_used(array, used, kept)
 
 
 def _gather_forward(array: jax.Array, used: NamedSharding, kept: NamedSharding) -> tuple[jax.Array, None]:
-    return _gather(array, used, kept), None
+    return _place_as_used(array, used, kept), None
 
 
 def _gather_backward(
