@@ -152,21 +152,28 @@ def test_a_finished_run_is_left_alone(whole):
     assert snapshot(directory) == before
 
 
-@pytest.mark.parametrize("stop", [None, 9])
-def test_a_divergence_names_metric_and_step_and_keeps_the_good_checkpoint(tmp_path, monkeypatch, stop):
-    """The loss is infinite at step 9: found at the next look at the metrics, and before anything is saved."""
-    prepare = loop._Session._compile
+@pytest.fixture
+def exploding(monkeypatch):
+    """Updates by their indices whose loss is made infinite, and what else they then measure."""
+    prepare, chosen = loop._Session._compile, {}
 
     def compile_to_explode(self, what, *arguments, **options):
         compiled = prepare(self, what, *arguments, **options)
 
         def update(state, index, fed):
             state, measured = compiled(state, index, fed)
-            return state, measured | ({"loss": np.float32(np.inf)} if index == 8 else {})
+            return state, measured | chosen.get(int(index), {})
 
         return update if what == "train step" else compiled
 
     monkeypatch.setattr(loop._Session, "_compile", compile_to_explode)
+    return chosen
+
+
+@pytest.mark.parametrize("stop", [None, 9])
+def test_a_divergence_names_metric_and_step_and_keeps_the_good_checkpoint(tmp_path, exploding, stop):
+    """The loss is infinite at step 9: found at the next look at the metrics, and before anything is saved."""
+    exploding[8] = {"loss": np.float32(np.inf)}
     options = {"stop": stop_after(stop)} if stop else {}
     with pytest.raises(DivergenceError, match=r"loss is inf at step 9; .*00000007") as caught:
         train(tmp_path / "run", tiny_copy(), **options)
@@ -174,3 +181,9 @@ def test_a_divergence_names_metric_and_step_and_keeps_the_good_checkpoint(tmp_pa
     assert list_saved(tmp_path / "run") == [7]
     last = read_lines(tmp_path / "run")[-1]
     assert (last["step"], last["loss"]) == (9, None)
+    # Skipped, it is a line of the metrics; ten of them are the end.
+    exploding |= {step: {"loss": np.float32(np.inf), "skipped": 1.0} for step in (2, *range(5, 14), 15)}
+    assert train(tmp_path / "other", tiny_copy(nan="skip")).status == "finished"
+    exploding[14] = exploding[15]
+    with pytest.raises(DivergenceError, match="loss is inf at step 15"):
+        train(tmp_path / "other", tiny_copy(nan="skip"), force=True)

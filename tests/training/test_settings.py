@@ -70,6 +70,15 @@ def test_values_out_of_range_are_named():
         (lambda: settings.Sizes(num_heads=5), "num_heads must divide d_model, got num_heads=5 and d_model=6"),
         (lambda: settings.Sizes(dropout_rate=1.0), r"dropout_rate must be in \[0, 1\), got 1.0"),
         (lambda: settings.DecoderSizes(d_model=12, num_heads=4), "must be even, as rotary positions turn"),
+        (
+            lambda: settings.DecoderSizes(num_key_heads=3),
+            "num_key_heads must divide num_heads, got num_key_hea",
+        ),
+        (lambda: settings.DecoderSizes(head_dim=5), "head_dim must be even, got head_dim=5"),
+        (
+            lambda: settings.DecoderSizes(experts_per_token=2),
+            "at most num_experts, got experts_per_token=2 and",
+        ),
         (lambda: settings.Optimization(learning_rate=0), "learning_rate must be above 0"),
         (lambda: settings.Optimization(steps=3, warmup_steps=5), "warmup_steps must be at most steps"),
         (lambda: tasks.Threshold(threshold=2**31), r"threshold must be from -2\*\*31 to 2\*\*31 - 1, got"),

@@ -57,6 +57,19 @@ def test_a_batch_in_parts_is_the_batch(averaged):
     assert "tensor<10x4x6xf32>" not in lowered, "no activation of the whole batch"
 
 
+def test_an_update_that_is_not_finite_is_left_out_where_asked():
+    program = programs.make_program(tiny_copy(batch_size=10, model=DRY, ema_decay=0.5, nan="skip"), 3)
+    run, state = jax.jit(program.update), program.start()
+    sound, measured = run(state, np.int32(0))
+    jax.tree.map(np.testing.assert_array_equal, sound.params, updated(ema_decay=0.5)[0].params)
+    assert measured["skipped"] == 0
+    leaves, tree = jax.tree.flatten(sound)
+    bad = jax.tree.unflatten(tree, [leaves[0] * np.nan, *leaves[1:]])
+    found, measured = run(bad, np.int32(1))
+    jax.tree.map(np.testing.assert_array_equal, found, bad)
+    assert (float(measured["skipped"]), np.isnan(measured["loss"])) == (1, True)
+
+
 def test_dropout_is_on_and_a_function_of_seed_step_and_part(monkeypatch):
     measure = tasks.Copy.measure
 

@@ -26,6 +26,7 @@ from regard.training.task import Metrics
 from regard.training.work import Work, count_work
 
 FEW_MEASUREMENTS = 100
+MOST_SKIPPED = 10  # updates in a row that are not finite: more is no accident
 
 
 class Progress:
@@ -83,7 +84,10 @@ class DivergenceError(FloatingPointError):
 
     def __init__(self, metric: str, value: float, step: int, last_good: Path | None):
         kept = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint had been saved yet"
-        super().__init__(f"{metric} is {value} at step {step}; {kept}. A smaller --learning-rate may help.")
+        super().__init__(
+            f"{metric} is {value} at step {step}; {kept}. A smaller --learning-rate may help, or --nan skip,"
+            " which leaves single updates that are not finite out."
+        )
         self.metric = metric
         self.step = step
 
@@ -188,6 +192,7 @@ class _Session:
         self.pending: list[tuple[int, Metrics]] = []
         self.head_stats: list[tuple[int, heads.HeadStats]] = []
         self.settled = (self.first, self.seconds)
+        self.skipped = 0  # updates in a row
 
     def prepare(self, program: Program, state: State) -> Callable[[Callable[[], bool]], Outcome]:
         """Compile everything; return the function that advances until a stop, and compiles nothing."""
@@ -298,11 +303,14 @@ class _Session:
                 self._log(heads.describe_stats(*self.head_stats.pop(0)))
             values = _fetch(measured) | (dict(extra) if extra and step == last else {})
             bad = metrics.first_not_finite(values)
+            # What was skipped did no harm; what is held out comes of parameters that are there.
+            self.skipped = self.skipped + 1 if values.get("skipped") else 0
+            passes = 0 < self.skipped < MOST_SKIPPED and not str(bad).startswith("held_out")
             due = step == 1 or step % self.task.cadence.log_every == 0 or bool(extra and step == last)
             if due or bad:
                 self._log({"step": step, **values, "seconds": round(self._training_seconds(), 3)})
                 self.progress.stepped(step, self.task.optimization.steps, values, self._rate(step))
-            if bad:
+            if bad and not passes:
                 self._finish_saving()
                 raise DivergenceError(bad, values[bad], step, self.saved)
 

@@ -68,8 +68,8 @@ class MeshSpec:
                 f"mesh: expected a batch size that {factors} = {rows} divides, got batch_size={batch_size};"
                 f" choose --batch-size {f'{below} or ' if below else ''}{below + rows}, or another mesh"
             )
-        for name in ("num_heads", "d_ff"):
-            size = getattr(task.model, name)
+        for name in ("num_heads", "num_key_heads", "d_ff", "expert_width"):
+            size = getattr(task.model, name, None) or self.tensor
             if size % self.tensor:
                 divisors = [count for count in range(1, size + 1) if size % count == 0]
                 raise ValueError(

@@ -157,16 +157,16 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
             rate = jnp.asarray(schedule(index))
             change, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, change)
-        norms = {"grad_norm": optax.tree.norm(gradients), "parameter_norm": optax.tree.norm(params)}
         average = state.average
         if average is not None:
             average = optax.incremental_update(params, average, 1 - optimization.ema_decay)
-        return State(params, optimizer_state, average), {
-            "loss": loss,
-            **measured,
-            "learning_rate": rate,
-            **norms,
-        }
+        following, norm = State(params, optimizer_state, average), optax.tree.norm(gradients)
+        measured = {"loss": loss, **measured, "learning_rate": rate, "grad_norm": norm}
+        if optimization.nan == "skip":
+            is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+            following = jax.tree.map(partial(jnp.where, is_finite), following, state)
+            measured["skipped"] = 1 - is_finite.astype(jnp.float32)
+        return following, {**measured, "parameter_norm": optax.tree.norm(following.params)}
 
     def at_rest(function: Callable[[Any, Batch], Any]) -> Callable[[Any, Batch], Any]:
         def call(params: Any, batch: Batch) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
 _WORDS = {Integral: "an integer", Real: "a number"}
 
@@ -27,6 +27,7 @@ MOST = Range("at most 2**31 - 1", lambda value: value < 2**31)  # int32 counts i
 VOCABULARY = Range("at most 2**30", lambda value: value <= 2**30)  # int32 holds its tokens, and marks beside
 POSITIVE = Range("above 0", lambda value: value > 0)
 Count = Annotated[int, at_least(1), MOST]
+MaybeCount = Annotated[int | None, at_least(1), MOST]
 DataSeed = Annotated[int, Range("from 0 to 2**63 - 1", lambda value: 0 <= value < 2**63)]
 
 
@@ -38,7 +39,10 @@ class Settings:
             for allowed in getattr(kind, "__metadata__", ()):
                 if not isinstance(allowed, Range):
                     continue
-                value, number = getattr(self, name), Integral if kind.__origin__ is int else Real
+                value, origin = getattr(self, name), kind.__origin__
+                if value is None and type(None) in get_args(origin):
+                    continue
+                number = Real if origin is float else Integral
                 if isinstance(value, bool) or not isinstance(value, number):
                     raise TypeError(f"{name} must be {_WORDS[number]}, got {value!r}")
                 if not allowed.holds(value):
@@ -111,8 +115,9 @@ class LayerSizes(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        divides = self.d_model % self.num_heads == 0
-        self._demand(divides, "num_heads must divide d_model", "num_heads", "d_model")
+        if getattr(self, "head_dim", None) is None:
+            divides = self.d_model % self.num_heads == 0
+            self._demand(divides, "num_heads must divide d_model", "num_heads", "d_model")
 
 
 @dataclass(frozen=True)
@@ -132,11 +137,35 @@ class DecoderSizes(LayerSizes):
     d_model: Count = 128
     d_ff: Count = 320
     num_layers: Count = 4
+    num_key_heads: MaybeCount = None
+    """Heads of keys and values, a divisor of num_heads, each read by as many query heads; None: num_heads."""
+    head_dim: MaybeCount = None
+    """Width of a head, even; None: d_model / num_heads."""
+    rotary_base: Annotated[float, POSITIVE] = 10_000.0
+    """Ratio between the longest and the shortest wavelength of rotary positions."""
+    num_experts: MaybeCount = None
+    """Experts in each feed-forward layer, of which a token passes some; None: one branch for all tokens."""
+    experts_per_token: Count = 1
+    """Experts that a token passes."""
+    expert_width: MaybeCount = None
+    """Width inside an expert; None: d_ff."""
+    tied_output: bool = True
+    """True if the embedding table also maps the last layer to tokens; False: a matrix of its own does."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         rule = "d_model / num_heads must be even, as rotary positions turn pairs"
-        self._demand(self.d_model // self.num_heads % 2 == 0, rule, "d_model", "num_heads")
+        is_even = (self.head_dim or self.d_model // self.num_heads) % 2 == 0
+        self._demand(is_even, rule if self.head_dim is None else "head_dim must be even", *self._width_names)
+        is_divisor = self.num_heads % (self.num_key_heads or 1) == 0
+        self._demand(is_divisor, "num_key_heads must divide num_heads", "num_key_heads", "num_heads")
+        is_less = self.experts_per_token <= (self.num_experts or 1)
+        names = ("experts_per_token", "num_experts")
+        self._demand(is_less, "experts_per_token must be at most num_experts", *names)
+
+    @property
+    def _width_names(self) -> tuple[str, ...]:
+        return ("d_model", "num_heads") if self.head_dim is None else ("head_dim",)
 
 
 @dataclass(frozen=True)
@@ -162,6 +191,9 @@ class Optimization(Settings):
     """Gradients with a larger global norm are scaled down to it; 0 leaves them alone."""
     weight_decay: Annotated[float, at_least(0)] = 0.0
     """Decoupled weight decay on matrices (arrays of two axes or more: not biases, not gains)."""
+    nan: Literal["stop", "skip"] = "stop"
+    """What becomes of an update whose gradients are not finite: stop ends the run, from whose last checkpoint
+    it can go on; skip leaves all as it was, and ends the run after ten in a row."""
     ema_decay: Annotated[float, RATE] = 0.0
     """Decay per update of a moving average of parameters, which is what is evaluated and loaded; 0: none."""
 

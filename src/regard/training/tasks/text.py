@@ -160,7 +160,6 @@ class Text(Task):
             gated=True,
             attention_bias=False,
             feed_forward_bias=False,
-            tied_output=True,
         )
 
     def make_model(self, rngs: nnx.Rngs) -> models.Decoder:
