@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import re
+import shlex
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from flax import nnx
 from mesh_cases import on_eight_devices
 from regard import masks, planning
 from regard.cli import main
+from regard.cli.arguments import parse_arguments
 from regard.engine.call.canonicalization import canonicalize
 from regard.models import PRESETS, Decoder, TransformerConfig
 from regard.parallel.schedule import plan_rounds
@@ -336,30 +338,33 @@ STEP = {"length": 256, "batch": 4, "chip": PLAIN, "assumptions": ALL}
 
 
 def test_a_step_is_what_is_counted_by_hand():
-    step = planning.plan_step(TINY, devices=2, fixed={"data": 2}, **STEP)
+    step = planning.plan_step(TINY, devices=2, fixed={"fsdp": 2}, **STEP)
     tokens, parts = 2 * 256, planning.count_parameters(TINY)
     assert parts["attention"] == 3 * (2 * 12 * 12 + 2 * 12 * 6 + 12 + 2 * 6 + 12)
     assert parts["feed_forward"] == 3 * (2 * 12 * 40 + 40 + 12)
     blocks = parts["attention"] + parts["feed_forward"] + 3 * 4 * 12
     assert step.parameters == blocks + 31 * 12 + 24 + 31 * 13
-    assert step.held["optimizer"] == 2 * step.held["gradients"] == 8 * step.parameters / 2
+    assert step.held["optimizer"] == 4 * step.held["gradients"] == 8 * step.parameters / 2
+    assert step.mesh == {"fsdp": 2}
     assert step.held["activations"] == 2 * tokens * 3 * (48 + 2 * 12 + 2 * 6 + 2 * 40)
     assert step.held["logits"] == 2 * 4 * tokens * 31
     flops = 3 * 2 * tokens * (parts["attention"] + parts["feed_forward"] + 12 * 31)
     assert step.seconds_of["products"] == pytest.approx(flops / 1e9)
-    assert step.seconds_of["weights"] == pytest.approx(3 * 2 * step.parameters / 2 / 1e5)
-    assert step.seconds_of["update"] == pytest.approx(2 * 16 * step.parameters / 2 / 1e6)
+    assert step.seconds_of["weights"] == pytest.approx(
+        2 * 2 * step.parameters / 2 / 1e5
+    )  # gathered at once, and summed
+    assert step.seconds_of["update"] == pytest.approx(2 * 14 * step.parameters / 2 / 1e6)
     options = {"heads": 4, "key_heads": 2, "width": 3, "devices": 2, "fixed": {"data": 2}, "backward": True}
     alone = plan(length=256, batch=4, mask=CAUSAL, **options)
     assert step.seconds_of["attention"] == pytest.approx(3 * alone.best.seconds)
     assert f"{step.parameters:,}" in str(step)
-    again = planning.plan_step(dataclasses.replace(TINY, remat="full"), devices=2, fixed={"data": 2}, **STEP)
+    again = planning.plan_step(dataclasses.replace(TINY, remat="full"), devices=2, fixed={"fsdp": 2}, **STEP)
     assert again.held["activations"] == 2 * tokens * (3 * 12 + 48 + 2 * 12 + 2 * 6 + 2 * 40)
     assert again.seconds > step.seconds
 
 
 def test_a_step_of_experts_is_what_is_counted_by_hand():
-    options = {**STEP, "devices": 4, "fixed": {"data": 2, "heads": 2}}
+    options = {**STEP, "devices": 4, "fixed": {"fsdp": 2, "tensor": 2}}
     step = planning.plan_step(MIXED, **options)
     tokens, parts, one = 2 * 256, planning.count_parameters(MIXED), 3 * 12 * 20 + 2 * 20 + 12
     assert parts["experts"] == 2 * 7 * one
@@ -372,8 +377,12 @@ def test_a_step_of_experts_is_what_is_counted_by_hand():
     inside = tokens * (48 + (2 * 12 + 2 * 6) / 2)
     routed = rows * (2 * 12 + 4 * 20 / 2) + 2 * tokens * 12
     assert step.held["activations"] == 2 * (3 * inside + tokens * 4 * 40 / 2 + 2 * routed)
+    assert step.held["gathered"] == 2 * (step.parameters + rows // 147 * 12 * 20) / 2
+    looped = planning.plan_step(dataclasses.replace(MIXED, scan_layers=True), **options)
     block = parts["attention"] / 3 + parts["norms"] / 3 + parts["routers"] / 2 + 7 * one
-    assert step.held["gathered"] == 2 * (2 * block + rows // 147 * 12 * 20) / 2
+    outside = parts["embedding"] + parts["head"]
+    assert looped.held["gathered"] == 2 * (outside + 2 * block + rows // 147 * 12 * 20) / 2
+    assert looped.seconds_of["weights"] == pytest.approx(1.5 * step.seconds_of["weights"])
     sent = 2 * 2 / 2 * 2 * 12 * (tokens + 2 * rows)
     assert step.seconds_of["sums"] == pytest.approx(sent / 1e5)
     again = planning.plan_step(dataclasses.replace(MIXED, remat="full"), **options)
@@ -437,8 +446,8 @@ def test_a_call_without_work_takes_no_time_on_any_mesh():
 
 
 def test_a_step_refuses_what_a_plan_refuses_and_models_without_tokens():
-    with pytest.raises(ValueError, match="no mesh of up to 8 with data=8 divides the call"):
-        planning.plan_step(TINY, length=512, batch=2, devices=8, fixed={"data": 8}, chip="h100")
+    with pytest.raises(ValueError, match="no mesh of up to 8 with data=8, exchange=1 divides"):
+        planning.plan_step(TINY, length=512, batch=2, devices=8, fixed={"fsdp": 8}, chip="h100")
     with pytest.raises(ValueError, match="config: expected vocab_size, as"):
         planning.plan_step(dataclasses.replace(TINY, vocab_size=None, input_width=3), **STEP, devices=2)
 
@@ -488,16 +497,26 @@ MODEL = ["plan", "--model", "gpt2", "--length", "1k", "--batch", "8", "--devices
 def test_the_command_plans_a_whole_model(capsys):
     assert main([*MODEL, "--remat"]) == 0
     text = capsys.readouterr().out
-    for words in ("parameters 124,439,808", "8 x 1,024 tokens, remat full", "of 8 x a100: "):
+    for words in ("parameters 124,439,808", "tokens in bfloat16, remat full", "of 8 x a100: "):
         assert words in text
     assert main([*MODEL, "--json", "--quiet"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["event"], found["parameters"], found["devices"] <= 8) == ("step", 124_439_808, True)
+    small = ",d_model=32,num_heads=4,num_key_heads=2,head_dim=12,d_ff=64,num_layers=2,vocab_size=300"
+    words = ["--model", f"qwen3-0.6b{small}", "--fix", "fsdp=4,tensor=2", "--json", "--quiet"]
+    assert main([*MODEL, *words]) == 0
+    remark, command = json.loads(capsys.readouterr().out)["command"].splitlines()
+    assert remark == "# otherwise than in query_key_norm, scale_embedding"
+    words = shlex.split(command)[1:]
+    assert words[:4] == ["train", "text", "--mesh", "fsdp=4,tensor=2"]
+    task = parse_arguments(words).task
+    assert (task.model.num_key_heads, task.model.scan_layers, task.optimization.batch_size) == (2, True, 8)
 
 
 def test_the_command_refuses_what_makes_no_sense(capsys):
     for arguments, code, message in (
-        ([*MODEL, "--dtype", "float32", "--width", "64"], 2, "leave out --width, --dtype, for"),
+        ([*MODEL, "--backward", "--width", "64"], 2, "leave out --width, --backward, for"),
+        ([*MODEL, "--model", "gpt2,depth=3"], 2, "such as num_layers=4; got 'depth=3'"),
         ([*MODEL, "--model", "gpt3"], 2, "preset: expected one of "),
         (["plan", *COMMAND[1:3], *COMMAND[5:]], 2, "plan needs --heads, or a --model that says them"),
         ([*COMMAND, "--fix", "data=2, data=1"], 2, "--fix: expected every axis once, got data twice"),

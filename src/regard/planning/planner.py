@@ -219,12 +219,12 @@ def read_sizes(numbers: Mapping[str, Any]) -> dict[str, int]:
     return sizes
 
 
-def read_fixed(fixed: Mapping[str, Any] | None, devices: int) -> dict[str, int]:
+def read_fixed(fixed: Mapping[str, Any] | None, devices: int, axes: tuple[str, ...] = AXES) -> dict[str, int]:
     """Read the sizes of mesh axes that are not to be chosen."""
     if not isinstance(fixed, Mapping | None):
         raise TypeError(f"fixed: expected sizes by the names of axes, as a mapping; got {fixed!r}")
-    if unknown := [name for name in fixed or {} if name not in AXES]:
-        raise ValueError(f"fixed: expected axes among {', '.join(AXES)}; got {', '.join(map(str, unknown))}")
+    if unknown := [name for name in fixed or {} if name not in axes]:
+        raise ValueError(f"fixed: expected axes among {', '.join(axes)}; got {', '.join(map(str, unknown))}")
     sizes = read_sizes({f"fixed[{name!r}]": size for name, size in (fixed or {}).items()})
     if devices % math.prod(sizes.values()):
         raise ValueError(f"fixed: expected sizes whose product divides the {devices} devices; got {fixed}")

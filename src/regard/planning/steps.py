@@ -20,11 +20,11 @@ from regard.planning.candidates import Candidate
 from regard.planning.chips import Chip, Line, sum_seconds
 from regard.planning.estimates import Assumptions, Estimate
 from regard.planning.planner import MemoryTooSmallError, check_divisible, prepare, read_fixed, read_sizes
-from regard.planning.reports import name_mesh, spell_seconds
+from regard.planning.reports import spell_seconds
 from regard.planning.search import Beside
 
-_STATE = {"parameters": 4, "gradients": 4, "optimizer": 8}  # bytes per parameter: float32, Adam's two moments
-_SIZE = 2  # bytes of bfloat16, in which is computed
+AXES = ("data", "fsdp", "sequence", "tensor")  # as `regard train --mesh` has them
+_STATE = {"parameters": 4, "optimizer": 8}  # bytes per parameter: float32, Adam's two moments
 
 
 @dataclass(frozen=True)
@@ -35,28 +35,31 @@ class Step:
         >>> from regard import planning
         >>> from regard.models import preset
         >>> step = planning.plan_step(preset("gpt2").config, length=1024, batch=64, devices=8, chip="a100")
-        >>> step.candidate.mesh, step.held["optimizer"] < step.held["activations"]
-        ({'data': 8, 'sequence': 1}, True)
+        >>> step.mesh, step.held["optimizer"] < step.held["activations"]
+        ({'fsdp': 8}, True)
     """
 
     request: Mapping[str, Any]
     """Arguments of `plan_step` by name."""
     chip: Chip
     """The kind of device."""
+    mesh: Mapping[str, int]
+    """Axes of `regard train --mesh` with more than one device: data (rows of a batch), fsdp (rows, and
+    parameters with their optimizer state), sequence (positions), tensor (heads, widths and vocabulary)."""
     attention: Estimate
     """One layer's attention, forward and back, on the mesh; of the widest window."""
     parameters: int
     """Numbers that are trained."""
     held: Mapping[str, float]
-    """Bytes per device: parameters, gradients, optimizer, gathered (one layer's whole weights), activations,
-    attention, logits."""
+    """Bytes per device: parameters, gradients, optimizer, gathered (whole weights, of one layer at a time
+    where layers are scanned), activations, attention, logits."""
     seconds_of: Mapping[str, float]
     """Seconds of attention, products of all else, weights that are gathered and summed (while products are
     computed), activations that are summed, update."""
 
     @property
     def candidate(self) -> Candidate:
-        """The mesh."""
+        """The mesh, as attention is divided over it."""
         return self.attention.candidate
 
     @property
@@ -68,12 +71,13 @@ class Step:
 
     def __str__(self) -> str:
         asked, mesh = self.request, self.candidate
-        place = f"{name_mesh(self.attention)} ({mesh.plan}, {mesh.layout})"
+        place = ",".join(f"{axis}={size}" for axis, size in self.mesh.items()) or "one device"
         room = scaled(self.chip.memory_bytes, "B")
         held = ", ".join(f"{name} {scaled(count, 'B')}" for name, count in self.held.items())
         times = ", ".join(f"{name} {spell_seconds(one)}" for name, one in self.seconds_of.items())
+        ways = f"{asked['precision']}, remat {asked['remat']}"
         rows = {
-            "step": f"{asked['batch']} x {asked['length']:,} tokens, remat {asked['remat']}",
+            "step": f"{asked['batch']} x {asked['length']:,} tokens in {ways}",
             "parameters": f"{self.parameters:,}",
             "best": f"{place}, {mesh.devices:,} of {asked['devices']:,} x {self.chip.name}:"
             f" {spell_seconds(self.seconds)}",
@@ -160,6 +164,7 @@ def plan_step(
     batch: int,
     devices: int,
     chip: str | Chip,
+    precision: str = "bfloat16",
     fixed: Mapping[str, int] | None = None,
     assumptions: Assumptions | None = None,
 ) -> Step:
@@ -167,9 +172,10 @@ def plan_step(
 
     seconds = attention + max(products, weights on their way) + sums over heads + update
 
-    Parameters, gradients and Adam's moments are float32 and divided over all devices; each layer's weights
-    are gathered in bfloat16 when it is their turn, forward and back, and gradients summed. Computed is in
-    bfloat16. With `config.remat`, only the stream between blocks is kept, and each block is run again.
+    Parameters and Adam's moments are float32. Along `fsdp` they are divided; with `config.scan_layers`, each
+    layer's weights are gathered in `precision` when it is their turn, forward and back, else all of them at
+    once; gradients are summed into parts. Along `data` every device has all of them, and gradients are
+    summed. With `config.remat`, only the stream between blocks is kept, and each block is run again.
     Experts are gathered as all weights are, and their widths divided as heads; computed and kept are the
     rows that `layers.Experts` lays for the tokens of a device, up to twice those that its tokens choose.
 
@@ -177,7 +183,10 @@ def plan_step(
         config: the decoder's `TransformerConfig`; `remat` says whether blocks are run again.
         length: tokens of a sequence, as in `plan`.
         batch: sequences of a step.
-        devices, chip, fixed, assumptions: as in `plan`.
+        devices, chip, assumptions: as in `plan`.
+        precision: in which is computed, "bfloat16" or "float32".
+        fixed: sizes of mesh axes that are not to be chosen, by name: data, fsdp, sequence, tensor. Of data
+            and fsdp, that which is left out beside the other is 1.
 
     Returns:
         The best mesh of at most so many devices, its bytes and its seconds, part by part.
@@ -204,9 +213,12 @@ def plan_step(
         raise ValueError("config: expected vocab_size, as a Decoder predicts tokens; got input_width")
     sizes = read_sizes({"length": length, "batch": batch, "devices": devices})
     batch, devices = sizes["batch"], sizes["devices"]
-    fixed, shares = read_fixed(fixed, devices), Assumptions() if assumptions is None else assumptions
+    if precision not in ("bfloat16", "float32"):
+        raise ValueError(f"precision: expected bfloat16 or float32, got {precision!r}")
+    fixed, shares = read_fixed(fixed, devices, AXES), Assumptions() if assumptions is None else assumptions
+    divided = _divide_attention(fixed)
     query, key = (
-        jax.ShapeDtypeStruct((batch, heads, sizes["length"], config.head_width), "bfloat16")
+        jax.ShapeDtypeStruct((batch, heads, sizes["length"], config.head_width), precision)
         for heads in (config.num_heads, config.num_key_heads or config.num_heads)
     )
     again = 1.0 if config.remat is None else 9 / 7  # of 2 products forward and 5 back, the 2 once more
@@ -215,11 +227,11 @@ def plan_step(
     calls = []
     for window in ordered:
         mask = masks.causal() if window is None else masks.causal() & masks.sliding_window(window)
-        search = prepare(canonicalize(query, key, key, mask=mask), chip, shares, True, fixed)
+        search = prepare(canonicalize(query, key, key, mask=mask), chip, shares, True, divided)
         chip = search.chip  # measured once
         calls.append(dataclasses.replace(search, times=windows[window] * again))
     first, *others = calls
-    model = _Model(config, sizes, first.chip, shares)
+    model = _Model(config, sizes, first.chip, shares, precision, fixed)
     search = dataclasses.replace(first, beside=model.weigh, also=tuple(others))
     best = search.find_best(devices)
     if best is None:
@@ -231,8 +243,17 @@ def plan_step(
     held = {**model.hold(best.candidate), "attention": float(best.memory_bytes)}
     attention = search.total(best) - model.weigh(best.candidate).seconds
     times = {"attention": attention, **model.time(best.candidate)}
-    request = {**sizes, "remat": config.remat}
-    return Step(request, search.chip_of(best.candidate.devices), best, model.total, held, times)
+    request = {**sizes, "precision": precision, "remat": config.remat}
+    mesh = model.name_axes(best.candidate)
+    return Step(request, search.chip_of(best.candidate.devices), mesh, best, model.total, held, times)
+
+
+def _divide_attention(fixed: Mapping[str, int]) -> dict[str, int]:
+    """Return what sizes of a training mesh fix of attention's own: in training, keys travel."""
+    rows = {"data": math.prod(fixed.get(name, 1) for name in ("data", "fsdp"))}
+    rows = rows if {"data", "fsdp"} & fixed.keys() else {}
+    others = {"sequence": "sequence", "tensor": "heads"}
+    return rows | {own: fixed[name] for name, own in others.items() if name in fixed} | {"exchange": 1}
 
 
 @dataclass(frozen=True)
@@ -243,6 +264,13 @@ class _Model:
     sizes: Mapping[str, int]
     chip: Chip
     shares: Assumptions
+    precision: str
+    fixed: Mapping[str, int]
+
+    @property
+    def size(self) -> int:
+        """Bytes of a number in which is computed."""
+        return 2 if self.precision == "bfloat16" else 4
 
     @functools.cached_property
     def parts(self) -> dict[str, int]:
@@ -259,6 +287,11 @@ class _Model:
         return _count_branches(self.config)
 
     @functools.cached_property
+    def outside(self) -> int:
+        """Parameters of the embedding and the head."""
+        return self.parts["embedding"] + self.parts["head"]
+
+    @functools.cached_property
     def block(self) -> int:
         """Parameters of the largest block."""
         one, experts = _count_block(self.config), self.config.num_experts or 0
@@ -271,9 +304,26 @@ class _Model:
 
     def weigh(self, candidate: Candidate) -> Beside:
         """Return seconds and bytes beside attention."""
-        times = self.time(candidate)
+        return self._weigh(candidate, self.fsdp(candidate))
+
+    def _weigh(self, candidate: Candidate, fsdp: int) -> Beside:
+        times = self.time(candidate, fsdp)
         seconds = times["sums"] + times["update"] + max(times["products"], times["weights"])
-        return Beside(seconds, sum(self.hold(candidate).values()))
+        return Beside(seconds, sum(self.hold(candidate, fsdp).values()))
+
+    def fsdp(self, candidate: Candidate) -> int:
+        """Return how many of the devices that divide rows divide parameters, too: none, if that is faster."""
+        if {"data", "fsdp"} & self.fixed.keys():
+            return self.fixed.get("fsdp", 1)
+        whole, divided = (self._weigh(candidate, fsdp) for fsdp in (1, candidate.data))
+        room = self.chip.memory_bytes * self.shares.memory_share
+        return 1 if whole.bytes <= room and whole.seconds <= divided.seconds else candidate.data
+
+    def name_axes(self, candidate: Candidate) -> dict[str, int]:
+        """Return the training mesh, without axes of one device."""
+        fsdp = self.fsdp(candidate)
+        sizes = (candidate.data // fsdp, fsdp, candidate.sequence, candidate.heads)
+        return {axis: size for axis, size in zip(AXES, sizes, strict=True) if size > 1}
 
     def tokens(self, candidate: Candidate) -> float:
         """Return the tokens that a device has, in all its layers but the parts that heads divide."""
@@ -286,10 +336,12 @@ class _Model:
         size = -(-choices // experts)
         return (choices + min(experts, choices) * (size - 1)) // size, size
 
-    def hold(self, candidate: Candidate) -> dict[str, float]:
+    def hold(self, candidate: Candidate, fsdp: int | None = None) -> dict[str, float]:
         """Return bytes per device."""
         config, tokens, heads = self.config, self.tokens(candidate), candidate.heads
-        held = {name: size * self.total / candidate.devices for name, size in _STATE.items()}
+        fsdp = self.fsdp(candidate) if fsdp is None else fsdp
+        sizes = {"parameters": _STATE["parameters"], "gradients": self.size, "optimizer": _STATE["optimizer"]}
+        held = {name: size * self.total / (fsdp * heads) for name, size in sizes.items()}
         queries = config.num_heads * config.head_width
         keys = (config.num_key_heads or config.num_heads) * config.head_width
         dense, sparse = self.branches
@@ -308,13 +360,16 @@ class _Model:
             kept = config.num_layers * tokens * config.d_model
             kept += inside + max((dense > 0) * branch, (sparse > 0) * routed)
         logits = 2 * 4 * tokens * (config.vocab_size or 0) / heads  # float32, and their gradient
-        # This layer's and the next one's, and one map's of all tiles.
-        gathered = 2 * self.block + (sparse > 0) * tiles * config.d_model * inner
-        return held | {"gathered": _SIZE * gathered / heads, "activations": _SIZE * kept, "logits": logits}
+        # Those outside of blocks, this layer's and the next one's; or those of all. One map's of all tiles.
+        copied = self.total if not config.scan_layers else self.outside + 2 * self.block
+        gathered = (fsdp > 1 or self.size < 4) * copied + (sparse > 0) * tiles * config.d_model * inner
+        size = self.size
+        return held | {"gathered": size * gathered / heads, "activations": size * kept, "logits": logits}
 
-    def time(self, candidate: Candidate) -> dict[str, float]:
+    def time(self, candidate: Candidate, fsdp: int | None = None) -> dict[str, float]:
         """Return seconds by part."""
         config, shares, chip = self.config, self.shares, self.chip
+        fsdp = self.fsdp(candidate) if fsdp is None else fsdp
         chip = chip.divide(candidate.devices) if chip.shared else chip
         tokens, heads, devices = self.tokens(candidate), candidate.heads, candidate.devices
         trips = 3 if config.remat is None else 4
@@ -323,17 +378,18 @@ class _Model:
         multiplied = tokens * sum(self.parts[name] for name in ("attention", "feed_forward", "routers"))
         multiplied += rows * self.parts["experts"] / (config.num_experts or 1)
         flops = 2 * (trips * multiplied + 3 * tokens * config.d_model * (config.vocab_size or 0)) / heads
-        # Gathered forward and back (and again), and gradients summed into parts.
+        # Gathered once, or by the layer forward and back; gradients summed into parts, or everywhere.
         line = Line(devices // heads, heads)
-        moved = trips * _SIZE * self.total / heads * (line.size - 1) / line.size
-        count = trips * config.num_layers * (line.size > 1)
+        ways = (3 if config.scan_layers else 2) if fsdp > 1 else 2
+        moved = ways * self.size * self.total / heads * (line.size - 1) / line.size
+        count = ways * config.num_layers * (line.size > 1)
         # One sum after the feed-forward branch, forward and back, of all rows of experts; that after
         # attention is counted there.
-        summed = 2 * 2 * (heads - 1) / heads * _SIZE * (dense * tokens + sparse * rows) * config.d_model
+        summed = 2 * 2 * (heads - 1) / heads * self.size * (dense * tokens + sparse * rows) * config.d_model
         along = Line(heads, 1)
-        state = sum(_STATE.values()) * self.total / devices
+        state = (sum(_STATE.values()) + self.size) * self.total / (fsdp * heads)
         return {
-            "products": flops / (chip.flops["bfloat16"] * shares.compute_efficiency),
+            "products": flops / (chip.flops[self.precision] * shares.compute_efficiency),
             "weights": shares.reach(sum_seconds(chip, line, moved), count),
             "sums": shares.reach(sum_seconds(chip, along, summed), 2 * config.num_layers * (heads > 1)),
             "update": 2 * state / (chip.memory_bandwidth * shares.memory_efficiency),

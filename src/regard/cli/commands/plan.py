@@ -12,11 +12,11 @@ from regard.cli.declaration import Command, Output, option
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from regard.planning import Report
+    from regard.planning import Report, Step
 
 TOP = 5
 # What a model, or a training step, says by itself.
-ALONE = ("heads", "key_heads", "width", "mask", "dtype", "backward", "top")
+ALONE = ("heads", "key_heads", "width", "mask", "backward", "top")
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ class Plan(Command):
     """Kind of device: a100, h100, h200, b200, v5e, v5p, v6e, or cpu for this machine, which is measured."""
     heads: Annotated[int | None, option("N", "required without --model")] = None
     """Query heads."""
-    model: Annotated[str | None, option("NAME", "attention alone")] = None
-    """Plan a training step of a whole decoder of `regard.models.PRESETS`, such as llama-3.1-8b."""
+    model: Annotated[str | None, option("NAME[,FIELD=VALUE,...]", "attention alone")] = None
+    """Plan a training step of a whole decoder of `regard.models.PRESETS`, such as llama-3.1-8b, or of one
+    with other sizes: llama-3.1-8b,num_layers=4. Its layers are scanned."""
     remat: bool = False
     """Run blocks again in the backward pass; with --model."""
     key_heads: Annotated[int | None, option("N", "as many as heads")] = None
@@ -52,11 +53,12 @@ class Plan(Command):
         Literal["bfloat16", "float16", "float32", "float64"] | None,
         option("bfloat16|float16|float32|float64", "bfloat16"),
     ] = None
-    """Type of query, key and value."""
+    """Type of query, key and value; with --model, the one in which a step computes, bfloat16 or float32."""
     backward: bool = False
     """Weigh the gradients, too."""
     fix: Annotated[str | None, option("AXIS=N,...", "all are chosen")] = None
-    """Sizes of mesh axes that are given, such as 'data=2,heads=1'; data, sequence, exchange, heads."""
+    """Sizes of mesh axes that are given, such as 'data=2,heads=1'; data, sequence, exchange, heads; with
+    --model data, fsdp, sequence, tensor."""
     efficiency: float = 0.5
     """Share of the chip's operations per second that attention reaches."""
     top: Annotated[int | None, option("N", str(TOP))] = None
@@ -119,18 +121,20 @@ class Plan(Command):
         if given:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise UsageError(f"--model plans a whole training step; leave out {flags}, for attention alone")
+        name, _, changes = model.partition(",")
         try:
-            config = preset(model).config
+            config = preset(name).config
         except KeyError as error:
             raise UsageError(str(error.args[0])) from error
-        config = dataclasses.replace(config, remat="full" if self.remat else None)
+        config = _change(config, changes, remat="full" if self.remat else None, scan_layers=True)
         same = {name: getattr(self, name) for name in ("length", "batch", "devices", "chip")}
-        step = plan_step(config, **same, **self._choose_sizes())
-        mesh = step.candidate
-        facts = {"devices": mesh.devices, "mesh": mesh.mesh, "plan": mesh.plan, "layout": mesh.layout}
+        precision = {} if self.dtype is None else {"precision": self.dtype}
+        step = plan_step(config, **same, **precision, **self._choose_sizes())
+        command = spell_training(step, config)
+        facts = {"devices": step.candidate.devices, "mesh": dict(step.mesh), "command": command}
         console.emit("step", model=model, **facts, seconds=step.seconds, parameters=step.parameters,
                      held=dict(step.held), seconds_of=dict(step.seconds_of))  # fmt: skip
-        console.say(f"{step}\n\n{mesh.code()}")
+        console.say(f"{step}\n\n{command}")
 
     def _choose_sizes(self) -> dict[str, Any]:
         """Return what --fix and --efficiency say."""
@@ -138,6 +142,49 @@ class Plan(Command):
 
         assumptions = Assumptions(compute_efficiency=self.efficiency)
         return {"fixed": _parse_sizes(self.fix), "assumptions": assumptions}
+
+
+def spell_training(step: Step, config: Any) -> str:
+    """Return the command that trains a model of these sizes on the mesh, and what it does otherwise."""
+    from regard.training.settings import DecoderSizes
+    from regard.training.tasks.text import configure
+
+    asked = step.request
+    sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(DecoderSizes)}
+    trained = configure(DecoderSizes(**sizes), config.vocab_size, asked["length"])
+    others = [
+        field.name
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != getattr(trained, field.name) and field.name != "max_length"
+    ]
+    plain = dataclasses.asdict(DecoderSizes())
+    flags = {name: size for name, size in sizes.items() if size != plain[name]}
+    flags |= {"vocab_size": config.vocab_size, "length": asked["length"], "batch_size": asked["batch"]}
+    flags |= {"precision": asked["precision"]} if asked["precision"] != "float32" else {}
+    mesh = ",".join(f"{axis}={size}" for axis, size in step.mesh.items())
+    words = ["regard train text", *([f"--mesh {mesh}"] if mesh else [])]
+    words += [_spell_flag(name.replace("_", "-"), value) for name, value in flags.items()]
+    remark = f"# otherwise than in {', '.join(others)}\n" if others else ""
+    return remark + " ".join(words)
+
+
+def _spell_flag(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name} {value}"
+
+
+def _change(config: Any, text: str, **changes: Any) -> Any:
+    """Return a config with fields changed as in num_layers=4,num_heads=8."""
+    for word in filter(None, text.split(",")):
+        name, _, value = word.partition("=")
+        if not hasattr(config, name) or not value.isdecimal():
+            raise UsageError(
+                "--model: expected fields of TransformerConfig with whole numbers, such as num_layers=4; got"
+                f" {word!r}"
+            )
+        changes[name] = int(value)
+    return dataclasses.replace(config, **changes)
 
 
 def _parse_sizes(text: str | None) -> dict[str, int]:

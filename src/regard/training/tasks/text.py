@@ -55,6 +55,22 @@ END_OF_DOCUMENT = "■"
 VISIBLE = {" ": "␣", "\n": "⏎", "\t": "→", "\r": "←"}
 
 
+def configure(sizes: DecoderSizes, vocab_size: int, length: int) -> models.TransformerConfig:
+    """Return the configuration of the decoder that learns text."""
+    return models.TransformerConfig(
+        **asdict(sizes),
+        vocab_size=vocab_size,
+        max_length=length,
+        positions="rotary",
+        norm_kind="rms",
+        activation="silu",
+        gated=True,
+        attention_bias=False,
+        feed_forward_bias=False,
+        head_bias=False,
+    )
+
+
 @dataclass(frozen=True)
 class Text(Task):
     """Predict the next token: a causal language model on documents, Python's own manual or your files.
@@ -150,17 +166,7 @@ class Text(Task):
 
     @property
     def config(self) -> models.TransformerConfig:
-        return models.TransformerConfig(
-            **asdict(self.model),
-            vocab_size=self.vocabulary.size,
-            max_length=self.length,
-            positions="rotary",
-            norm_kind="rms",
-            activation="silu",
-            gated=True,
-            attention_bias=False,
-            feed_forward_bias=False,
-        )
+        return configure(self.model, self.vocabulary.size, self.length)
 
     def make_model(self, rngs: nnx.Rngs) -> models.Decoder:
         return models.Decoder(self.config, rngs=rngs)
