@@ -19,9 +19,9 @@ FLOORS = {
             "engine",
             "attention linear tuning",
             "cache readouts derivation parallel conformance",
-            "layers planning",
+            "layers",
             "models",
-            "inspection interop",
+            "inspection interop planning",
             "training",
             "cli",
             "__main__",
@@ -55,7 +55,7 @@ FOLDERS = {
     " shard_mapping per_shard cost_reports placements calls",
     "conformance": "calls features expectations alternatives report promises runners subjects judging"
     " transforms edges checking ours",
-    "planning": "chips candidates estimates rings search reports planner steps",
+    "planning": "chips candidates estimates rings search reports planner residuals parameters steps",
     "linear": "halving problem chunks attention",
     "layers": "choices heads dropout residual projections multi_head latent_attention derivation feed_forward"
     " experts blocks",
@@ -63,7 +63,8 @@ FOLDERS = {
     " presets sampling prompts prefill writing speculation generation beams",
     "training": "settings compilation metrics corpora vocabularies token_files lazy_modules task accuracy"
     " tasks.threshold tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership processes"
-    " locks checkpoints versions run_configs runs sharding heads optimization programs history work loop",
+    " locks checkpoint_files checkpoints versions run_configs runs sharding heads optimization programs"
+    " history work loop",
     "inspection": "words tokens contributions rollouts head_search figures.palette figures.canvas"
     " figures.cells figures.heatmaps figures.matrices figures.curves figures.patches figures.atlases"
     " figures.head_curves figures explorer.codes explorer.budgets explorer.mask_outlines"

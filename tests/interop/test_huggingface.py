@@ -21,6 +21,7 @@ from layer_oracle import build_drawn
 from regard.cli import main
 from regard.interop import huggingface
 from regard.interop.families import FAMILIES
+from regard.interop.families.entries import IGNORED
 from regard.interop.families.family import Family
 from regard.interop.huggingface_configs import write_settings
 from regard.interop.weight_files import WeightFileError, open_weights, write_weights
@@ -95,7 +96,8 @@ def test_rotary_rules_are_read_in_both_spellings(rules, expected):
 def test_rotary_bases_widths_and_rules_are_read():
     assert read().rotary_base == 10_000.0
     assert read(rope_scaling=None, rope_theta=100.0).rotary_scaling is None
-    assert read(head_dim=10, partial_rotary_factor=0.4).rotary_width == 4
+    half = {"partial_rotary_factor": 0.5}
+    assert read(**half) == read(rope_parameters=half) == read(), "as in transformers; see REFUSED as well"
     yarn = {"type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0}
     assert read(rope_scaling=yarn).rotary_scaling.amplitude == 1.0
     settings = {**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
@@ -117,6 +119,10 @@ def test_windows_and_biases_are_those_of_each_kind():
     assert read(model_type="qwen3").query_key_norm
     assert read(model_type="qwen3").head_dim == 128
     assert read(attention_bias=True, mlp_bias=True).feed_forward_bias
+    for name, kind in ((name, kind) for name, kinds in IGNORED.items() for kind in kinds):
+        sizes = {"gpt_oss": GPT_OSS, "qwen3_moe": QWEN_MOE}.get(kind, {})
+        sizes = {**sizes, "model_type": kind, "num_key_value_heads": 2}
+        assert read(**sizes) == read(**sizes, **{name: True})
 
 
 def test_what_an_old_folder_leaves_out_is_what_its_library_assumes():
@@ -260,6 +266,7 @@ REFUSED = (
     ("llama", {"rope_scaling": {"type": "longrope"}}, "rope_type: expected one of default, linear.*got 'lon"),
     ("llama", {"rope_scaling": {"type": "llama3", **LLAMA3, "mrope_section": [2]}}, "rope_scaling.mrope_sec"),
     ("llama", {"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling: expected the same rule as"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1, or no such entry, with a"),
     ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type: expected 'absolute' for"),
     ("vit", {"patch_size": [4, 4, 3]}, "patch_size: expected one number, or height and"),
     ("mistral", {"sliding_window": "7"}, "sliding_window: expected an integer"),
@@ -486,18 +493,14 @@ def test_nothing_is_computed_while_a_model_is_filled(tmp_path):
     ("stored", "wanted"), [(ml_dtypes.bfloat16, None), (np.float64, None), (np.float64, jnp.bfloat16)]
 )
 def test_weights_keep_their_dtype_or_get_the_one_asked_for(tmp_path, stored, wanted):
-    def change(tensors):
-        for name in tensors:
-            tensors[name] = tensors[name].astype(stored)
-
-    model = huggingface.load(fill(tmp_path, "gemma2", change), dtype=wanted).model
+    cast = lambda tensors: tensors.update({name: held.astype(stored) for name, held in tensors.items()})
+    model = huggingface.load(fill(tmp_path, "gemma2", cast), dtype=wanted).model
     expected = (jnp.float32 if stored == np.float64 else stored) if wanted is None else wanted
     for leaf in parameter_paths(model).values():
         assert leaf.dtype == expected
-    # A norm's scale is stored less one, and rounded once.
-    less_one = drawn_weights.draw("model.norm.weight", (24,), "gemma2").astype(stored)
-    scale = parameter_paths(model)["trunk.stack.final_norm.scale"][...]
-    np.testing.assert_array_equal(scale, (1 + less_one.astype(np.float64)).astype(scale.dtype))
+    # A norm's scale is stored less one, which is added in float32.
+    less_one = drawn_weights.draw("model.norm.weight", (24,), "gemma2").astype(expected)
+    np.testing.assert_array_equal(model.trunk.stack.final_norm.scale, 1 + less_one.astype(np.float32))
     with jax.numpy_dtype_promotion("standard"):
         logits = nnx.eval_shape(lambda model: model(np.array([[1, 2, 3]])), model)
     assert logits.dtype == expected
@@ -555,22 +558,38 @@ print(total, peak() - before)
 # Saving.
 
 
+WIDTHS = [ml_dtypes.bfloat16, *(pytest.param(to, marks=pytest.mark.slow) for to in (np.float32, np.float16))]
+
+
+@pytest.mark.parametrize("dtype", WIDTHS)
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_saved_is_what_was_loaded(tmp_path, name):
-    folder = fill(tmp_path / "first", name)
+def test_what_is_saved_is_what_was_loaded(tmp_path, name, dtype):
+    """Bit for bit, with numbers that would be lost beside a 1."""
+
+    def change(tensors):
+        for key, tensor in tensors.items():
+            tensors[key] = tensor.astype(dtype)
+            tensors[key].flat[:5] = -0.0, 1e-6, -1.0, -6e-8, 1e-40
+
+    folder = fill(tmp_path / "first", name, change)
     pretrained = huggingface.load(folder)
     kind = pretrained.kind
     again = huggingface.save(pretrained.model, tmp_path / "second", kind, settings=pretrained.settings)
     first, second = open_weights(folder), open_weights(again)
     assert {*second} == {one for one in first if "pooler" not in one}
     for key in second:
-        # 1 + w - 1 is not w in float32.
-        exact = not kind.startswith("gemma") or "norm" not in key
-        np.testing.assert_allclose(second.read(key), first.read(key), rtol=0, atol=0 if exact else 1e-7)
+        assert (second[key].dtype, second[key].shape) == (first[key].dtype, first[key].shape)
+        assert second.read(key).tobytes() == first.read(key).tobytes()
     assert huggingface.read_config(again)[1] == pretrained.config
     known = {"image_size": [12, 20], "patch_size": 4} if kind == "vit" else {}
     bare = write_settings(kind, pretrained.config, **known)
     assert huggingface.read_config(bare)[1] == pretrained.config
+
+
+def test_a_model_that_was_not_loaded_is_saved_less_1_in_its_norms(tmp_path):
+    model = build_drawn(Decoder, read(model_type="gemma2", num_key_value_heads=2))
+    again = huggingface.load(huggingface.save(model, tmp_path, "gemma2")).model
+    np.testing.assert_allclose(*(one.trunk.stack.final_norm.scale[...] for one in (again, model)), atol=2e-7)
 
 
 KINDS = {"minilm-l6": "bert", "vit": "vit", "gemma-2-2b": "gemma2", "gemma-3-1b": "gemma3_text"}
@@ -602,6 +621,7 @@ def test_models_that_a_kind_cannot_describe_are_refused(tmp_path):
     save = functools.partial(huggingface.save, model, tmp_path / "second")
     for call, message in (
         (lambda: save("llama"), r"it cannot say\n  query_key_norm = True, read as False"),
+        (lambda: write_settings("llama", dataclasses.replace(read(), rotary_width=2)), "rotary_width = 2, "),
         # Rotary fields have no say in a model of learned positions, and are those of another kind.
         (lambda: save("bert"), r"positions = 'rotary', read as 'learned'\n  rotary_base = "),
         (lambda: save("gpt3"), r"kind: expected one of bert, .*; got 'gpt3'"),

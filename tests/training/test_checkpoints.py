@@ -1,5 +1,6 @@
 """Checkpoints: complete or absent, bit for bit, and loud about damage."""
 
+import contextlib
 import shutil
 from typing import NamedTuple
 
@@ -8,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from regard.training import checkpoints
+from regard.cli import main
+from regard.training import checkpoint_files, checkpoints
 from regard.training.checkpoints import CheckpointError
 
 
@@ -35,8 +37,7 @@ def saved(tmp_path_factory):
 def assert_same_bits(one, other):
     assert jax.tree.structure(one) == jax.tree.structure(other)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        assert a.dtype == b.dtype
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        assert (a.dtype, np.asarray(a).tobytes()) == (b.dtype, np.asarray(b).tobytes())
 
 
 def test_a_state_comes_back_bit_for_bit(saved):
@@ -50,54 +51,68 @@ def test_a_state_comes_back_bit_for_bit(saved):
 
 
 def test_only_the_newest_are_kept(tmp_path):
-    for step in (2, 11, 101):
+    for step in (2, 99999900, 100000000):
         checkpoints.save(tmp_path, step, make_state(step), {}, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000011", "00000101"]
-    restored = checkpoints.fit(checkpoints.load(tmp_path / "00000011"), make_state())
-    assert_same_bits(restored, make_state(11))
     with pytest.raises(CheckpointError, match="exists already"):
-        checkpoints.save(tmp_path, 101, make_state(), {})
-    restored = checkpoints.fit(checkpoints.load(tmp_path / "00000101"), make_state())
-    assert_same_bits(restored, make_state(101))
-
-
-def test_steps_of_nine_digits_come_after_those_of_eight(tmp_path):
-    assert checkpoints.list_checkpoints(tmp_path / "nowhere") == []
-    (tmp_path / "notes.txt").write_text("x")
-    for name in ("100000000", "99999900", "²", ".00000003.draft"):
-        (tmp_path / name).mkdir()
+        checkpoints.save(tmp_path, 100000000, make_state(), {})
+    (tmp_path / "²").mkdir()
     assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["99999900", "100000000"]
+    for step in (99999900, 100000000):
+        restored = checkpoints.fit(checkpoints.load(tmp_path / str(step)), make_state())
+        assert_same_bits(restored, make_state(step))
 
 
+def divide_among_two_processes(copy):
+    (copy / "checkpoint.json").unlink()
+    shutil.copytree(copy / "state" / "d", copy / "state" / "ocdbt.process_1")
+    checkpoint_files.write_index(copy, 7, {}, {}, divided=True)
+    for process in range(2):
+        checkpoint_files.start_digests(copy, process)
+    checkpoint_files.finish_digests()
+
+
+@pytest.mark.parametrize(("writers", "readers"), [(1, 1), (2, 2), (2, 3), (1, 99)])
 @pytest.mark.parametrize("damage", ["missing", "cut short", "changed"])
-def test_every_damaged_file_is_named(saved, tmp_path, damage):
+def test_every_damaged_file_is_named(saved, tmp_path, damage, writers, readers):
+    def check(path, files):
+        for reader in range(readers):
+            share = checkpoint_files.find_share(files, reader, readers)
+            assert readers != 2 or {"process_1" in name for name in share} == {reader == 1}, "its own"
+            checkpoints.verify_files(path, files, share)
+
     copy = shutil.copytree(saved / "00000007", tmp_path / "00000007")
+    if writers == 2:
+        divide_among_two_processes(copy)
     files = [path for path in copy.rglob("*") if path.is_file()]
-    assert len(files) > 5
     for file in files:
         contents = file.read_bytes()
         middle = len(contents) // 2
+        changed = contents[:middle] + bytes([contents[middle] ^ 1]) + contents[middle + 1 :]
+        file.write_bytes(contents[:middle] if damage == "cut short" else changed)
         if damage == "missing":
             file.unlink()
-        elif damage == "cut short":
-            file.write_bytes(contents[:middle])
-        else:
-            file.write_bytes(contents[:middle] + bytes([contents[middle] ^ 1]) + contents[middle + 1 :])
-        with pytest.raises(CheckpointError, match=str(copy)) as caught:
-            checkpoints.load(copy)
-        assert str(file.relative_to(copy)) in str(caught.value)
+        try:
+            assert "were checked by size alone" in checkpoints.load(copy, check=check).note
+        except CheckpointError as error:
+            assert str(file.relative_to(copy)) in str(error)
         file.write_bytes(contents)
-    checkpoints.load(copy)
+    assert checkpoints.load(copy).note is None
+
+
+@pytest.mark.parametrize("words", ["train copy --out", "train copy --resume", "plot", "view", "generate"])
+def test_object_stores_are_refused(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with contextlib.suppress(SystemExit):
+        assert main([*words.split(), "gs://bucket/run"]) == 2
+    assert "error: gs://bucket/run is the address of an object store" in capsys.readouterr().err
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
-    (tmp_path / "00000003").mkdir()
-    (tmp_path / "00000003" / "weights.bin").write_bytes(b"not ours")
     with pytest.raises(CheckpointError, match=r"no checkpoint\.json"):
-        checkpoints.load(tmp_path / "00000003")
-    (tmp_path / "00000003" / "checkpoint.json").write_text("[" * 100_000)
+        checkpoints.load(tmp_path)
+    (tmp_path / "checkpoint.json").write_text("[" * 100_000)
     with pytest.raises(CheckpointError, match=r"checkpoint\.json is damaged: .*recursion"):
-        checkpoints.load(tmp_path / "00000003")
+        checkpoints.load(tmp_path)
 
 
 def test_a_state_of_another_model_is_refused(saved):

@@ -60,13 +60,13 @@ def test_a_listener_hears_everything_in_order(whole):
 
 def write_slowly(monkeypatch, wait):
     """Wait before the index of a checkpoint is written, which makes it whole."""
-    write = checkpoints._write_index
+    write = checkpoints.write_index
 
-    def write_later(draft, step, *arguments):
+    def write_later(draft, step, *arguments, **options):
         wait(step)
-        write(draft, step, *arguments)
+        write(draft, step, *arguments, **options)
 
-    monkeypatch.setattr(checkpoints, "_write_index", write_later)
+    monkeypatch.setattr(checkpoints, "write_index", write_later)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(whole, tmp_path, monkeypatch):

@@ -17,7 +17,8 @@ from mesh_cases import pretend
 from regard.cli import main, supervision
 from regard.cli.arguments import parse_arguments
 from regard.cli.console import Console
-from regard.training.membership import Membership
+from regard.training import processes
+from regard.training.membership import Membership, Patience
 from small_runs import read_lines, split_lines
 
 TINY = ["--d-model", "8", "--num-heads", "2", "--d-ff", "12", "--held-out-size", "16", "--batch-size", "8"]
@@ -85,23 +86,29 @@ def wait_for(path, process):
 
 
 def test_an_end_by_a_signal_is_put_into_words(tmp_path):
-    flags = ["--coordinator", "a:1", "--process=1", "--processes", "2"]
-    words = ["train", "copy", "--out", str(tmp_path / "my run"), *flags, "--seed", "3"]
-    command, membership = parse_arguments(words), Membership("a:1", 2, 1)
-    explain = lambda number, joined: supervision._explain_end(number, joined, command, words, membership)
+    words, out = ["train", "copy", "--seed", "3", "--processes", "2", "--process=1"], tmp_path / "my run"
+    words += ["--coordinator", "a:1", "--out", str(out)]
+    explain = lambda number, joined=True, words=words: supervision._explain_end(
+        number, joined, parse_arguments(words), words, Membership("a:1", 2, 1)
+    )
     assert "process 1 of 2 did not find the others at a:1" in explain(signal.SIGABRT, False)
-    lost = explain(signal.SIGABRT, True)
-    assert "process 1 of 2 stops, as another process was lost" in lost
-    assert "this starts again" in lost
-    assert f"\n  regard train copy --out '{tmp_path / 'my run'}' --seed 3\n" in lost
-    (tmp_path / "my run" / "checkpoints" / "00000040").mkdir(parents=True)
-    killed = explain(signal.SIGKILL, True)
-    assert "process 1 of 2 was ended by SIGKILL, as by a system out of memory" in killed
-    assert "goes on from step 40, the last checkpoint" in killed
-    assert "ended by SIGSEGV\n" in explain(signal.SIGSEGV, True)
-    fixed = [*words, "--mesh", "data=2"]
-    lost = supervision._explain_end(signal.SIGABRT, True, parse_arguments(fixed), fixed, membership)
-    assert f"\n  regard train copy --out '{tmp_path / 'my run'}' --seed 3 --mesh 'data=*'\n" in lost
+    assert "process 1 of 2 stops, as another process was lost" in explain(signal.SIGABRT)
+    assert "this starts again" in explain(signal.SIGABRT)
+    (out / "checkpoints" / "00000040").mkdir(parents=True)
+    assert "process 1 of 2 was ended by SIGKILL, as by a system out of memory" in explain(signal.SIGKILL)
+    assert "goes on from step 40, the last checkpoint" in explain(signal.SIGKILL)
+    assert "ended by SIGSEGV\n" in explain(signal.SIGSEGV)
+    lost = explain(signal.SIGABRT, True, [*words, "--mesh", "data=2"])
+    assert f"\n  regard train copy --seed 3 --out '{out}' --mesh 'data=*'\n" in lost
+
+
+def test_who_joins_is_connected_before_gloo_gives_up_and_as_patient_as_told(monkeypatch):
+    heard = []
+    monkeypatch.setattr(processes.jax.distributed, "initialize", lambda *who, **kept: heard.append(kept))
+    monkeypatch.setattr(processes, "gather", heard.append)
+    monkeypatch.setattr(processes, "patience", None)
+    processes.join(Membership(None, None, None), Patience(40, 3, 50))
+    assert [*heard[0].values(), heard[1]] == [100, 3, 50, ""]
 
 
 def test_who_waits_for_others_says_so_and_gives_up_in_words(monkeypatch, capsys):
@@ -118,9 +125,6 @@ def test_who_waits_for_others_says_so_and_gives_up_in_words(monkeypatch, capsys)
     assert waiting == "process 0 of 2 has waited 0.05 s for the others at a:1; it gives up after 0.1 s"
     assert given_up.startswith("error: process 0 of 2 did not find the others at a:1: not all of them came")
     assert ended == [1]
-    with supervision._announce_waiting(Console(), None, Membership("a:1", 2, 0)):
-        pass
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.processes
@@ -142,6 +146,8 @@ def test_two_processes_learn_a_language_as_one(tmp_path):
     (looks, lines), (own_looks, own_lines) = (split_lines(tmp_path / name) for name in ("two", "one"))
     assert_same_course(lines, own_lines, 2e-5)
     assert len(looks) == 3
+    marks = [json.loads(path.read_text())["body"] for path in sorted(tmp_path.rglob("00000012/digests-*"))]
+    assert [{"process_1" in name for name in own} for own in marks] == [{False}, {True}], "hashed by each"
     for one, other in zip(looks, own_looks, strict=True):
         np.testing.assert_allclose(one["entropy"]["blocks.0"], other["entropy"]["blocks.0"], rtol=1e-4)
     assert main([*words, str(tmp_path / "two")]) == 0
@@ -162,8 +168,7 @@ def test_a_killed_process_ends_the_others_and_the_rest_goes_on(tmp_path):
     last = sorted(path.name for path in (out / "checkpoints").iterdir() if path.name.isdigit())[-1]
     assert "error: process 0 of 2 stops, as another process was lost" in said[0][1]
     assert f"goes on from step {int(last)}, the last checkpoint" in said[0][1]
-    command = f"  regard {' '.join(words)} --mesh 'fsdp=*'\n"
-    assert command in said[0][1]
+    assert f"  regard {' '.join(words)} --mesh 'fsdp=*'\n" in said[0][1]
     assert int(last) < 120
     before = [line for line in read_lines(out) if line["step"] <= int(last)]
     assert main([*words, "--mesh", "fsdp=*"]) == 0
@@ -176,13 +181,17 @@ def test_a_killed_process_ends_the_others_and_the_rest_goes_on(tmp_path):
 @pytest.mark.processes
 def test_one_asked_to_stop_stops_all_after_the_same_step(tmp_path):
     out = tmp_path / "run"
-    words = [*COPY, *LONG, "--steps", "20000", "--out", str(out)]
+    words = [*COPY, *LONG, "--steps", "20000", "--mesh", "fsdp=*", "--out", str(out)]
     started = start(words, 2)
     wait_for(out / "checkpoints" / "00000012", started[0])
     started[1].send_signal(signal.SIGTERM)
     codes, said = finish(started)
     assert codes == [130, 130], said
     assert "with a checkpoint; the same command goes on from there" in said[0][0]
+    part = max(out.rglob("*/ocdbt.process_1/d/*"), key=lambda path: (path.parts[-5], path.stat().st_size))
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    wrong = f"{part} does not match the SHA-256"  # which one alone reads
+    assert all(wrong in errors for _, errors in finish(start(words, 2))[1])
 
 
 @pytest.mark.processes

@@ -9,11 +9,13 @@ import io
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import regard
 from regard.cli import MISUSED, commands, plain
 from regard.cli.declaration import Command, choice, conf
+from regard.training.run_configs import describe_store
 
 _STYLE = ("CascadeSubcommandArgs", "OmitArgPrefixes", "OmitSubcommandPrefixes", "FlagCreatePairsOff")
 _HELP = ("--help", "-h")
@@ -47,6 +49,8 @@ def parse_arguments(words: Sequence[str]) -> Command:
     for flag in _lists(parsed):
         if flag in words:
             _refuse(program, f"{flag} needs at least one value")
+    for told in filter(None, map(describe_store, _paths(parsed))):
+        _refuse(program, told)
     return parsed
 
 
@@ -154,6 +158,16 @@ def _lists(record: Any) -> Iterator[str]:
             yield from _lists(value)
         elif value == ():
             yield "--" + field.name.replace("_", "-")
+
+
+def _paths(record: Any) -> Iterator[Path]:
+    """Yield the paths that a record has got."""
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _paths(value)
+        several = value if isinstance(value, tuple) else (value,)
+        yield from (path for path in several if isinstance(path, Path))
 
 
 def _refuse(program: str, message: str) -> NoReturn:

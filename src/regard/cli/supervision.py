@@ -20,7 +20,7 @@ from regard.cli.commands import Train
 from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.continuation import describe_start, spell_continuation
 from regard.cli.interruption import INTERRUPTED, STOPPING, handle_signals
-from regard.training.membership import JOIN_SECONDS, Membership, find_membership
+from regard.training.membership import Membership, Patience, find_membership
 
 FAILED, MISUSED = 1, 2
 ANNOUNCED_AFTER = 10
@@ -35,6 +35,7 @@ LOSS = re.compile(
 def supervise_training(command: Train, console: Console, words: Sequence[str]) -> int:
     """Train in this process, or in a child of it where there are several; return the exit code."""
     with expected_errors():
+        patience = command.patience
         membership = find_membership(command.coordinator, command.processes, command.process, os.environ)
     if membership is None:
         from regard.cli.training import run_training
@@ -42,7 +43,7 @@ def supervise_training(command: Train, console: Console, words: Sequence[str]) -
         return run_training(command, console)
     if os.name == "posix" and LINE not in os.environ:
         return _watch(command, console, words, membership)
-    return _take_part(command, console, words, membership)
+    return _take_part(command, console, words, membership, patience)
 
 
 # The parent
@@ -122,7 +123,9 @@ def _advise(command: Train, words: Sequence[str]) -> str:
 # The child
 
 
-def _take_part(command: Train, console: Console, words: Sequence[str], membership: Membership) -> int:
+def _take_part(
+    command: Train, console: Console, words: Sequence[str], membership: Membership, patience: Patience
+) -> int:
     """Train together with the others."""
     line = _open_line()
     _redirect_foreign_output()
@@ -132,8 +135,8 @@ def _take_part(command: Train, console: Console, words: Sequence[str], membershi
     from regard.training import processes
 
     try:
-        with expected_errors(), _announce_waiting(console, line, membership):
-            processes.join(membership)
+        with expected_errors(), _announce_waiting(console, line, membership, patience.join_seconds):
+            processes.join(membership, patience)
     except UsageError:
         _tell(line, TOLD)
         raise
@@ -163,14 +166,18 @@ def _take_part(command: Train, console: Console, words: Sequence[str], membershi
 
 @contextmanager
 def _announce_waiting(
-    console: Console, line: socket.socket | None, membership: Membership, seconds: float = JOIN_SECONDS
+    console: Console,
+    line: socket.socket | None,
+    membership: Membership,
+    seconds: float = Patience.join_seconds,
 ) -> Iterator[None]:
     """Say now and then, while a block waits for the others, that it does; in the end, end this process."""
     came = threading.Event()
 
     def watch() -> None:
         passed = 0.0
-        for moment in (ANNOUNCED_AFTER, *range(60, int(seconds), 60)):
+        moments = (ANNOUNCED_AFTER, *range(60, int(seconds), 60))
+        for moment in (moment for moment in moments if moment < seconds):
             if came.wait(moment - passed):
                 return
             passed = moment

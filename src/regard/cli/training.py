@@ -1,6 +1,8 @@
 """`regard train`: open the run, say what runs where, train, say what to do next."""
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -11,6 +13,7 @@ from regard.cli.displays import open_display
 from regard.cli.interruption import catch_interrupts
 from regard.cli.overview import print_overview
 from regard.training import checkpoints, locks, loop, metrics, processes, runs
+from regard.training.checkpoint_files import Files, find_share
 from regard.training.meshes import read_mesh
 from regard.training.sharding import Deployment
 from regard.training.tasks import Task, shrink
@@ -32,9 +35,7 @@ def run_training(command: Train, console: Console) -> int:
         deployment = choose_deployment(command, task)
         options = {name: getattr(command, name) for name in ("seed", "resume", "force")}
         options["mesh"] = deployment and deployment.name
-        run = processes.alone(lambda: runs.open_run(directory, task, **options))
-        # What the first process found sound need not be read by all.
-        run = run or runs.open_run(directory, task, verify=command.resume == "newest-whole", **options)
+        run = open_together(directory, task, **options)
         if not run.is_finished:
             with console.show_bytes() as report:
                 processes.alone(lambda: run.task.prepare(report))  # the others find what the first one kept
@@ -72,6 +73,40 @@ def run_training(command: Train, console: Console) -> int:
         again = spell_command("generate", directory, "--prompt", "In the beginning")
         console.say(f"      {again}")
     return 0
+
+
+def open_together(directory: Path, task: Task, **options: Any) -> runs.Run:
+    """Open a run in all processes: each checks its share of a checkpoint's files, and all agree on it."""
+    damaged: dict[Path, str] = {}
+
+    def check(path: Path, files: Files) -> None:
+        if path in damaged:
+            raise checkpoints.CheckpointError(damaged[path])
+
+    def look() -> runs.Run:
+        return runs.open_run(directory, task, check=check, **options)
+
+    def look_in_turn() -> runs.Run:
+        first = processes.alone(look)
+        return processes.everyone(lambda: first or look())
+
+    while True:
+        run = look_in_turn()
+        processes.demand_same("checkpoint", str(run.start and run.start.step))
+        found = processes.gather("" if run.start is None else find_damage(run.start))
+        if run.start is None or not any(found):
+            return run
+        damaged[run.start.path] = next(filter(None, found))
+
+
+def find_damage(checkpoint: checkpoints.Checkpoint) -> str:
+    """Return what is wrong with this process's share of a checkpoint; an empty text when nothing is."""
+    names = find_share(checkpoint.files, jax.process_index(), jax.process_count())
+    try:
+        checkpoints.verify_files(checkpoint.path, checkpoint.files, names)
+    except checkpoints.CheckpointError as error:
+        return str(error)
+    return ""
 
 
 def choose_deployment(command: Train, task: Task) -> Deployment | None:

@@ -75,7 +75,7 @@ def load(
 
     The model is built without computing its initial values. Tensors are read, laid out, cast and placed one
     at a time, so that beside the model itself only one tensor is in memory. Nothing is downloaded, and no
-    pickle is opened.
+    pickle is opened. Gemma's norms hold what its files do, `scale_less_one`, and add the 1 in float32.
 
     Args:
         directory: a folder with config.json and model.safetensors or its shards; one of
@@ -163,6 +163,9 @@ def save(
     shard_bytes: int | None = None,
 ) -> Path:
     """Write a model as config.json and model.safetensors, under the names that transformers reads.
+
+    Of a loaded model, in its files' dtype, every parameter comes back bit for bit. Poolers, heads of other
+    tasks and buffers were not loaded, and a head that is the embedding table is not written a second time.
 
     Args:
         model: an Encoder (bert, modernbert, vit), a Decoder (gpt2, llama, mistral, qwen2, qwen3, qwen3_moe,

@@ -153,6 +153,7 @@ def _resolve(config: TransformerConfig) -> dict[str, Any]:
         "num_key_heads": config.num_key_heads or config.num_heads,
         "head_dim": config.head_width,
         "expert_width": config.expert_width or config.d_ff,
+        "rotary_width": config.rotary_width or config.head_width,
         "output_bias": config.attention_bias if config.output_bias is None else config.output_bias,
         "attention_scale": config.attention_scale or config.head_width**-0.5,
         "windows": [config.window(layer) for layer in range(config.num_layers)],

@@ -40,11 +40,8 @@ UNCHANGED = Conversion()
 TRANSPOSED = Conversion(
     lambda tensor: tensor.T, lambda parameters, _: parameters[0].T, lambda shape, _: shape[::-1]
 )
-# 1 + w has more digits than w: rounded once, when it is cast to the dtype of the model.
-ONE_MORE = Conversion(
-    lambda tensor: tensor.astype(np.float64) + 1.0,
-    lambda parameters, _: parameters[0].astype(np.float64) - 1.0,
-)
+# Of a parameter that is never loaded.
+LESS_ONE = Conversion(store=lambda parameters, _: parameters[0].astype(np.float64) - 1.0)
 
 
 def take_part(index: int, count: int) -> Conversion:
@@ -237,7 +234,8 @@ def _read(
         if source.tensors != last:
             last, arrays = source.tensors, [_read_finite(weights, held[tensor]) for tensor in source.tensors]
         loaded = [source.conversion.load(array) for array in arrays]
-        yield path, np.stack(loaded) if source.is_spread else loaded[0], arrays[0].dtype
+        array = np.stack(loaded) if source.is_spread else loaded[0]
+        yield path, array, array.dtype
 
 
 def _read_finite(weights: WeightFiles, name: str) -> np.ndarray:

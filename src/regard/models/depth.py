@@ -27,7 +27,7 @@ _MOVES = (
 
 
 class Loan(NamedTuple):
-    """What a block's parameters become while the block computes: of another dtype, then whole."""
+    """Two maps of a block's parameters while it computes: to another dtype, then to whole arrays."""
 
     cast: Callable[[Any], Any]
     gather: Callable[[Any], Any]
@@ -63,7 +63,7 @@ def run_blocks(
             graph, state = nnx.split(block)
             state = state if loan is None else loan.gather(loan.cast(state))
             run = functools.partial(_run_block, graph, call, number)
-            x, here, moved = (run if remat is None else _recompute(run, remat, prevent_cse=True))(state, x)
+            x, here, moved = (run if remat is None else recompute(run, remat, prevent_cse=True))(state, x)
             _move(block, moved)
         seen.append(here)
     return x, seen
@@ -88,7 +88,7 @@ def scan_blocks(
         for number, place in enumerate(places):
             run = functools.partial(place.run, call, number)
             if remat is not None or _LOAN.get() is not None:
-                run = _recompute(run, remat, prevent_cse=False)
+                run = recompute(run, remat, prevent_cse=False)
             x, weights[number], here = run(step, x, weights[number])
             seen.append(here)
         return (x, weights), seen
@@ -177,7 +177,7 @@ def _move(block: nnx.Module, moved: Any) -> None:
         nnx.update(block, moved)
 
 
-def _recompute(run: Callable[..., Any], remat: Any, *, prevent_cse: bool) -> Callable[..., Any]:
+def recompute(run: Callable[..., Any], remat: Any, *, prevent_cse: bool) -> Callable[..., Any]:
     """Return the function with what `TransformerConfig.remat` says of its backward pass."""
     policy: Any = None if remat == "full" else _keep_all_but_gathered if remat is None else remat
     if isinstance(policy, str):

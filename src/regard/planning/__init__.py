@@ -6,9 +6,10 @@ decoder; `CHIPS` describes devices, and `measure_host` the one at hand.
 
 from regard.planning.chips import CHIPS, Chip, measure_host
 from regard.planning.estimates import Assumptions, Estimate
+from regard.planning.parameters import count_parameters
 from regard.planning.planner import MemoryTooSmallError, plan, read_amount
 from regard.planning.reports import Report
-from regard.planning.steps import Step, count_parameters, plan_step
+from regard.planning.steps import Step, plan_step
 
 __all__ = ["CHIPS", "Assumptions", "Chip", "Estimate", "MemoryTooSmallError", "Report", "Step"]
 __all__ += ["count_parameters", "measure_host", "plan", "plan_step", "read_amount"]

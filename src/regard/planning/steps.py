@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from regard.engine.dispatch.explanation import scaled
 from regard.planning.candidates import Candidate
 from regard.planning.chips import Chip, Line, sum_seconds
 from regard.planning.estimates import Assumptions, Estimate
+from regard.planning.parameters import check_config, count_block, count_branches, count_parameters
 from regard.planning.planner import MemoryTooSmallError, check_divisible, prepare, read_fixed, read_sizes
 from regard.planning.reports import spell_seconds
 from regard.planning.search import Beside
@@ -52,7 +53,8 @@ class Step:
     """Numbers that are trained."""
     held: Mapping[str, float]
     """Bytes per device: parameters, gradients, optimizer, gathered (whole weights, of one layer at a time
-    where layers are scanned), activations, attention, logits."""
+    where layers are scanned), activations (what blocks keep for the backward pass, as JAX counts it),
+    attention, and what else is working beside it (a block or the loss, with its gradient)."""
     seconds_of: Mapping[str, float]
     """Seconds of attention, products of all else, weights that are gathered and summed (while products are
     computed), activations that are summed, update."""
@@ -85,75 +87,6 @@ class Step:
             "time": times,
         }
         return "\n".join(f"{label:<10} {text}" for label, text in rows.items())
-
-
-def count_parameters(config: Any) -> dict[str, int]:
-    """Count the parameters of a `Decoder`, by where they are.
-
-    Args:
-        config: the decoder's `TransformerConfig`.
-
-    Returns:
-        Numbers of all blocks' `attention`, `feed_forward`, `experts`, `routers` and `norms`, of the
-        `embedding` with all that stands before and behind the blocks, and of the `head`.
-
-    Example:
-        >>> from regard.models import preset
-        >>> from regard.planning import count_parameters
-        >>> parts = count_parameters(preset("qwen3-30b-a3b").config)
-        >>> sum(parts.values()), parts["experts"], parts["feed_forward"]
-        (30532122624, 28991029248, 0)
-    """
-    _check_config(config)
-    block, dense, sparse = _count_block(config), *_count_branches(config)
-    every, experts = config.num_layers, (config.num_experts or 0) * sparse
-    counts = {"feed_forward": dense, "experts": experts, "routers": sparse}
-    found = {name: counts.get(name, every) * count for name, count in block.items()}
-    width, norm, vocabulary = config.d_model, _count_norm(config), config.vocab_size or 0
-    found["norms"] -= (not config.first_norm and every > 0) * norm
-    embedding = vocabulary * width + (config.positions == "learned") * config.max_length * width
-    embedding += config.num_token_types * width + (config.embedding_norm + (config.norm != "post")) * norm
-    embedding += (config.positions == "relative") * config.relative_buckets * config.num_heads
-    head = 0 if config.tied_output else vocabulary * (width + config.head_bias)
-    return {**found, "embedding": embedding, "head": head}
-
-
-def _check_config(config: Any) -> None:
-    if not hasattr(config, "vocab_size"):
-        raise TypeError(f"config: expected a TransformerConfig, got {type(config).__name__}")
-
-
-def _count_block(config: Any) -> dict[str, int]:
-    """Count the parameters of a block's parts; of `experts`, one."""
-    width, inner, bias = config.d_model, config.d_ff, config.feed_forward_bias
-    queries = config.num_heads * config.head_width
-    keys = (config.num_key_heads or config.num_heads) * config.head_width
-    output_bias = config.attention_bias if config.output_bias is None else config.output_bias
-    attention = 2 * width * queries + 2 * width * keys
-    attention += config.attention_bias * (queries + 2 * keys) + output_bias * width
-    attention += config.query_key_norm * 2 * config.head_width + config.sinks * config.num_heads
-    wide = 1 + config.gated
-
-    def count_branch(inner: int) -> int:
-        return (wide + 1) * width * inner + bias * (wide * inner + width)
-
-    return {
-        "attention": attention,
-        "feed_forward": count_branch(inner),
-        "experts": count_branch(config.expert_width or inner),
-        "routers": (width + bias) * (config.num_experts or 0),
-        "norms": _count_norm(config) * (4 if config.norm == "both" else 2),
-    }
-
-
-def _count_norm(config: Any) -> int:
-    return config.d_model * (2 if config.norm_kind == "layer" else 1)
-
-
-def _count_branches(config: Any) -> tuple[int, int]:
-    """Return how many layers have one feed-forward branch for all tokens, and how many have experts."""
-    dense = config.num_layers if config.num_experts is None else len({*config.dense_layers})
-    return dense, config.num_layers - dense
 
 
 @guided
@@ -208,7 +141,7 @@ def plan_step(
     Reference: Rajbhandari et al., "ZeRO", 2020, stage 3; Chen et al., "Training Deep Nets with Sublinear
     Memory Cost", 2016.
     """
-    _check_config(config)
+    check_config(config)
     if config.vocab_size is None:
         raise ValueError("config: expected vocab_size, as a Decoder predicts tokens; got input_width")
     sizes = read_sizes({"length": length, "batch": batch, "devices": devices})
@@ -231,7 +164,7 @@ def plan_step(
         chip = search.chip  # measured once
         calls.append(dataclasses.replace(search, times=windows[window] * again))
     first, *others = calls
-    model = _Model(config, sizes, first.chip, shares, precision, fixed)
+    model = _Model(config, sizes, first.chip, shares, precision, fixed, first.peak)
     search = dataclasses.replace(first, beside=model.weigh, also=tuple(others))
     best = search.find_best(devices)
     if best is None:
@@ -240,7 +173,7 @@ def plan_step(
             f"devices: no mesh of up to {devices} {first.chip.name} holds the step; take more devices, a"
             " smaller batch, a shorter sequence, or remat"
         )
-    held = {**model.hold(best.candidate), "attention": float(best.memory_bytes)}
+    held = model.hold(best.candidate)
     attention = search.total(best) - model.weigh(best.candidate).seconds
     times = {"attention": attention, **model.time(best.candidate)}
     request = {**sizes, "precision": precision, "remat": config.remat}
@@ -266,6 +199,7 @@ class _Model:
     shares: Assumptions
     precision: str
     fixed: Mapping[str, int]
+    peak: Callable[[Candidate], float]  # bytes of attention alone
 
     @property
     def size(self) -> int:
@@ -284,7 +218,7 @@ class _Model:
     @functools.cached_property
     def branches(self) -> tuple[int, int]:
         """The layers with one branch for all tokens, and those with experts."""
-        return _count_branches(self.config)
+        return count_branches(self.config)
 
     @functools.cached_property
     def outside(self) -> int:
@@ -294,7 +228,7 @@ class _Model:
     @functools.cached_property
     def block(self) -> int:
         """Parameters of the largest block."""
-        one, experts = _count_block(self.config), self.config.num_experts or 0
+        one, experts = count_block(self.config), self.config.num_experts or 0
         dense, sparse = self.branches
         branches = (
             (dense > 0) * one["feed_forward"],
@@ -309,7 +243,8 @@ class _Model:
     def _weigh(self, candidate: Candidate, fsdp: int) -> Beside:
         times = self.time(candidate, fsdp)
         seconds = times["sums"] + times["update"] + max(times["products"], times["weights"])
-        return Beside(seconds, sum(self.hold(candidate, fsdp).values()))
+        held = self.hold(candidate, fsdp)
+        return Beside(seconds, sum(held.values()) - held["attention"])
 
     def fsdp(self, candidate: Candidate) -> int:
         """Return how many of the devices that divide rows divide parameters, too: none, if that is faster."""
@@ -342,29 +277,33 @@ class _Model:
         fsdp = self.fsdp(candidate) if fsdp is None else fsdp
         sizes = {"parameters": _STATE["parameters"], "gradients": self.size, "optimizer": _STATE["optimizer"]}
         held = {name: size * self.total / (fsdp * heads) for name, size in sizes.items()}
-        queries = config.num_heads * config.head_width
-        keys = (config.num_key_heads or config.num_heads) * config.head_width
         dense, sparse = self.branches
-        (tiles, size), inner = self.lay(tokens), config.expert_width or config.d_ff
-        # The stream, its norm and the sum in each branch; queries, keys, values, output; before and after the
-        # activation, with the gate and their product. Rows of experts lie in tiles before and after, and
-        # each choice once more.
-        inside = tokens * (4 * config.d_model + (2 * queries + 2 * keys) / heads)
-        wide = (2 + 2 * config.gated) / heads
-        branch = tokens * wide * config.d_ff
-        routed = tiles * size * (2 * config.d_model + wide * inner)
-        routed += tokens * config.experts_per_token * config.d_model
-        if config.remat is None:
-            kept = config.num_layers * inside + dense * branch + sparse * routed
-        else:
-            kept = config.num_layers * tokens * config.d_model
-            kept += inside + max((dense > 0) * branch, (sparse > 0) * routed)
-        logits = 2 * 4 * tokens * (config.vocab_size or 0) / heads  # float32, and their gradient
+        branches = {is_dense: count for is_dense, count in ((True, dense), (False, sparse)) if count}
+        kept = sum(count * self.keep(candidate, one, config.remat) for one, count in branches.items())
+        # Beside what blocks keep: one that is differentiated, or the loss; attention alone has its own bytes.
+        is_again = config.scan_layers or config.remat is not None
+        inside = is_again and max((self.keep(candidate, one, None) for one in branches), default=0.0)
+        # In float32, with their gradient; and as they are computed.
+        logits = 2 * (4 + self.size * (self.size < 4)) * (config.vocab_size or 0) / heads
+        attention = self.peak(candidate) if is_again else 0.0
+        working = max(tokens * max(inside, logits) - attention, 0.0)
         # Those outside of blocks, this layer's and the next one's; or those of all. One map's of all tiles.
         copied = self.total if not config.scan_layers else self.outside + 2 * self.block
-        gathered = (fsdp > 1 or self.size < 4) * copied + (sparse > 0) * tiles * config.d_model * inner
-        size = self.size
-        return held | {"gathered": size * gathered / heads, "activations": size * kept, "logits": logits}
+        gathered = (fsdp > 1 or self.size < 4) * copied
+        gathered += sparse and self.lay(tokens)[0] * config.d_model * (config.expert_width or config.d_ff)
+        held |= {"gathered": self.size * gathered / heads, "activations": tokens * kept}
+        return held | {"attention": attention, "working": working}
+
+    def keep(self, candidate: Candidate, is_dense: bool, remat: Any) -> float:
+        """Return the bytes per token that a block keeps."""
+        from regard.planning.residuals import count_residuals  # which loads models
+
+        options = {
+            "remat": remat,
+            "is_dense": is_dense,
+            "has_rows": candidate.sequence * candidate.heads == 1,
+        }
+        return count_residuals(self.config, self.sizes["length"], candidate.heads, self.precision, **options)
 
     def time(self, candidate: Candidate, fsdp: int | None = None) -> dict[str, float]:
         """Return seconds by part."""

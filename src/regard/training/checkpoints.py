@@ -1,8 +1,8 @@
 """Checkpoints: whole training states on disk, complete or absent, verified byte by byte before they are used.
 
 A checkpoint is a folder named after its step with the arrays (written by orbax) and `checkpoint.json`, which
-lists every array's shape and dtype and every file's SHA-256. It is assembled under a hidden name and moved
-into place in one step, so a kill leaves either the old checkpoints or the old ones and the new one.
+lists every array's shape and dtype and every file (`checkpoint_files`). It is assembled under a hidden name
+and moved into place in one step, so a kill leaves either the old checkpoints or the old ones and the new one.
 
 Orbax writes while training goes on. Its CheckpointManager would number, commit and drop checkpoints too, but
 has no public hook between its last write and its commit, where the digests must be taken; without them,
@@ -13,8 +13,7 @@ parts are wanted: nothing in a checkpoint depends on the mesh.
 """
 
 import functools
-import hashlib
-import json
+import itertools
 import logging
 import os
 import re
@@ -25,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,36 @@ import orbax.checkpoint as ocp
 from flax.traverse_util import unflatten_dict
 
 from regard.training import processes
-from regard.training.metrics import replace_text
+from regard.training.checkpoint_files import (
+    INDEX,
+    Check,
+    CheckpointError,
+    Files,
+    finish_digests,
+    read_index,
+    start_digests,
+    verify_files,
+    write_index,
+)
 
-FORMAT = 1
-INDEX = "checkpoint.json"
+__all__ = [
+    "INDEX",
+    "Check",
+    "Checkpoint",
+    "CheckpointError",
+    "Saving",
+    "finish_digests",
+    "fit",
+    "list_checkpoints",
+    "load",
+    "load_newest",
+    "save",
+    "start_saving",
+    "tidy",
+    "verify_files",
+]
 
-
-class CheckpointError(ValueError):
-    """A checkpoint that is damaged, incomplete, or belongs to something else."""
+_SAVES = itertools.count()  # of all processes, which save alike
 
 
 @dataclass(frozen=True)
@@ -53,6 +74,7 @@ class Checkpoint:
     step: int
     kinds: dict[str, tuple[tuple[int, ...], np.dtype]]  # by path in the state, such as `params/head/kernel`
     record: dict[str, Any]  # what was saved beside the arrays, plain JSON values
+    files: Files = field(default_factory=dict)  # the size and the SHA-256 of each file, by path
 
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -62,6 +84,17 @@ class Checkpoint:
         except (MemoryError, ValueError) as error:
             raise CheckpointError(f"{self.path} lists arrays that memory cannot hold: {error}") from error
         return self.read(templates)
+
+    @property
+    def note(self) -> str | None:
+        """Say which files had no digests yet when their processes ended; None when all had."""
+        bare = sum(digest is None for _, digest in self.files.values())
+        if not bare:
+            return None
+        return (
+            f"{bare} of {len(self.files)} files of {self.path} were checked by size alone: training "
+            "ended before it had taken their SHA-256"
+        )
 
     def read(self, templates: Mapping[str, Any]) -> dict[str, Any]:
         """Read arrays in the form of templates: NumPy arrays, or `jax.ShapeDtypeStruct` with a sharding."""
@@ -104,8 +137,10 @@ class Saving:
 
 
 def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, keep: int = 2) -> Path:
-    """Save a state as `start_saving`, and wait until it is whole; return the new folder."""
-    return start_saving(directory, step, state, record, keep=keep).wait()
+    """Save a state as `start_saving`, wait until it is whole and has its digests; return the new folder."""
+    path = start_saving(directory, step, state, record, keep=keep).wait()
+    processes.everyone(finish_digests)
+    return path
 
 
 def start_saving(
@@ -133,22 +168,31 @@ def start_saving(
         draft.mkdir(parents=True)
 
     processes.alone(prepare)
-    writer = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
+    number, divided, seconds = next(_SAVES), jax.process_count() > 1, processes.patience.wait_seconds
+    writer = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler(), timeout_secs=seconds)
     with _writing(draft, target):
         writer.save((draft / "state").absolute(), args=ocp.args.StandardSave(_nest(arrays)))
 
-    def finish() -> None:
-        with _writing(draft, target):
-            writer.close()  # waits; where there are several processes, for all
-        if not processes.is_first():
-            return
-        _write_index(draft, step, kinds, record)
+    def commit() -> None:
+        write_index(draft, step, kinds, record, divided=divided)
         draft.rename(target)
         _sync_folder(directory)
         for stale in list_checkpoints(directory)[:-keep]:
             discard = stale.with_name(f".{stale.name}.draft")
             stale.rename(discard)  # half-deleted checkpoints must not look like damaged ones
             shutil.rmtree(discard, ignore_errors=True)
+
+    def finish() -> None:
+        try:
+            with _writing(draft, target):
+                writer.close()  # waits; where there are several processes, for all
+            if processes.is_first():
+                commit()
+        finally:
+            meet = ocp.multihost.get_barrier_sync_fn()  # nobody looks before the folder is in its place
+            meet(key=f"regard save {number}", timeout_ms=1000 * seconds)
+        if divided:
+            start_digests(target, jax.process_index())
 
     return Saving(target, finish)
 
@@ -167,17 +211,16 @@ def list_checkpoints(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name))
 
 
-def load(path: Path, *, verify: bool = True) -> Checkpoint:
-    """Open one checkpoint after checking that every file is the one that was written, if that is wanted."""
-    index = _read_index(path)
-    if verify:
-        _verify_files(path, index["files"])
+def load(path: Path, *, check: Check = verify_files) -> Checkpoint:
+    """Open one checkpoint after checking its files; by default, that every one is what was written."""
+    index = read_index(path)
+    check(path, index["files"])
     kinds = {name: (tuple(shape), jax.numpy.dtype(dtype)) for name, (shape, dtype) in index["arrays"].items()}
-    return Checkpoint(path, index["step"], kinds, index["record"])
+    return Checkpoint(path, index["step"], kinds, index["record"], index["files"])
 
 
 def load_newest(
-    directory: Path, *, verify: bool = True, skip_damaged: bool = False
+    directory: Path, *, check: Check = verify_files, skip_damaged: bool = False
 ) -> tuple[Checkpoint | None, dict[Path, CheckpointError]]:
     """Open the newest checkpoint, or None; return with it the damaged ones that were skipped."""
     damaged: dict[Path, CheckpointError] = {}
@@ -185,7 +228,7 @@ def load_newest(
     while saved:
         newest = saved.pop()
         try:
-            return load(newest, verify=verify), damaged
+            return load(newest, check=check), damaged
         except CheckpointError as error:
             damaged[newest] = error
             if saved and skip_damaged:
@@ -290,100 +333,6 @@ def _make_empty(template: Any) -> Any:
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Nest leaves by path, without the empty ones: orbax refuses them, and the index knows their shapes."""
     return unflatten_dict({path: leaf for path, leaf in flat.items() if leaf.size}, sep="/")
-
-
-def _write_index(draft: Path, step: int, kinds: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-    """Write checkpoint.json: the arrays of the checkpoint, and the size and digest of each file."""
-    files = sorted(path for path in draft.rglob("*") if path.is_file())
-    body = {
-        "format": FORMAT,
-        "step": step,
-        "record": dict(record),
-        "arrays": dict(kinds),
-        "files": {str(path.relative_to(draft)): [path.stat().st_size, _digest(path)] for path in files},
-    }
-    text = json.dumps(body, allow_nan=False)
-    seal = hashlib.sha256(text.encode()).hexdigest()
-    replace_text(draft / INDEX, f'{{"sha256": "{seal}", "body": {text}}}\n')
-
-
-def _read_index(path: Path) -> dict[str, Any]:
-    """Read the body of checkpoint.json, and check it against its own digest and for what `load` reads."""
-    index = path / INDEX
-    try:
-        sealed = json.loads(index.read_text(encoding="utf-8"))
-        if not isinstance(sealed, dict) or sealed.keys() != {"body", "sha256"}:
-            raise ValueError(f"expected an object of body and sha256, got {str(sealed)[:80]!r}")
-        body = sealed["body"]
-        seal = hashlib.sha256(json.dumps(body).encode()).hexdigest()
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is not a complete Regard checkpoint: it has no {INDEX}") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{index} is damaged: {error}") from error
-    if sealed["sha256"] != seal:
-        raise CheckpointError(f"{index} is damaged: its contents do not match their SHA-256")
-    version = body.get("format") if isinstance(body, dict) else None
-    if _is_count(version) and version != FORMAT:
-        raise CheckpointError(f"{index} has format {version}, this version of Regard reads {FORMAT}")
-    for expected, value in _list_faults(body):
-        raise CheckpointError(f"{index} is damaged: expected {expected}, got {str(value)[:80]!r}")
-    return body
-
-
-def _list_faults(body: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what was expected in the body of checkpoint.json, and what is there."""
-    body = body if isinstance(body, dict) else {}
-    for name in ("format", "step"):
-        if not _is_count(body.get(name)):
-            yield f"a whole number as {name}", body.get(name)
-    for name in ("record", "arrays", "files"):
-        if not isinstance(body.get(name), dict):
-            yield f"an object as {name}", body.get(name)
-            return
-    for name, kind in body["arrays"].items():
-        pair = kind if isinstance(kind, list) and len(kind) == 2 else (None, None)
-        if not (isinstance(pair[0], list) and all(map(_is_count, pair[0])) and _is_dtype(pair[1])):
-            yield f"a shape and a dtype as arrays[{name!r}]", kind
-    for name, mark in body["files"].items():
-        pair = mark if isinstance(mark, list) and len(mark) == 2 else (None, None)
-        if not (_is_count(pair[0]) and isinstance(pair[1], str)):
-            yield f"a size and a SHA-256 as files[{name!r}]", mark
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_dtype(name: Any) -> bool:
-    """Return True for the name of a dtype of numbers or booleans."""
-    try:
-        dtype = jax.numpy.dtype(name) if isinstance(name, str) else np.dtype(object)
-    except (TypeError, ValueError, SyntaxError):
-        return False
-    return any(jax.numpy.issubdtype(dtype, kind) for kind in (jax.numpy.number, jax.numpy.bool_))
-
-
-def _verify_files(path: Path, files: Mapping[str, tuple[int, str]]) -> None:
-    """Raise at the first file that is missing, cut short or changed."""
-    for name, (size, digest) in files.items():
-        file, cause = path / name, None
-        try:
-            if not file.is_file():
-                problem = "is missing"
-            elif file.stat().st_size != size:
-                problem = f"has {file.stat().st_size} bytes, {size} were written"
-            elif _digest(file) != digest:
-                problem = "does not match the SHA-256 taken when it was written"
-            else:
-                continue
-        except (OSError, ValueError) as error:  # ValueError: no file has such a name
-            problem, cause = f"cannot be read ({error})", error
-        raise CheckpointError(f"checkpoint {path} is damaged: {file} {problem}") from cause
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _describe(kind: tuple[tuple[int, ...], Any] | None) -> str:

@@ -241,6 +241,7 @@ class _Session:
                 if last:
                     break
             self._finish_saving()
+            processes.everyone(checkpoints.finish_digests)
         return Outcome("finished" if step == steps else "interrupted", step, **record)
 
     def _prepare_heads(self, program: Program, state: State) -> Callable[[int, State], None]:

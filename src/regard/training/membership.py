@@ -4,13 +4,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 AUTO = "auto"
-JOIN_SECONDS = 300  # to wait for all processes to come
 # Launchers whose coordinator JAX finds by itself: where they keep the number of processes, and which it is.
 LAUNCHERS = (
     # Without a step there is a batch script, whose SLURM_NTASKS speaks of processes that it has yet to start.
     ("SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID"),
     ("OMPI_MCA_orte_hnp_uri", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
 )
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds that a process waits for others, before it counts them as absent or lost."""
+
+    join_seconds: int = 300
+    """For all of them to come."""
+    heartbeat_seconds: int = 20
+    """For a sign of life of each."""
+    wait_seconds: int = 1200
+    """For their parts of a checkpoint, and for their end."""
+
+    def __post_init__(self) -> None:
+        for name, seconds in vars(self).items():
+            if seconds < 1:
+                raise ValueError(f"{name}: expected at least 1, got {seconds}")
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,21 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from regard.training.membership import JOIN_SECONDS, Membership
+from regard.training.membership import Membership, Patience
 
 T = TypeVar("T")
 TOLD = "all processes were told"
-HEARTBEAT_SECONDS = 20  # without a sign of life for so long a process counts as lost: well within a minute
+patience = Patience()  # as `join` was told
 
 
 class PeerError(RuntimeError):
     """The error of another process, with its message, or a difference between processes."""
 
 
-def join(membership: Membership) -> None:
-    """Join the other processes, before any other use of JAX; return when all are there."""
+def join(membership: Membership, seconds: Patience = patience) -> None:
+    """Join the other processes, before any other use of JAX; return when all are there, and connected."""
+    global patience
+    patience = seconds
     if membership.index == 0 and membership.coordinator is not None:
         _demand_free_port(membership.coordinator)
     try:
@@ -31,13 +33,20 @@ def join(membership: Membership) -> None:
             membership.coordinator,
             membership.count,
             membership.index,
-            initialization_timeout=JOIN_SECONDS + 60,  # `supervision` gives up before, in words
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            initialization_timeout=seconds.join_seconds + 60,  # `supervision` gives up before, in words
+            heartbeat_timeout_seconds=seconds.heartbeat_seconds,
+            shutdown_timeout_seconds=seconds.wait_seconds,
         )
     except (ValueError, RuntimeError) as error:
         raise ValueError(
             f"processes: JAX cannot tell which process this is ({error}); give --coordinator HOST:PORT, "
             "--processes and --process"
+        ) from error
+    try:
+        gather("")  # connects all: later, whoever comes 30 s after the first would be too late
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{membership} found the coordinator but cannot reach the other processes: {str(error)[:200]}"
         ) from error
 
 

@@ -1,5 +1,7 @@
-"""The entries of a run's config.json that decide how it goes on. Start from `check_entries`."""
+"""Folders that can hold a run, and the entries of its config.json that decide how it goes on."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 FORMAT = 1
@@ -14,6 +16,20 @@ _KINDS = {
     "continued_from": str | None,
 }
 _OPTIONAL = {"kept": {}, "mesh": None, "continued_from": None}  # runs of older versions are without
+
+
+def describe_store(directory: Path) -> str | None:
+    """Return why a directory is refused that is the address of an object store; None for any other.
+
+    Example:
+        >>> describe_store(Path("out/copy"))
+    """
+    # A path has one slash where the address had two; one letter is a drive of Windows.
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?:/|$)(.*)", directory.as_posix())
+    return found and (
+        f"{found[1]}://{found[2]} is the address of an object store, and runs lie in folders: give a local "
+        "one and copy it there or back, or mount the bucket and give the folder where it is mounted"
+    )
 
 
 def check_entries(config: Any) -> dict[str, Any]:

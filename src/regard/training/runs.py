@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict
 
 from regard.training import checkpoints, locks, metrics, tasks
 from regard.training.compilation import run_once
-from regard.training.run_configs import FORMAT, check_entries
+from regard.training.run_configs import FORMAT, check_entries, describe_store
 from regard.training.versions import compare_versions, read_versions
 
 SEEDS = range(-(2**63), 2**63)
@@ -187,7 +187,7 @@ def open_run(
     resume: str | Path = "auto",
     force: bool = False,
     mesh: str | None = None,
-    verify: bool = True,
+    check: checkpoints.Check = checkpoints.verify_files,
 ) -> Run:
     """Decide how training in this directory starts, without changing anything.
 
@@ -201,7 +201,7 @@ def open_run(
             checkpoint of its own: same task and model, other steps, rates and seeds allowed.
         force: start again in place of the run that is there; `begin` deletes what Regard wrote of it.
         mesh: the devices' mesh of this session; None means one device.
-        verify: False does not read the files of the checkpoint, as another process has checked them.
+        check: raises a CheckpointError for a checkpoint, given by path and files, that must not be used.
 
     Returns:
         The run, ready to `begin`.
@@ -230,8 +230,8 @@ def open_run(
         _demand_same(directory, existing, task, seed, remedy)
         note = compare_versions(existing.versions)
         folder, skips = directory / "checkpoints", resume == "newest-whole"
-        own, damaged = checkpoints.load_newest(folder, verify=verify, skip_damaged=skips)
-        note = "; ".join(filter(None, [note, *map(str, damaged.values())])) or None
+        own, damaged = checkpoints.load_newest(folder, check=check, skip_damaged=skips)
+        note = "; ".join(filter(None, [note, *map(str, damaged.values()), own and own.note])) or None
     if own is not None or resume in ("auto", "newest-whole", "never"):
         if own is None and existing is not None and existing.continued_from is not None:
             raise RunError(
@@ -240,7 +240,7 @@ def open_run(
             )
         kept = None if existing is None or own is None else _read_kept(directory, existing)
         return Run(directory, task.restore(kept), seed, own, note=note, damaged=tuple(damaged), **options)
-    branch = _open_branch(directory, task, seed, Path(resume), verify=verify)
+    branch = _open_branch(directory, task, seed, Path(resume), check)
     return dataclasses.replace(branch, **options)
 
 
@@ -320,6 +320,8 @@ def _date_checkpoints(directory: Path) -> dict[Path, int]:
 
 def _read_config(directory: Path) -> _Config | None:
     """Read config.json; None for a missing or empty directory, an error for anything but a run."""
+    if told := describe_store(directory):
+        raise RunError(told)
     if not directory.exists():
         return None
     if not directory.is_dir():
@@ -365,7 +367,7 @@ def _demand_same(
         raise RunError("\n".join([f"{directory} holds another run:", *differences, remedy]))
 
 
-def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, *, verify: bool) -> Run:
+def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, check: checkpoints.Check) -> Run:
     """Open a new run that starts from another run's checkpoint."""
     source = path.parent.parent if path.parent.name == "checkpoints" else path
     config = _read_config(source)
@@ -378,15 +380,16 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, *, ve
         raise RunError(f"--resume {path} is inside --out; to go on in place, leave --resume out")
     free = ("optimization.", "cadence.", "seed")
     _demand_same(source, config, task, seed, "ask for the same data and model", free)
-    found = checkpoints.load(path, verify=verify) if path != source else None
-    start = found or checkpoints.load_newest(source / "checkpoints", verify=verify)[0]
+    found = checkpoints.load(path, check=check) if path != source else None
+    start = found or checkpoints.load_newest(source / "checkpoints", check=check)[0]
     if start is None:
         raise RunError(f"--resume {path} has no checkpoint yet")
     steps = task.optimization.steps
     if start.step >= steps:
         raise RunError(f"--resume {path} is at step {start.step} already; ask for more than --steps {steps}")
     restored = task.restore(_read_kept(source, config))
-    return Run(directory, restored, seed, start, source=source, note=compare_versions(config.versions))
+    note = "; ".join(filter(None, [compare_versions(config.versions), start.note])) or None
+    return Run(directory, restored, seed, start, source=source, note=note)
 
 
 def _demand_sound(path: Path) -> None:

@@ -192,8 +192,8 @@ class Optimization(Settings):
     weight_decay: Annotated[float, at_least(0)] = 0.0
     """Decoupled weight decay on matrices (arrays of two axes or more: not biases, not gains)."""
     nan: Literal["stop", "skip"] = "stop"
-    """What becomes of an update whose gradients are not finite: stop ends the run, from whose last checkpoint
-    it can go on; skip leaves all as it was, and ends the run after ten in a row."""
+    """Treatment of an update whose loss or gradients are not finite: stop ends the run, which can go on from
+    its last checkpoint; skip leaves all as it was, and ends the run after ten in a row."""
     ema_decay: Annotated[float, RATE] = 0.0
     """Decay per update of a moving average of parameters, which is what is evaluated and loaded; 0: none."""
 

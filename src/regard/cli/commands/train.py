@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from regard.cli.console import Console
 from regard.cli.declaration import Command, Output, choice, conf, option
+from regard.training.membership import Patience
 from regard.training.tasks import TASKS, Task
 
 if TYPE_CHECKING:
@@ -51,11 +52,22 @@ class Train(Command):
     """Number of processes that run this command; Slurm, Open MPI and JAX_NUM_PROCESSES are understood."""
     process: Annotated[int | None, option("I", "as the launcher says")] = None
     """Number of this process, from 0; the first one writes."""
+    join_seconds: Annotated[int, option("S")] = Patience.join_seconds
+    """Seconds that a process waits for all to come."""
+    heartbeat_seconds: Annotated[int, option("S")] = Patience.heartbeat_seconds
+    """Seconds without a sign of life after which a process counts as lost, which ends the others."""
+    wait_seconds: Annotated[int, option("S")] = Patience.wait_seconds
+    """Seconds that a process waits for the others to write their parts of a checkpoint, and to end."""
     output: Output = Output()
 
     def run(self, console: Console) -> int:
         """Train, where there are several processes in a child that is started by the same words."""
         return self.load()(self, console, console.words)
+
+    @property
+    def patience(self) -> Patience:
+        """Return how long this process waits for others."""
+        return Patience(self.join_seconds, self.heartbeat_seconds, self.wait_seconds)
 
     @property
     def directory(self) -> Path:

@@ -24,6 +24,18 @@ _HARMLESS = """
 """
 HARMLESS = frozenset(_HARMLESS.split())
 
+# What transformers 5.24 passes over in these families, though in others it shapes the model; `rotary.py` says
+# the same of partial_rotary_factor.
+IGNORED = {
+    "attention_bias": ("mistral", "qwen2"),
+    "mlp_bias": ("mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss"),
+}
+
+
+def leave_out_ignored(kind: str, entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries, of config.json or by their names, but for those that the family passes over."""
+    return {name: value for name, value in entries.items() if kind not in IGNORED.get(name, ())}
+
 
 class Entries(Mapping[str, Any]):
     """A config.json, or a part of it, that knows which of its entries were looked at."""

@@ -7,7 +7,14 @@ from typing import Any, ClassVar
 
 from flax import nnx
 
-from regard.interop.families.entries import HARMLESS, Entries, read_flag, read_size, refuse_unread
+from regard.interop.families.entries import (
+    HARMLESS,
+    Entries,
+    leave_out_ignored,
+    read_flag,
+    read_size,
+    refuse_unread,
+)
 from regard.interop.weight_files import WeightFiles
 from regard.interop.weight_maps import Settings, WeightMap
 from regard.layers.choices import check_choice
@@ -58,7 +65,7 @@ class Family:
         model: the class of `regard.models` that it is loaded as.
         sizes: entries of config.json that must be there, integers, and the fields of TransformerConfig that
             they are.
-        entries: entries that may be left out, and their fields.
+        entries: entries that may be left out, and their fields, but for those in `entries.IGNORED`.
         layer_counts: entries that are numbers of layers, or of experts that have tensors of their own.
         choices: fields that all of the family have, and what entries mean that are left out.
         required: entries of which one value is supported; any other is refused.
@@ -87,7 +94,7 @@ class Family:
         Raises:
             ValueError: an entry that is missing, that has a value which is not supported, or that is unknown.
         """
-        settings = Entries(settings)
+        settings = Entries(leave_out_ignored(self.kind, settings))
         for name, expected in self.required.items():
             value = settings.get(name)
             if value is not None and value != expected:
@@ -112,7 +119,8 @@ class Family:
     def write(self, config: TransformerConfig) -> dict[str, Any]:
         """Write a config as entries of config.json; the inverse of `read`."""
         fields = vars(config) | {"activation": WRITTEN_ACTIVATIONS[config.activation]}
-        plain = {name: fields[field] for name, field in {**self.sizes, **self.entries}.items()}
+        names = {**self.sizes, **leave_out_ignored(self.kind, self.entries)}
+        plain = {name: fields[field] for name, field in names.items()}
         return {**plain, **self.write_more(config)}
 
     def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:

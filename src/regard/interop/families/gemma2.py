@@ -5,13 +5,62 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from regard.axes import Array
 from regard.interop.families.entries import demand_same, read_number
 from regard.interop.families.family import WRITTEN_ACTIVATIONS, read_activation
 from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
 from regard.interop.families.windows import read_windows, write_windows
-from regard.interop.weight_maps import ONE_MORE, Pair, Settings
-from regard.models import TransformerConfig
+from regard.interop.weight_maps import LESS_ONE, Pair, Settings
+from regard.models import Decoder, TransformerConfig
 from regard.models.presets import GEMMA2
+
+
+class GemmaNorm(nnx.Module):
+    """An RMSNorm with its scale as it is stored, less 1, to which 1 is added in float32 or wider.
+
+    1 + w has more digits than w: a sum that was rounded would not give the stored number back.
+
+    Reference: Gemma3RMSNorm of transformers 5.24.
+    """
+
+    def __init__(self, norm: nnx.RMSNorm):
+        self.epsilon = norm.epsilon
+        self.scale_less_one = nnx.Param(jnp.zeros(norm.num_features, norm.param_dtype))
+
+    @property
+    def scale(self) -> Array:
+        """The factor of every feature."""
+        return _widen(self.scale_less_one[...]) + 1
+
+    def __call__(self, x: Array) -> Array:
+        wide = _widen(x)
+        size = jnp.mean(wide * wide, axis=-1, keepdims=True)
+        scale = jnp.expand_dims(self.scale.astype(wide.dtype), range(x.ndim - 1))
+        return (wide * jax.lax.rsqrt(size + self.epsilon) * scale).astype(x.dtype)
+
+
+def _widen(x: Array) -> Array:
+    """Return the array in float32, or float64 where it is."""
+    return x.astype(np.promote_types(x.dtype, jnp.float32))
+
+
+def _replace_norms(model: nnx.Module) -> None:
+    """Put a `GemmaNorm` in the place of every RMSNorm."""
+    for _, module in [*nnx.iter_modules(model)]:
+        for name, part in [*vars(module).items()]:
+            if isinstance(part, nnx.RMSNorm):
+                setattr(module, name, GemmaNorm(part))
+
+
+def _norm(tensor: str, parameter: str) -> tuple[Pair, Pair]:
+    """Pair a norm's tensor with its parameter in a loaded model, and in one with norms that hold the sum."""
+    stored, whole = f"{parameter}.scale_less_one", f"{parameter}.scale"
+    return Pair(f"{tensor}.weight", stored), Pair(f"{tensor}.weight", whole, LESS_ONE)
 
 
 class Gemma2(Llama):
@@ -29,19 +78,14 @@ class Gemma2(Llama):
     # transformers, too, goes by hidden_activation alone.
     harmless: ClassVar = (*Llama.harmless, "hidden_act")
     weights = build_map(
-        *(
-            Pair(f"{LAYER}.{name}_layernorm.weight", f"{BLOCK}.{path}.scale", ONE_MORE)
-            for name, path in (
-                ("input", "attention_residual.norm"),
-                ("post_attention", "attention_residual.branch_norm"),
-                ("pre_feedforward", "feed_forward_residual.norm"),
-                ("post_feedforward", "feed_forward_residual.branch_norm"),
-            )
-        ),
-        Pair("norm.weight", "trunk.stack.final_norm.scale", ONE_MORE),
+        *_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.attention_residual.norm"),
+        *_norm(f"{LAYER}.post_attention_layernorm", f"{BLOCK}.attention_residual.branch_norm"),
+        *_norm(f"{LAYER}.pre_feedforward_layernorm", f"{BLOCK}.feed_forward_residual.norm"),
+        *_norm(f"{LAYER}.post_feedforward_layernorm", f"{BLOCK}.feed_forward_residual.branch_norm"),
+        *_norm("norm", "trunk.stack.final_norm"),
         # Gemma 3's.
-        Pair(f"{LAYER}.self_attn.q_norm.weight", f"{BLOCK}.attention.query_norm.scale", ONE_MORE),
-        Pair(f"{LAYER}.self_attn.k_norm.weight", f"{BLOCK}.attention.key_norm.scale", ONE_MORE),
+        *_norm(f"{LAYER}.self_attn.q_norm", f"{BLOCK}.attention.query_norm"),
+        *_norm(f"{LAYER}.self_attn.k_norm", f"{BLOCK}.attention.key_norm"),
     )
     head_dim = 256
     num_key_heads = 4
@@ -73,3 +117,8 @@ class Gemma2(Llama):
             "hidden_activation": activation,
             "query_pre_attn_scalar": whole if whole**-0.5 == scale else scale**-2,
         }
+
+    def build(self, config: TransformerConfig, settings: Settings, rngs: nnx.Rngs) -> Decoder:
+        model = Decoder(config, rngs=rngs)
+        _replace_norms(model)
+        return model

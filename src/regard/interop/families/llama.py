@@ -81,12 +81,11 @@ class Llama(Family):
         head_dim = settings.get("head_dim")
         key_heads = settings.get("num_key_value_heads", self.num_key_heads)
         head_dim = self.head_dim if head_dim is None else read_size("head_dim", head_dim)
-        head_width = fields["d_model"] // max(fields["num_heads"], 1) if head_dim is None else head_dim
         key_heads = fields["num_heads"] if key_heads is None else read_size("num_key_value_heads", key_heads)
         return {
             "num_key_heads": key_heads,
             "head_dim": head_dim,
-            **self.read_positions(settings, head_width, fields["max_length"], length),
+            **self.read_positions(settings, fields["max_length"], length),
         }
 
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:
@@ -99,7 +98,7 @@ class Llama(Family):
         }
 
     def read_positions(self, settings: Settings, *sizes: Any) -> dict[str, Any]:
-        """Return the rotary fields, given the width of a head, `max_length` and the tokens to serve."""
+        """Return the rotary fields, given `max_length` and the tokens to serve."""
         return read_rotary(settings, *sizes)
 
     def write_positions(self, config: TransformerConfig) -> dict[str, Any]:

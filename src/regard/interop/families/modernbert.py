@@ -82,9 +82,8 @@ class ModernBert(Family):
         # The window is that of both sides, beside the query's own key.
         beside = read_size("local_attention", settings.get("local_attention", 128)) // 2
         sliding = [bool(layer % every) for layer in range(fields["num_layers"])]
-        head_width = fields["d_model"] // max(fields["num_heads"], 1)
         return {
-            **read_rotary_by_kind(settings, _BASES, head_width, fields["max_length"], length),
+            **read_rotary_by_kind(settings, _BASES, fields["max_length"], length),
             "windows": read_windows(settings, beside + 1, sliding),
             "norm_kind": "layer" if settings.get("norm_bias", False) else "layer_no_bias",
         }

@@ -40,6 +40,4 @@ class Qwen2(Qwen3):
     kind = "qwen2"
     architecture = "Qwen2ForCausalLM"
     choices: ClassVar = {**Llama.choices, "attention_bias": True, "output_bias": False}
-    # No entry says whether there are biases.
-    entries: ClassVar = {name: field for name, field in Llama.entries.items() if field != "attention_bias"}
     head_dim = None

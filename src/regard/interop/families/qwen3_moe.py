@@ -25,10 +25,7 @@ class Qwen3Moe(Llama):
         "moe_intermediate_size": "expert_width",
         "num_experts_per_tok": "experts_per_token",
     }
-    entries: ClassVar = {
-        **{name: field for name, field in Llama.entries.items() if name != "mlp_bias"},
-        "norm_topk_prob": "normalize_chosen",
-    }
+    entries: ClassVar = {**Llama.entries, "norm_topk_prob": "normalize_chosen"}
     layer_counts: ClassVar = (*Llama.layer_counts, "num_experts", "num_local_experts")
     choices: ClassVar = {**Llama.choices, "query_key_norm": True, "normalize_chosen": False}
     required: ClassVar = {**Llama.required, "use_sliding_window": False}

@@ -29,11 +29,7 @@ KINDS = tuple(kind for kind, _ in _WRITTEN.values())
 
 
 def read_rotary(
-    settings: Mapping[str, Any],
-    head_width: int,
-    max_length: int,
-    length: int | None,
-    default_base: float = 10_000.0,
+    settings: Mapping[str, Any], max_length: int, length: int | None, default_base: float = 10_000.0
 ) -> dict[str, Any]:
     """Return the rotary fields; `length` is the number of tokens to serve, which "dynamic" depends on."""
 
@@ -44,16 +40,18 @@ def read_rotary(
         if any(isinstance(value, Mapping) for value in given.values()):
             raise ValueError(f"{name}: expected one rule for all layers, got one per kind of layer")
         rules = Entries(given)
-        share = _read_once(settings, rules, "partial_rotary_factor", 1.0)
         base = _read_once(settings, rules, "rope_theta", default_base)
         scaling = _read_scaling(settings, rules, max_length, length)
+        share = _read_once(settings, rules, "partial_rotary_factor", 1.0)
+        # With the rule "default", transformers passes over it in every family here; with another, it fails.
+        if scaling is not None and share != 1:
+            raise ValueError(
+                "partial_rotary_factor: expected 1, or no such entry, with a rule other than default; got"
+                f" {share}; heads are turned whole in this family: take it out"
+            )
         unread = {f"{name}.{key}": value for key, value in rules.list_unread().items()}
         refuse_unread("rotary positions", unread)
-        return {
-            "rotary_base": base,
-            "rotary_width": None if share == 1 else int(head_width * share),
-            "rotary_scaling": scaling,
-        }
+        return {"rotary_base": base, "rotary_scaling": scaling}
 
     names = ("rope_parameters", "rope_scaling")
     found = [read_rule(name) for name in names if settings.get(name)] or [read_rule(names[0])]
@@ -82,13 +80,13 @@ def read_rotary_by_kind(
             "rope_parameters": rules.get(kind),
             "rope_scaling": scaling.get(kind),
             "rope_theta": None if base is None else read_number(name, base),
+            "partial_rotary_factor": settings.get("partial_rotary_factor"),
         }
         found[kind] = read_rotary(known, *sizes, default_base=default)
     full, sliding = found[FULL], found[SLIDING]
-    if any((full["rotary_width"], sliding["rotary_width"], sliding["rotary_scaling"])):
+    if sliding["rotary_scaling"] is not None:
         raise ValueError(
-            "rope_parameters: expected rules that turn whole heads, and rope_type default for"
-            f" {SLIDING}; got {rules!r}, which is not supported"
+            f"rope_parameters: expected rope_type default for {SLIDING}, got {rules!r}; not supported"
         )
     return {**full, "rotary_window_base": sliding["rotary_base"]}
 
@@ -158,15 +156,14 @@ def _read_sharpness(rules: Mapping[str, Any], factor: float) -> float | None:
 
 def write_rotary(config: TransformerConfig) -> dict[str, Any]:
     """Return `rope_parameters` and, for releases before transformers 5, `rope_theta` and `rope_scaling`."""
-    base, width, scaling = config.rotary_base, config.rotary_width, config.rotary_scaling
+    base, scaling = config.rotary_base, config.rotary_scaling
     kind, names = _WRITTEN.get(type(scaling), ("", {}))
     if not kind:
         raise ValueError(f"rotary_scaling: expected one of {', '.join(KINDS)}, got {scaling!r}")
     said = {name: getattr(scaling, field) for name, field in names.items()}
     rules = {"rope_type": kind, **{name: value for name, value in said.items() if value is not None}}
-    share = {} if width is None else {"partial_rotary_factor": width / config.head_width}
     scaled = {} if scaling is None else {"rope_scaling": dict(rules)}
-    return {"rope_parameters": {**rules, **share, "rope_theta": base}, "rope_theta": base, **share, **scaled}
+    return {"rope_parameters": {**rules, "rope_theta": base}, "rope_theta": base, **scaled}
 
 
 def write_rotary_by_kind(config: TransformerConfig, bases: Mapping[str, tuple[str, float]]) -> dict[str, Any]:

@@ -1,0 +1,83 @@
+"""Residuals: the bytes that a block keeps for its backward pass, as JAX finds them; nothing is computed."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+from flax import nnx
+
+from regard import masks
+from regard.models.decoder import Decoder
+from regard.models.depth import recompute
+
+_LONGEST = 4096  # beyond this what is kept grows with the tokens alone
+
+
+@functools.lru_cache(256)
+def count_residuals(
+    config: Any, length: int, heads: int, precision: str, *, remat: Any, is_dense: bool, has_rows: bool
+) -> float:
+    """Return the bytes per token that one of a decoder's blocks keeps, beside its parameters.
+
+    Args:
+        config: the decoder's `TransformerConfig`.
+        length: tokens of a sequence.
+        heads: devices that divide the heads and the feed-forward width.
+        precision: the dtype in which is computed.
+        remat: what the backward pass computes again, as in the config.
+        is_dense: True for a block with one feed-forward branch, False for one with experts.
+        has_rows: True where a device has whole rows of scores, which short calls keep.
+    """
+    length = min(length, _LONGEST)
+    block = _build_block(_divide(config, heads, is_dense=is_dense))
+    graph, params, rest = nnx.split(block, nnx.Param, ...)
+    params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, precision), params)
+    x = jax.ShapeDtypeStruct((1, length, config.d_model), precision)
+
+    def run(params: Any, x: Any, rest: Any) -> Any:
+        return nnx.merge(graph, params, rest)(x, mask=masks.causal())
+
+    def pull(params: Any, x: Any, rest: Any) -> Any:
+        call = recompute(run, remat, prevent_cse=False)
+        return jax.vjp(lambda params, x: call(params, x, rest), params, x)[1]
+
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        kept = _count(jax.eval_shape(pull, params, x, rest)) - _count(params)
+    scores = (length, length)
+    sizes = (
+        count * math.prod(shape) * dtype.itemsize
+        for (shape, dtype), count in kept.items()
+        if has_rows or shape[-2:] != scores
+    )
+    return sum(sizes) / length
+
+
+def _count(tree: Any) -> collections.Counter[tuple[tuple[int, ...], Any]]:
+    return collections.Counter((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree))
+
+
+def _divide(config: Any, heads: int, *, is_dense: bool) -> Any:
+    """Return the config of one block of a device that has its part of the heads and widths."""
+    key_heads = max((config.num_key_heads or config.num_heads) // heads, 1)
+    return dataclasses.replace(
+        config,
+        num_layers=1,
+        num_heads=config.num_heads // heads,
+        num_key_heads=key_heads,
+        head_dim=config.head_width,
+        d_ff=max(config.d_ff // heads, 1),
+        expert_width=config.expert_width and max(config.expert_width // heads, 1),
+        num_experts=None if is_dense else config.num_experts,
+        experts_per_token=1 if is_dense else config.experts_per_token,
+        dense_layers=(),
+        windows=(None,),
+    )
+
+
+def _build_block(config: Any) -> Any:
+    return nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))).trunk.stack.blocks[0]
