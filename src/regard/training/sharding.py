@@ -93,6 +93,11 @@ class Deployment:
         return str(MeshSpec(**self.mesh.shape))
 
     @property
+    def divides_model(self) -> bool:
+        """True if devices have parts of the parameters."""
+        return self._count("fsdp", "tensor") > 1
+
+    @property
     def everywhere(self) -> NamedSharding:
         """The sharding of an array that is whole on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
