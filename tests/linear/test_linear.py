@@ -91,26 +91,12 @@ def differentiate(arrays, **options):
     return found, cotangent, grads
 
 
-@pytest.mark.parametrize("rule", ["linear", "gated per head", "gated delta per channel"])
+@pytest.mark.parametrize("rule", ["linear", "gated delta per channel"])
 def test_the_recurrence_and_its_gradients(rule):
     arrays = draw(rule)
     found, cotangent, grads = differentiate(arrays, chunk=4)
     assert_recurrence(found, arrays, cotangent, grads)
     assert found[1].key_sum is None
-
-
-@pytest.mark.slow
-def test_more_and_fewer_leading_axes_give_the_same():
-    arrays = draw("gated delta per channel")
-    single = {name: x[1, (name == "query") * 1] for name, x in arrays.items()}
-    # Matrix products of so many batch axes abort on some CPUs.
-    wide = {name: x[:, None, None, None, None] for name, x in arrays.items()}
-    call = jax.jit(lambda *some: [run(one, chunk=4) for one in some])
-    (output, state), (bare, bare_state), (far, far_state) = call(arrays, single, wide)
-    close(bare, output[1, 1])  # query heads 0 and 1 share key head 0
-    close(bare_state.memory, state.memory[1, 0])
-    close(far, output[:, None, None, None, None])
-    assert far_state.memory.shape == (B, 1, 1, 1, 1, K, D, E)
 
 
 def test_narrow_inputs_are_summed_in_float32():
@@ -128,9 +114,8 @@ def test_narrow_inputs_are_summed_in_float32():
     oracle.assert_as_exact(state.memory, memory, oracle.recurrent(wide, dtype=np.float32)[1], "memory")
 
 
-@pytest.mark.parametrize("rule", ["linear", "gated delta per head"])
-def test_no_causality_means_that_every_query_reads_the_last_state(rule):
-    arrays = {name: x for name, x in draw(rule).items() if x is not None}
+def test_no_causality_means_that_every_query_reads_the_last_state():
+    arrays = draw("gated delta per head")
     queries = np.random.default_rng(3).normal(size=(B, H, 13, D)).astype(np.float32)
     output, state = compiled({**arrays, "query": queries}, causal=False, chunk=4)
     truth, same = (oracle.recurrent(arrays, dtype=dtype)[1] for dtype in (np.float64, np.float32))
@@ -143,35 +128,6 @@ def test_no_causality_means_that_every_query_reads_the_last_state(rule):
 
 
 # Feature maps and the sum of weights.
-
-FEATURES = {
-    "elu1": lambda x: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))),
-    "relu": lambda x: np.maximum(x, 0),
-}
-
-
-def elu1(x):
-    return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
-
-
-@pytest.mark.parametrize(("name", "causal"), [("elu1", False), ("relu", True)])
-def test_features_weigh_keys(name, causal):
-    """T x T weights phi(q) phi(k), divided by their sum."""
-    arrays = draw("linear")
-    query, key, value = (np.asarray(arrays[n], np.float64) for n in ("query", "key", "value"))
-    key, value = (np.repeat(x, H // K, axis=1) for x in (key, value))
-
-    def weigh(dtype):
-        phi_q, phi_k = (FEATURES[name](x.astype(dtype)) for x in (query, key))
-        weights = phi_q @ np.swapaxes(phi_k, -1, -2)
-        weights = np.tril(weights) if causal else weights
-        total = weights.sum(-1, keepdims=True)
-        return np.where(total == 0, 0, weights / np.where(total == 0, 1, total)) @ value.astype(dtype)
-
-    arrays.pop("memory")
-    output, state = compiled(arrays, feature_map=name, normalise=True, causal=causal, chunk=4)
-    oracle.assert_as_exact(output, weigh(np.float64), weigh(np.float32), name)
-    assert state.key_sum.shape == (B, K, D)
 
 
 def test_normalised_output_is_divided_by_decayed_sums():
@@ -224,8 +180,10 @@ def test_a_function_may_widen_features_and_learn():
 
 
 def test_steps_are_a_sequence():
-    """Decoding in a scan, from a state that is a carry."""
+    """Decoding in a scan, from a state that is a carry; leading axes are as many as there are."""
     arrays = {name: x for name, x in draw("gated delta per channel").items() if name != "memory"}
+    # Matrix products of so many batch axes abort on some CPUs.
+    wide = {name: x[:, None, None, None, None] for name, x in arrays.items()}
 
     @jax.jit
     def everything(arrays):
@@ -235,11 +193,12 @@ def test_steps_are_a_sequence():
         end, rest = jax.lax.scan(step, begin, {name: x[1:] for name, x in tokens.items()})
         alone, _ = linear.step(None, **{name: x[0, 0, 0] for name, x in arrays.items()})
         steps = jnp.moveaxis(jnp.concatenate((first[None], rest)), 0, 2)
-        return run(arrays, chunk=4), (steps, end), alone
+        return run(arrays, chunk=4), (steps, end), alone, run(wide, chunk=4)[0]
 
-    whole, steps, alone = everything(arrays)
+    whole, steps, alone, far = everything(arrays)
     close(steps, whole)
     close(alone, whole[0][0, 0, 0])
+    close(far, whole[0][:, None, None, None, None])
 
 
 def test_a_step_may_share_one_query_among_the_rows():
@@ -291,7 +250,7 @@ def test_without_causality_queries_are_not_the_tokens_of_keys():
 
     @jax.jit
     def everything(arrays, taken):
-        each = [{"feature_map": one} for one in ("identity", elu1, "elu1")]
+        each = [{"feature_map": one} for one in ("identity", lambda x: jax.nn.elu(x) + 1, "elu1")]
         valid = [run(arrays, valid=np.arange(T) < 4, causal=False, **one)[0] for one in each[:2]]
         return valid, [run(taken, causal=False, **one)[0] for one in each[::2]]
 
@@ -308,29 +267,11 @@ def test_strong_decay_neither_overflows_nor_loses_digits():
     """A few tokens forget almost all, their neighbours almost nothing; ratios of cumulated decay overflow."""
     rng = np.random.default_rng(8)
     arrays = draw("gated delta per channel", length=37)
-    choices = {"p": [0.6, 0.2, 0.1, 0.05, 0.05], "size": arrays["decay"].shape}
-    arrays["decay"] = rng.choice(np.float32([-0.001, -0.5, -20.0, -300.0, -3e4]), **choices)
+    choices = {"p": [0.6, 0.2, 0.1, 0.05, 0.03, 0.02], "size": arrays["decay"].shape}
+    arrays["decay"] = rng.choice(np.float32([-0.001, -0.5, -20.0, -300.0, -3e4, -np.inf]), **choices)
+    arrays["decay"][:, :, 6] = -np.inf  # begins anew
     found, cotangent, grads = differentiate(arrays, chunk=16)
     assert_recurrence(found, arrays, cotangent, grads)
-
-
-@pytest.mark.slow
-def test_minus_infinity_begins_anew():
-    arrays = draw("gated delta per channel")
-    arrays["decay"][:, :, 6] = -np.inf
-    taken = {n: x[:, :, 6:] for n, x in arrays.items() if n != "memory"}
-
-    def loss(arrays):
-        output, state = run(arrays, chunk=8)
-        return jnp.sum(output[:, :, 6:]), (output[:, :, 6:], state)
-
-    grad = jax.grad(loss, has_aux=True)
-    (grads, found), expected = jax.jit(lambda arrays, taken: (grad(arrays), run(taken, chunk=8)))(
-        arrays, taken
-    )
-    close(found, expected)
-    assert all(np.isfinite(grad).all() for grad in grads.values())
-    assert not np.asarray(grads["memory"]).any()
 
 
 def test_one_key_for_all_tokens_holds_the_last_value():
@@ -375,24 +316,17 @@ def test_first_and_second_derivatives_are_finite_differences(x64):
     @jax.jit
     def derive(arrays):
         twice = jax.grad(lambda arrays: inner(jax.grad(loss)(arrays)))(arrays)
-        return (
-            jax.jvp(loss, (arrays,), (tangents,))[1],
-            twice,
-            *jax.jvp(jax.grad(loss), (arrays,), (tangents,)),
-        )
+        return twice, *jax.jvp(jax.grad(loss), (arrays,), (tangents,))
 
     def exact(by):
         moved = {name: arrays[name] + by * tangents[name] for name in arrays}
-        output = oracle.recurrent(moved)[0]
-        return np.sum(np.sin(output)), oracle.recurrent(moved, np.cos(output))[2]
+        return oracle.recurrent(moved, np.cos(oracle.recurrent(moved)[0]))[2]
 
-    along, twice, grads, bent = derive(arrays)
-    (above, grads_above), (below, grads_below) = exact(1e-5), exact(-1e-5)
-    np.testing.assert_allclose(along, (above - below) / 2e-5, rtol=1e-7)
-    np.testing.assert_allclose(inner(grads), along, rtol=1e-12)
+    twice, grads, bent = derive(arrays)
+    here, above, below = map(exact, (0, 1e-5, -1e-5))
     for name in arrays:
-        numeric = (grads_above[name] - grads_below[name]) / 2e-5
-        np.testing.assert_allclose(twice[name], numeric, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(grads[name], here[name], rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(twice[name], (above[name] - below[name]) / 2e-5, rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(bent[name], twice[name], rtol=1e-9, atol=1e-11)
 
 

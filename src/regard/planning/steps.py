@@ -130,11 +130,11 @@ def plan_step(
         MemoryTooSmallError: no mesh holds the step.
 
     Example:
+        >>> import dataclasses
         >>> from regard import planning
         >>> from regard.models import preset
-        >>> step = planning.plan_step(
-        ...     preset("llama-3.1-8b").config, length="8k", batch=64, devices=64, chip="h100"
-        ... )
+        >>> config = dataclasses.replace(preset("llama-3.1-8b").config, scan_layers=True, remat="full")
+        >>> step = planning.plan_step(config, length="8k", batch=64, devices=64, chip="h100")
         >>> step.candidate.devices, step.parameters
         (64, 8030261248)
 
