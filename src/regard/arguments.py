@@ -48,6 +48,8 @@ _HERE = {
     "num_classes=": "num_labels", "positions=": "position_ids", "query_positions=": "position_ids",
     "rate=": "beta", "decay=": "g gate", "return_state=": "output_final_state",
     "devices=": "gpus num_devices", "page_size=": "block_size",
+    "MultiHeadAttention(...)(x, mask=masks.causal())": "causal is_causal",
+    "nothing here, and call models.beam_search": "num_beams num_return_sequences length_penalty",
     "KVCache.create(...)": "batch", "PagedKVCache.create(...)": "batch",
 }  # fmt: skip
 

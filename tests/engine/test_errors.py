@@ -199,6 +199,7 @@ WRONG = {
     "heads of a configuration": (TypeError, "heads: .*; write num_heads=", lambda: models.TransformerConfig(**SIZES, heads=3)),
     "temperature of generate": (TypeError, r"temperature: .*; write sampling=Sampling\(temperature=0\.8, top_p", lambda: models.generate(None, [[1]], max_tokens=3, temperature=0.5)),
     "length of a step": (TypeError, "seq_len: .*; write length=", lambda: planning.plan_step(CONFIG, seq_len=8)),
+    "causal of a layer": (TypeError, r"causal: .*; write MultiHeadAttention\(...\)\(x, mask=masks.causal", lambda: layers.MultiHeadAttention(6, 3, causal=True, rngs=nnx.Rngs(0))),
     "causal of a layer's call": (TypeError, r"is_causal: .*; write mask=masks\.causal\(\)", lambda: layers.MultiHeadAttention(6, 3, rngs=nnx.Rngs(0))(Q[..., :6], is_causal=True)),
     "heads of a block's attention": (TypeError, r"attention\['heads'\]: .*; write num_heads=", lambda: layers.EncoderBlock(6, 3, 11, attention={"heads": 3}, rngs=nnx.Rngs(0))),
     "a word for a layer's scale": (ValueError, "scale: expected one number .* got 'text'", lambda: layers.MultiHeadAttention(6, 3, scale="text", rngs=nnx.Rngs(0))),
