@@ -181,7 +181,9 @@ def test_a_divergence_names_metric_and_step_and_keeps_the_good_checkpoint(tmp_pa
     assert list_saved(tmp_path / "run") == [7]
     last = read_lines(tmp_path / "run")[-1]
     assert (last["step"], last["loss"]) == (9, None)
-    # Skipped, it is a line of the metrics; ten of them are the end.
+
+
+def test_what_was_skipped_is_a_line_of_the_metrics_and_ten_in_a_row_are_the_end(tmp_path, exploding):
     exploding |= {step: {"loss": np.float32(np.inf), "skipped": 1.0} for step in (2, *range(5, 14), 15)}
     assert train(tmp_path / "other", tiny_copy(nan="skip")).status == "finished"
     exploding[14] = exploding[15]

@@ -94,10 +94,10 @@ def open_together(directory: Path, task: Task, **options: Any) -> runs.Run:
     while True:
         run = look_in_turn()
         processes.demand_same("checkpoint", str(run.start and run.start.step))
-        found = processes.gather("" if run.start is None else find_damage(run.start))
-        if run.start is None or not any(found):
+        faults = processes.gather("" if run.start is None else find_damage(run.start))
+        if run.start is None or not any(faults):
             return run
-        damaged[run.start.path] = next(filter(None, found))
+        damaged[run.start.path] = next(filter(None, faults))
 
 
 def find_damage(checkpoint: checkpoints.Checkpoint) -> str:

@@ -47,11 +47,11 @@ def count_residuals(
         return jax.vjp(lambda params, x: call(params, x, rest), params, x)[1]
 
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        kept = _count(jax.eval_shape(pull, params, x, rest)) - _count(params)
+        residuals = _count(jax.eval_shape(pull, params, x, rest)) - _count(params)
     scores = (length, length)
     sizes = (
         count * math.prod(shape) * dtype.itemsize
-        for (shape, dtype), count in kept.items()
+        for (shape, dtype), count in residuals.items()
         if has_rows or shape[-2:] != scores
     )
     return sum(sizes) / length

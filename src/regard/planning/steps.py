@@ -73,7 +73,7 @@ class Step:
 
     def __str__(self) -> str:
         asked, mesh = self.request, self.candidate
-        place = ",".join(f"{axis}={size}" for axis, size in self.mesh.items()) or "one device"
+        axes = ",".join(f"{axis}={size}" for axis, size in self.mesh.items()) or "one device"
         room = scaled(self.chip.memory_bytes, "B")
         held = ", ".join(f"{name} {scaled(count, 'B')}" for name, count in self.held.items())
         times = ", ".join(f"{name} {spell_seconds(one)}" for name, one in self.seconds_of.items())
@@ -81,7 +81,7 @@ class Step:
         rows = {
             "step": f"{asked['batch']} x {asked['length']:,} tokens in {ways}",
             "parameters": f"{self.parameters:,}",
-            "best": f"{place}, {mesh.devices:,} of {asked['devices']:,} x {self.chip.name}:"
+            "best": f"{axes}, {mesh.devices:,} of {asked['devices']:,} x {self.chip.name}:"
             f" {spell_seconds(self.seconds)}",
             "memory": f"{scaled(sum(self.held.values()), 'B')} of {room} per device: {held}",
             "time": times,
@@ -250,7 +250,7 @@ class _Model:
         """Return how many of the devices that divide rows divide parameters, too: none, if that is faster."""
         if {"data", "fsdp"} & self.fixed.keys():
             return self.fixed.get("fsdp", 1)
-        whole, divided = (self._weigh(candidate, fsdp) for fsdp in (1, candidate.data))
+        whole, divided = self._weigh(candidate, 1), self._weigh(candidate, candidate.data)
         room = self.chip.memory_bytes * self.shares.memory_share
         return 1 if whole.bytes <= room and whole.seconds <= divided.seconds else candidate.data
 
@@ -279,10 +279,14 @@ class _Model:
         held = {name: size * self.total / (fsdp * heads) for name, size in sizes.items()}
         dense, sparse = self.branches
         branches = {is_dense: count for is_dense, count in ((True, dense), (False, sparse)) if count}
-        kept = sum(count * self.keep(candidate, one, config.remat) for one, count in branches.items())
+        block_bytes = [
+            count * self.keep(candidate, is_dense, config.remat) for is_dense, count in branches.items()
+        ]
         # Beside what blocks keep: one that is differentiated, or the loss; attention alone has its own bytes.
         is_again = config.scan_layers or config.remat is not None
-        inside = is_again and max((self.keep(candidate, one, None) for one in branches), default=0.0)
+        inside = is_again and max(
+            (self.keep(candidate, is_dense, None) for is_dense in branches), default=0.0
+        )
         # In float32, with their gradient; and as they are computed.
         logits = 2 * (4 + self.size * (self.size < 4)) * (config.vocab_size or 0) / heads
         attention = self.peak(candidate) if is_again else 0.0
@@ -291,7 +295,7 @@ class _Model:
         copied = self.total if not config.scan_layers else self.outside + 2 * self.block
         gathered = (fsdp > 1 or self.size < 4) * copied
         gathered += sparse and self.lay(tokens)[0] * config.d_model * (config.expert_width or config.d_ff)
-        held |= {"gathered": self.size * gathered / heads, "activations": tokens * kept}
+        held |= {"gathered": self.size * gathered / heads, "activations": tokens * sum(block_bytes)}
         return held | {"attention": attention, "working": working}
 
     def keep(self, candidate: Candidate, is_dense: bool, remat: Any) -> float:

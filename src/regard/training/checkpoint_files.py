@@ -115,8 +115,8 @@ def verify_files(path: Path, files: Files, names: list[str] | None = None) -> No
 
 def _find_writer(name: str) -> int:
     """Return the process that wrote a file; orbax names it, and the first one writes what is for all."""
-    found = re.search(r"\bprocess_(\d+)\b", name)
-    return int(found[1]) if found else 0
+    match = re.search(r"\bprocess_(\d+)\b", name)
+    return int(match[1]) if match else 0
 
 
 def _name_digests(path: Path, process: int) -> Path:

@@ -181,8 +181,8 @@ class Deployment:
     def _gather_array(self, path: Any, leaf: jax.Array) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
-        kept, used = (self._place(path, leaf, in_use=in_use) for in_use in (False, True))
-        return _gather(leaf, used, kept)
+        used = self._place(path, leaf, in_use=True)
+        return _gather(leaf, used, self._place(path, leaf, in_use=False))
 
     def _count(self, *axes: str) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)

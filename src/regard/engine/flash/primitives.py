@@ -300,9 +300,9 @@ def _second_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[An
     count = len(operands) - len(spec.wrt)
     if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
         return [None] * len(operands)
-    found = bind("adjoint", *operands[:count], *map(ad.instantiate_zeros, cotangents), spec=spec)
-    linear = zip(found, operands[count:], strict=True)
-    return [None] * count + [sum_as(cotangent, operand.aval) for cotangent, operand in linear]
+    pulled = bind("adjoint", *operands[:count], *map(ad.instantiate_zeros, cotangents), spec=spec)
+    pairs = zip(pulled, operands[count:], strict=True)
+    return [None] * count + [sum_as(cotangent, operand.aval) for cotangent, operand in pairs]
 
 
 # Batching.
