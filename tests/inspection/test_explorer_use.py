@@ -364,12 +364,6 @@ def test_light_and_dark_schemes_are_followed_and_legible(open_page, scheme):
     assert not visit.probe("moving")
     assert visit.evaluate("document.getAnimations().length") == 0
     assert visit.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
-    # A printed page shows the map without its tools.
-    visit.page.emulate_media(media="print")
-    visit.settle()
-    shown = [visit.page.locator(name).is_visible() for name in (".rg-tools", ".rg-stage", "h1")]
-    assert shown == [False, True, True]
-    assert visit.evaluate("document.scrollingElement.scrollWidth <= innerWidth")
 
 
 def test_forced_colours_tell_what_is_chosen(open_page):

@@ -202,3 +202,29 @@ def test_notes_stay_in_the_link_and_in_the_files(open_page, lines_page, three, t
     assert (found["c"], found["h"], found["scale"]) == (1, 2, "linear")
     assert saved.evaluate("document.querySelector('.rg-atlas .head-note input').value") == text
     pages.write(trace_of(three), files["HTML"])  # which may be replaced
+
+
+def test_on_paper_cells_lie_under_their_labels_and_nothing_is_cut(open_page, cases):
+    visit = open_page("#tab=compare&l=1&h=1&cmp=difference")
+    first, second = (case[1].weights[1] for case in cases)
+    largest = np.unravel_index(np.abs(first - second).argmax(), first.shape)
+    for tab in ("training", "positions", "lines", "attention", "compare"):
+        visit.probe("still", False)
+        visit.page.emulate_media(media="screen")
+        visit.page.set_viewport_size({"width": 1280, "height": 800})
+        go(visit, f"#tab={tab}&l=1&h=1&cmp=difference")
+        visit.until("__regard.drawn().then(() => true)")
+        visit.probe("still", True)
+        visit.page.emulate_media(media="print")
+        for width, height in ((718, 1047), (1047, 718), (740, 980), (980, 740)):
+            visit.page.set_viewport_size({"width": width, "height": height})
+            assert not visit.probe("cut"), (tab, width)
+            if tab == "compare":
+                # Cells of the darkest orange, counted by the labels of the axis.
+                for cell, (axis, places) in zip(
+                    largest, visit.probe("underLabels", [122, 52, 3]), strict=True
+                ):
+                    scale, start = np.polyfit(*zip(*axis, strict=True), 1)
+                    found = (np.array(places) - start) / scale
+                    assert (abs(found - cell) < 0.8).sum() > 0.2 * found.size, (width, cell, found)
+        visit.evaluate("dispatchEvent(new Event('afterprint'))")

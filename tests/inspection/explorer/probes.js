@@ -56,7 +56,48 @@
     return [255, 255, 255, 255];
   }
 
+  // A page is laid out anew on paper, and no ResizeObserver hears of it.
+  let printing = false;
+  const { ResizeObserver: Real } = window;
+  window.ResizeObserver = class extends Real {
+    constructor(call) {
+      super((...all) => printing || call(...all));
+    }
+  };
+
   window.probe = {
+    still: (on) => {
+      printing = on;
+      if (on) dispatchEvent(new Event("beforeprint"));
+    },
+
+    /** Drawings that go on beyond the sheet. */
+    cut: () =>
+      [...document.querySelectorAll(".regard :is(svg, canvas)")]
+        .filter((one) => visible(one) && one.getBoundingClientRect().right > innerWidth)
+        .map(outline),
+
+    /** For queries and keys of Compare: labels with their places, and the places of pixels of a colour. */
+    underLabels: ([r, g, b]) => {
+      const canvas = document.querySelector(".compare-stage canvas");
+      const box = canvas.getBoundingClientRect();
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      const [down, across] = [[], []];
+      for (let n = 0; n < data.length; n += 4) {
+        if (Math.hypot(data[n] - r, data[n + 1] - g, data[n + 2] - b) > 3 || data[n + 3] < 255) continue;
+        across.push(box.left + ((((n / 4) % canvas.width) + 0.5) * box.width) / canvas.width);
+        down.push(box.top + ((Math.floor(n / 4 / canvas.width) + 0.5) * box.height) / canvas.height);
+      }
+      const labels = (anchor, middle) =>
+        [...document.querySelectorAll(`.compare-stage text[text-anchor=${anchor}]:not(.plot-label)`)].map(
+          (one) => [Number(one.textContent), middle(one.getBoundingClientRect())],
+        );
+      return [
+        [labels("end", ({ top, height }) => top + height / 2), down],
+        [labels("middle", ({ left, width }) => left + width / 2), across],
+      ];
+    },
+
     nodes: () => document.querySelectorAll("*").length,
 
     controls: () => controls().length,

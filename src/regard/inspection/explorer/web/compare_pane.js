@@ -35,7 +35,13 @@ export function comparePane(host, state, label) {
     plot = { x: COMPARE_LEFT, y: 4, w: wide - COMPARE_LEFT - 6, h: Math.min(wide - COMPARE_LEFT, 520) };
     const tall = plot.h + plot.y + COMPARE_BOTTOM;
     view = drawnView(stretch(state.view, 1), plot, shape);
-    stage.style.height = `${tall}px`;
+    // On paper the stage scales as a whole: its height follows its width.
+    for (const [property, setting] of [
+      ["height", `${tall}px`],
+      ["--wide", `${wide}px`],
+      ["aspect-ratio", `${wide} / ${tall}`],
+    ])
+      stage.style.setProperty(property, setting);
     Object.assign(canvas, { width: wide * ratio, height: tall * ratio });
     const pen = penOf(canvas),
       x = plot.w / (view.k1 - view.k0),
@@ -66,6 +72,7 @@ export function comparePane(host, state, label) {
     }
     axes.setAttribute("width", String(wide));
     axes.setAttribute("height", String(tall));
+    axes.setAttribute("viewBox", `0 0 ${wide} ${tall}`);
     axes.setAttribute(
       "aria-label",
       `${title.textContent}. Arrow keys move, plus and minus zoom, 0 shows all.`,

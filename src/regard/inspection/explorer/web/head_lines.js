@@ -14,6 +14,8 @@ const LINES_HEADS = 8;
 /** Pixels of a head in the strip beside the tokens. */
 const LINES_STRIP = 7;
 const LINES_LISTED = 8;
+/** Pixels of height that a sheet has room for. */
+const LINES_PRINTED = 620;
 
 /** @typedef {{row: number, key: number, weight: number}[]|null} HeadLines */
 
@@ -181,6 +183,7 @@ export function mountHeadLines(host, source, state) {
       pen = penOf(canvas),
       style = getComputedStyle(host);
     figure.style.setProperty("--tall", `${height}px`);
+    figure.style.setProperty("--shrink", String(Math.min(1, LINES_PRINTED / height)));
     Object.assign(canvas, { width: Math.round(width * ratio), height: Math.round(height * ratio) });
     pen.scale(ratio, ratio);
     pen.lineWidth = heads.length > 4 ? 1.5 : 2;

@@ -84,11 +84,12 @@ export function heatPlot(host, spec, state) {
       height = tall + PLOT_TOP + PLOT_BOTTOM;
     const look = { kind: spec.kind, low: spec.low, high: spec.high, dark: isDark(body) };
     const canvas = heatCanvas(spec.values, rows, columns, look);
+    // Shares of the figure, so that both scale together on paper.
     Object.assign(canvas.style, {
-      left: `${left}px`,
-      top: `${PLOT_TOP}px`,
-      width: `${wide}px`,
-      height: `${tall}px`,
+      left: `${(100 * left) / full}%`,
+      top: `${(100 * PLOT_TOP) / height}%`,
+      width: `${(100 * wide) / full}%`,
+      height: `${(100 * tall) / height}%`,
     });
     canvas.classList.add("heat-canvas");
     const xAxis = makeAxis("linear", -0.5, columns - 0.5, left, left + wide);
@@ -104,6 +105,7 @@ export function heatPlot(host, spec, state) {
     const node = svg("svg", {
       width: full,
       height,
+      viewBox: `0 0 ${full} ${height}`,
       tabindex: 0,
       role: "img",
       "aria-label": `${spec.title}: ${rows} by ${columns} numbers. Arrow keys read them.`,
@@ -149,7 +151,7 @@ export function heatPlot(host, spec, state) {
       pick && (() => row >= 0 && pick(row, column)),
     );
     legend.replaceChildren(...heatLegend(look, spec.unit));
-    body.replaceChildren(canvas, node);
+    body.replaceChildren(element("div", { class: "heat-stage" }, canvas, node));
   };
   const frame = plotFrame(host, draw);
   frame.update(spec);

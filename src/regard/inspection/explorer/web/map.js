@@ -1,6 +1,6 @@
 import { element, penOf, pixelRatio, say } from "./dom.js";
 import { followCell, MaskTiles, pixelOf, zoomFactor, zoomView } from "./geometry.js";
-import { labelRoom, readStrips } from "./map_layers.js";
+import { labelRoom, printLayout, readStrips } from "./map_layers.js";
 import { drawCrosshairs, drawMinimap, minimapRect } from "./map_marks.js";
 import { MapPicture } from "./map_picture.js";
 import { followPointer } from "./map_pointer.js";
@@ -184,10 +184,14 @@ class MapView extends MapPicture {
   print() {
     const { clientWidth: width, clientHeight: height } = this.stage;
     if (!width || !height) return;
-    const picture = element("canvas", { class: "rg-print", width: 3 * width, height: 3 * height });
+    const layout = printLayout(this.layout(), this.drawn(), this.state.shape());
+    const picture = element("canvas", {
+      class: "rg-print",
+      width: Math.round(3 * layout.width),
+      height: Math.round(3 * layout.height),
+    });
     const pen = penOf(picture);
     pen.setTransform(3, 0, 0, 3, 0, 0);
-    const layout = this.layout();
     this.draw(pen, layout, 3);
     this.drawMarks(pen, layout);
     this.base.hidden = this.over.hidden = true;

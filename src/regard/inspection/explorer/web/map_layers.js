@@ -32,6 +32,20 @@ export function mapLayout(width, height, room = 60) {
 }
 
 /**
+ * The same picture without the room that the matrix leaves free.
+ * @param {MapLayout} layout @param {View} view as drawn @param {Shape} shape
+ * @returns {MapLayout}
+ */
+export function printLayout(layout, view, shape) {
+  const { x, y, w, h } = matrixRect(view, layout.plot, shape);
+  // The last keys' tokens stand out at the right, and the colour bar needs some width.
+  const width = Math.min(layout.width, Math.max(480, x + w + 60));
+  const below = layout.below || width < 680,
+    bottom = below && !layout.below ? 80 : layout.bottom;
+  return { ...layout, width, height: y + h + bottom, below, bottom, plot: { x, y, w, h } };
+}
+
+/**
  * Room that tokens take that stand above their keys: as high as all but the longest few.
  * @param {string[]} tokens
  * @returns {number} CSS pixels

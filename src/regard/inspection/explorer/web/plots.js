@@ -224,6 +224,7 @@ export function linePlot(host, spec) {
     const node = svg("svg", {
       width,
       height,
+      viewBox: `0 0 ${width} ${height}`,
       tabindex: 0,
       role: "img",
       "aria-label":
