@@ -4,8 +4,10 @@ import difflib
 import functools
 import inspect
 import operator
+import os
 import re
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -15,6 +17,7 @@ from jax.core import Tracer
 
 LARGEST = np.iinfo(np.int32).max  # positions lie below: as a bound, it is none
 Guided = TypeVar("Guided", bound=Callable[..., Any])
+Made = TypeVar("Made")
 
 # What is written here for other libraries' options: the first whose first word the function knows.
 _HERE = {
@@ -128,6 +131,12 @@ def check_flag(name: str, flag: Any) -> bool:
     return bool(flag)
 
 
+def read_path(name: str, path: Any) -> Path:
+    """Return the path of a file or folder."""
+    check_kind(name, path, str, os.PathLike, hint="write where it lies, such as 'out/copy'")
+    return Path(path)
+
+
 def check_reach(name: str, end: int) -> None:
     """Raise where positions that end before this one are too many for int32."""
     if isinstance(end, int) and end > LARGEST:  # a symbolic one is not known
@@ -146,11 +155,11 @@ def read_array(name: str, value: Any, dtype: Any = None) -> Any:
     if hasattr(value, "dtype"):
         return as_array(name, "an array", np.asarray, value)
     is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))  # of a list
-    array = as_array(name, "an array", jnp.asarray if is_traced else np.asarray, value, dtype)
+    array: Any = as_array(name, "an array", jnp.asarray if is_traced else np.asarray, value, dtype)
     return array if array.size or dtype is not None else array.astype(np.int32)
 
 
-def as_array(name: str, expected: str, make: Callable[..., Any], value: Any, *options: Any) -> Any:
+def as_array(name: str, expected: str, make: Callable[..., Made], value: Any, *options: Any) -> Made:
     """Return an array made of an argument, or say why none can be."""
     try:
         return make(value, *options)

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import as_array
 from regard.axes import Array, ArrayLike
 
 
@@ -35,7 +36,8 @@ def weigh_values(weights: ArrayLike, value: ArrayLike, projection: ArrayLike) ->
 
     Reference: Kobayashi et al., "Attention is Not Only a Weight", 2020, equation 2.
     """
-    weights, value = jnp.asarray(weights), jnp.asarray(value)
+    weights = as_array("weights", "numbers", jnp.asarray, weights)
+    value = as_array("value", "numbers", jnp.asarray, value)
     heads = weights.shape[-3] if weights.ndim > 2 else 1
     kernel = _divide("value", value, projection, heads)
     if weights.shape[-1] != value.shape[-2]:
@@ -91,12 +93,12 @@ def contribute(output: ArrayLike, projection: ArrayLike, direction: ArrayLike | 
 
     Reference: Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021.
     """
-    output = jnp.asarray(output)
+    output = as_array("output", "numbers", jnp.asarray, output)
     kernel = _divide("output", output, projection, output.shape[-3] if output.ndim > 2 else 1)
     added = output @ _broadcast(kernel, output)
     if direction is None:
         return added
-    direction = jnp.asarray(direction)
+    direction = as_array("direction", "numbers", jnp.asarray, direction)
     if direction.shape != added.shape[-1:]:
         raise ValueError(f"direction: expected shape {added.shape[-1:]}, got {direction.shape}")
     return added @ direction
@@ -141,7 +143,8 @@ def read_layers(model: Any, tokens: ArrayLike, **options: Any) -> Array:
 
 def _divide(name: str, array: Any, projection: Any, heads: int) -> Array:
     """Return Wo by heads, (H, E, M)."""
-    kernel = jnp.asarray(projection[...] if hasattr(projection, "shape") else projection)
+    weights = projection[...] if hasattr(projection, "shape") else projection
+    kernel = as_array("projection", "numbers", jnp.asarray, weights)
     fits = array.ndim > 2 and heads % array.shape[-3] == 0 and kernel.ndim == 2
     if not fits or kernel.shape[0] != heads * array.shape[-1]:
         raise ValueError(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import integers, whole_number
+from regard.arguments import check_kind, integers, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.hooks import CallEvent, watch
 from regard.inspection.traces import Trace
@@ -73,7 +73,8 @@ def predict_layers(
 
     if not isinstance(model, Decoder):
         raise TypeError(f"model: expected a regard.models.Decoder, got {type(model).__name__}")
-    ids = jnp.atleast_2d(jnp.asarray(tokens))
+    check_kind("trace", trace, Trace)
+    ids = jnp.atleast_2d(integers("tokens", tokens))
     events: list[CallEvent] = []
     with watch(events.append):
         _, seen = model.trunk(ids, aux=("hidden",), **options)

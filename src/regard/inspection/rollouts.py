@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import whole_number
+from regard.arguments import as_array, check_kind, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.registry import BACKENDS, choose
+from regard.inspection.traces import Trace
 
 
 def roll_out(weights: ArrayLike, residual: float = 0.5) -> Array:
@@ -44,10 +45,10 @@ def roll_out(weights: ArrayLike, residual: float = 0.5) -> Array:
 
     Reference: Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020, section 3.
     """
-    weights = jnp.asarray(weights)
-    if weights.ndim < 4 or weights.shape[-1] != weights.shape[-2]:
-        raise ValueError(f"weights: expected shape (L, *B, H, T, T), got {tuple(weights.shape)}")
-    mean = weights.mean(-3)
+    array: Any = as_array("weights", "an array (L, *B, H, T, T)", jnp.asarray, weights)
+    if array.ndim < 4 or array.shape[-1] != array.shape[-2]:
+        raise ValueError(f"weights: expected shape (L, *B, H, T, T), got {tuple(array.shape)}")
+    mean = array.mean(-3)
     rolled = jnp.broadcast_to(jnp.eye(mean.shape[-1], dtype=mean.dtype), mean.shape[1:])
     for layer in mean:
         rolled += (1 - residual) * (layer @ rolled - layer.sum(-1, keepdims=True) * rolled)
@@ -87,6 +88,7 @@ def roll_out_row(trace: Any, row: int, call: int = -1, residual: float = 0.5) ->
 
     Reference: Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020, section 3.
     """
+    check_kind("trace", trace, Trace)
     calls = list(trace.calls)
     if not -len(calls) <= whole_number("call", call, -len(calls) or -1) < len(calls):
         raise ValueError(f"call: expected one of the {len(calls)} of the trace, got {call}")

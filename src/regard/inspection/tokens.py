@@ -164,7 +164,7 @@ def find_delimiters(tokens: Tokens, ids: np.ndarray) -> list[int]:
 
 
 def _texts(texts: Any) -> tuple[str, ...]:
-    found = tuple(texts)
+    found: Any = as_array("texts", "a list of strings", tuple, texts)
     wrong = [text for text in found if not isinstance(text, str)]
     if wrong or isinstance(texts, str):
         raise TypeError(
@@ -175,7 +175,7 @@ def _texts(texts: Any) -> tuple[str, ...]:
 
 
 def _pair(grid: Any) -> tuple[int, int]:
-    sizes = tuple(grid)
+    sizes: Any = as_array("patch_grid", "rows and columns", tuple, grid)
     if len(sizes) != 2 or not all(isinstance(n, int | np.integer) and n > 0 for n in sizes):
         raise ValueError(f"patch_grid: expected rows and columns, two numbers above 0; got {grid!r}")
     return int(sizes[0]), int(sizes[1])

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from regard.arguments import read_path
 from regard.loading import name_extra
 
 with name_extra(__name__, "weights"):
@@ -116,7 +117,7 @@ def load(
     """
     if dtype is not None:
         float_dtype("dtype", dtype)
-    directory = find_transformer(Path(directory))
+    directory = find_transformer(read_path("directory", directory))
     settings = read_settings(directory)
     family = find_family(settings)
     weights = family.unpack(open_weights(directory))
@@ -204,7 +205,7 @@ def save(
         ...     huggingface.load(folder).config == config
         True
     """
-    directory = Path(directory)
+    directory = read_path("directory", directory)
     if dtype is not None:
         float_dtype("dtype", dtype)
     try:

@@ -6,9 +6,9 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from regard.arguments import read_path
 from regard.interop.families import FAMILIES, Family
 from regard.layers.choices import check_choice
 from regard.models import TransformerConfig
@@ -20,7 +20,7 @@ def read_settings(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[st
     """Return config.json as a dict, from a folder, a file or a dict."""
     if isinstance(source, Mapping):
         return dict(source)
-    path = Path(source)
+    path = read_path("source", source)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise ValueError(

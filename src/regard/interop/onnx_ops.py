@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard import linear
-from regard.arguments import whole_number
+from regard.arguments import check_kind, whole_number
 from regard.axes import Array, ArrayLike
 from regard.interop.onnx_softmax import AttentionOutputs as AttentionOutputs
 from regard.interop.onnx_softmax import attention as attention
@@ -252,8 +252,10 @@ def run_node(node: Any, tensors: Mapping[str, ArrayLike], *, backend: str | None
         >>> [f"{weight:.2f}" for weight in onnx_ops.run_node(node, {"q": x, "k": x, "v": x})["y"].ravel()]
         ['1.00', '0.00', '0.33', '0.67']
     """
+    from onnx import NodeProto
     from onnx.helper import get_attribute_value
 
+    check_kind("node", node, NodeProto)
     name = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
     if name not in _OPERATORS:
         known = ", ".join(operator for _, operator in _OPERATORS)

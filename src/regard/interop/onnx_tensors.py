@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import as_array
 from regard.axes import Array
 
 # Element types of floating-point tensors, numbered as in onnx.proto.
@@ -16,7 +17,7 @@ FLOATS = {1: np.dtype(np.float32), 10: np.dtype(np.float16), 11: np.dtype(np.flo
 
 def tensor(name: str, value: Any, ranks: tuple[int, ...]) -> Array:
     """Check for a floating-point input of one of these ranks, and return it as a JAX array."""
-    array = jnp.asarray(value)
+    array = as_array(name, "a floating-point tensor", jnp.asarray, value)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"{name}: expected a floating-point tensor, got {array.dtype}")
     if array.ndim not in ranks:

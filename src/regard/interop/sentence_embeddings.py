@@ -14,7 +14,7 @@ from regard.loading import name_extra
 with name_extra(__name__, "weights"):
     from flax import nnx
 
-from regard.arguments import whole_number
+from regard.arguments import check_kind, whole_number
 from regard.axes import Array, Float
 from regard.interop.families.entries import read_size
 from regard.interop.huggingface import Pretrained
@@ -65,6 +65,7 @@ def embed(
 
     Reference: Reimers and Gurevych, "Sentence-BERT", 2019, section 3.
     """
+    check_kind("pretrained", pretrained, Pretrained)
     if isinstance(sentences, str):
         raise TypeError("sentences: expected a sequence of strings, got one string; put it in a list")
     if not isinstance(pretrained.model, Encoder) or pretrained.config.vocab_size is None:

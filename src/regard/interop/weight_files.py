@@ -15,6 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from regard.arguments import read_path
+
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
@@ -81,7 +83,7 @@ def open_weights(path: str | os.PathLike[str]) -> WeightFiles:
     The path is that of a file, of an index of shards, or of a folder with model.safetensors or, else, its
     index. Reference: https://github.com/huggingface/safetensors, section "Format".
     """
-    path = _find(Path(path))
+    path = _find(read_path("path", path))
     return _open_shards(path) if path.name.endswith(".json") else _open_file(path)
 
 
@@ -184,7 +186,7 @@ def write_weights(
     path of the file, or of the index where `shard_bytes`, as in `huggingface.save`, asks for several. The
     default `metadata`, {"format": "pt"}, is what transformers requires.
     """
-    path = Path(path)
+    path = read_path("path", path)
     if path.suffix != ".safetensors":
         raise WeightFileError(f"{path}: expected a name that ends in .safetensors")
     lazy = {name: _make_lazy(name, tensor) for name, tensor in tensors.items()}

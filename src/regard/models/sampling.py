@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import LARGEST, check_kind, guided
+from regard.arguments import LARGEST, check_kind, guided, whole_number
 from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.engine.call.problem import accumulation_dtype
 
@@ -359,6 +359,7 @@ def row_keys(rng: ArrayLike, batch: int) -> Array:
     elif not jnp.issubdtype(getattr(rng, "dtype", np.float32), jax.dtypes.prng_key):
         kind = getattr(rng, "dtype", type(rng).__name__)
         raise TypeError(f"rng: expected a random key, such as jax.random.key(0); got {kind}")
+    batch = whole_number("batch", batch, 0)
     if typed.shape == (batch,):
         return typed
     if typed.shape != ():

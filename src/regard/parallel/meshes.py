@@ -9,7 +9,7 @@ import jax
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-from regard.arguments import whole_number
+from regard.arguments import check_kind, whole_number
 
 
 def build_mesh(sizes: Mapping[str, int], *, devices: Sequence[Any] | None = None) -> Mesh:
@@ -37,6 +37,7 @@ def build_mesh(sizes: Mapping[str, int], *, devices: Sequence[Any] | None = None
 
     Reference: `jax.experimental.mesh_utils.create_hybrid_device_mesh`.
     """
+    check_kind("sizes", sizes, Mapping, hint="write {'data': 8}")
     sizes = {name: whole_number(name, size, 1) for name, size in sizes.items()}
     devices = jax.devices() if devices is None else devices
     spelled = ", ".join(f"{name}={size}" for name, size in sizes.items())

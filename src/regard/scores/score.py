@@ -107,6 +107,13 @@ class Score:
         """Return the code that makes this score."""
         return spell_record(self)
 
+    def __or__(self, other: Any) -> Score:
+        raise TypeError(
+            "score: expected a list of scores, left to right, score=[first, second]; got |, & or +"
+        )
+
+    __and__ = __add__ = __ror__ = __rand__ = __radd__ = __or__
+
     def __repr__(self) -> str:
         return self.expression()
 

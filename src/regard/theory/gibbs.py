@@ -143,7 +143,8 @@ def temperature_sweep(scores: Any, temperatures: Any, keep: Any = None) -> Equil
         >>> sweep.effective_states.round(2).tolist()
         [1.0, 2.0]
     """
-    temperatures = jnp.asarray(temperatures)
+    (scores,) = operands.floating("scores (..., S)", scores=scores)
+    temperatures = operands.above_zero("temperatures", temperatures, scores.dtype)
     if temperatures.ndim != 1:
         raise ValueError(f"temperatures: expected one axis (N,), got shape {temperatures.shape}")
     return jax.vmap(lambda temperature: equilibrium(scores, temperature, keep))(temperatures)

@@ -39,7 +39,7 @@ def energy(state: Any, patterns: Any, beta: Any = 1.0, keep: Any = None) -> Arra
     Reference: Ramsauer et al., "Hopfield Networks is All You Need", 2021, equation 2.
     """
     state, patterns = operands.floating("(..., count, width)", state=state, patterns=patterns)
-    beta = jnp.asarray(beta).astype(state.dtype)
+    beta = operands.above_zero("beta", beta, state.dtype)
     fit = _contract("...id,...jd->...ij", state, patterns)
     keep = operands.kept(keep, fit.shape)
     lengths = _contract("...jd,...jd->...j", patterns, patterns)[..., None, :]
@@ -70,7 +70,7 @@ def update(state: Any, patterns: Any, beta: Any = 1.0, keep: Any = None) -> Arra
     Reference: Ramsauer et al., 2021, equation 3.
     """
     state, patterns = operands.floating("(..., count, width)", state=state, patterns=patterns)
-    beta = jnp.asarray(beta).astype(state.dtype)
+    beta = operands.above_zero("beta", beta, state.dtype)
     fit = _contract("...id,...jd->...ij", state, patterns)
     return _contract("...ij,...jd->...id", _weights(fit * beta, keep=keep), patterns)
 

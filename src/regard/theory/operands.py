@@ -4,6 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from regard.axes import Array
 
@@ -31,12 +32,19 @@ def _array(name: str, given: Any) -> Array:
         raise TypeError(f"{name}: expected numbers, got {type(given).__name__}") from None
 
 
-def rows(name: str, given: Any, like: Array) -> Array:
-    """Shape a number, or one per row, to be combined with `like`: (..., 1)."""
+def above_zero(name: str, given: Any, dtype: Any) -> Array:
+    """Convert numbers above 0 to this dtype; traced ones are taken as they are."""
     array = _array(name, given)
     if not jnp.issubdtype(array.dtype, jnp.floating) and not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name}: expected numbers, got {array.dtype}")
-    return broadcast(name, array.astype(like.dtype), like.shape[:-1])[..., None]
+    if not isinstance(array, Tracer) and not (array > 0).all():
+        raise ValueError(f"{name}: expected more than 0, got {array}")
+    return array.astype(dtype)
+
+
+def rows(name: str, given: Any, like: Array) -> Array:
+    """Shape a number above 0, or one per row, to be combined with `like`: (..., 1)."""
+    return broadcast(name, above_zero(name, given, like.dtype), like.shape[:-1])[..., None]
 
 
 def broadcast(name: str, array: Array, shape: tuple[int, ...]) -> Array:

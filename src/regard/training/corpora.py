@@ -16,6 +16,8 @@ from typing import Self
 import numpy as np
 from jaxtyping import Int
 
+from regard.arguments import check_kind, read_path
+
 ProgressHook = Callable[[str, int, int], None]  # is told what is done, how much of it is, and of how much
 PART_BYTES = 2**18
 # Before the white space after a line, or after a word: no line is cut in two, and no word of BPE.
@@ -107,9 +109,12 @@ def read_manual() -> dict[str, str]:
 
 def list_files(files: Sequence[str | Path]) -> list[tuple[Path, bool]]:
     """List files, and the visible ones below directories that hold anything, sorted; True for those found."""
+    check_kind("files", files, list, tuple)
     if not all(map(str, files)):
         raise ValueError("files: expected files and directories, got an empty name; . is this directory")
-    paths = sorted((path, path != Path(given)) for given in files for path in _list_below(Path(given)))
+    paths = sorted(
+        (path, path != Path(given)) for given in files for path in _list_below(read_path("files", given))
+    )
     seen: set[Path] = set()
     for path, _ in paths:
         if path.resolve() in seen:

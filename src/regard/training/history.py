@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.arguments import read_path
 from regard.training import metrics
 from regard.training.heads import read_heads
 
@@ -42,7 +43,7 @@ def training_document(run_directory: str | Path) -> dict[str, Any]:
         >>> curve["name"], curve["points"].tolist()
         ('loss', [[1.0, 2.0], [0.5, 0.25]])
     """
-    directory = Path(run_directory)
+    directory = read_path("run_directory", run_directory)
     lines = metrics.read(directory / "metrics.jsonl")
     curves = [
         {"name": name, "unit": unit, "split": split, "points": points}

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 from flax import nnx
 from flax.traverse_util import flatten_dict
 
+from regard.arguments import check_kind, read_path, whole_number
 from regard.training import checkpoints, locks, metrics, tasks
 from regard.training.compilation import run_once
 from regard.training.run_configs import FORMAT, check_entries, describe_store
@@ -211,9 +212,9 @@ def open_run(
         checkpoints.CheckpointError: when a checkpoint is damaged or foreign.
         locks.LockError: when another process trains in the directory.
     """
-    directory = Path(directory)
+    directory = read_path("directory", directory)
     tasks.demand_known(task)
-    if seed not in SEEDS:
+    if (seed := whole_number("seed", seed, SEEDS.start)) not in SEEDS:
         raise RunError(f"seed: expected a number from -2**63 to 2**63 - 1, got {seed}")
     locks.demand_free(directory)
     there = _read_config(directory)
@@ -240,7 +241,7 @@ def open_run(
             )
         kept = None if existing is None or own is None else _read_kept(directory, existing)
         return Run(directory, task.restore(kept), seed, own, note=note, damaged=tuple(damaged), **options)
-    branch = _open_branch(directory, task, seed, Path(resume), check)
+    branch = _open_branch(directory, task, seed, read_path("resume", resume), check)
     return dataclasses.replace(branch, **options)
 
 
@@ -251,8 +252,7 @@ def load_run(directory: str | Path) -> tuple[tasks.Task, Any]:
         RunError: when this is not a run, or has no checkpoint yet.
         checkpoints.CheckpointError: when the checkpoint is damaged or holds another model.
     """
-    directory = Path(directory)
-    config = _read_config(directory)
+    config = _read_config(directory := read_path("directory", directory))
     if config is None:
         raise RunError(f"{directory} is not a Regard run: it has no config.json")
     task = config.task.restore(_read_kept(directory, config))
@@ -275,7 +275,8 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
         RunError: when the run has no checkpoint yet.
         checkpoints.CheckpointError: when the checkpoint is damaged or holds another model.
     """
-    checkpoint, _ = checkpoints.load_newest(directory / "checkpoints")
+    check_kind("task", task, tasks.Task)
+    checkpoint, _ = checkpoints.load_newest(read_path("directory", directory) / "checkpoints")
     if checkpoint is None:
         resume = f"regard train {task.name} --out {shlex.quote(str(directory))}"
         raise RunError(f"{directory} has no checkpoint yet; go on training it: {resume}")
@@ -387,9 +388,8 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, check
     steps = task.optimization.steps
     if start.step >= steps:
         raise RunError(f"--resume {path} is at step {start.step} already; ask for more than --steps {steps}")
-    restored = task.restore(_read_kept(source, config))
     note = "; ".join(filter(None, [compare_versions(config.versions), start.note])) or None
-    return Run(directory, restored, seed, start, source=source, note=note)
+    return Run(directory, task.restore(_read_kept(source, config)), seed, start, source=source, note=note)
 
 
 def _demand_sound(path: Path) -> None:

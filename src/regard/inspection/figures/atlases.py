@@ -9,6 +9,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
+from regard.arguments import check_kind
 from regard.inspection.figures import canvas, cells, palette
 from regard.inspection.figures.canvas import Drawing
 from regard.readouts import Readout
@@ -65,6 +66,7 @@ def head_atlas(
         >>> len(drawing.images), [tick.get_text() for tick in drawing.axes[0].get_xticklabels()]
         (3, ['0', '1', '2'])
     """
+    check_kind("readouts", readouts, Readout, Sequence)
     layers = [readouts] if isinstance(readouts, Readout) else list(readouts)
     grids = [_read_blocks(layer, channel) for layer in layers]
     if not grids:
@@ -206,6 +208,7 @@ def _read_blocks(readout: Readout, channel: str, most: int | None = MOST_BLOCKS)
     """Return blocks `(H, I, J)` of one channel, at most `most` along a side; NaN where no row reads."""
     if channel not in BLOCK_LABELS:
         raise ValueError(f"channel: expected 'mass' or 'max', got {channel!r}")
+    check_kind("readout", readout, Readout)
     if readout.block_mass.ndim > 3:
         raise ValueError(
             f"readout: expected leading axes (H,), got {readout.block_mass.shape[:-2]}; choose an example,"
@@ -224,6 +227,7 @@ def _read_blocks(readout: Readout, channel: str, most: int | None = MOST_BLOCKS)
 
 def _read_margins(readout: Readout, head: int) -> tuple[NDArray, NDArray, NDArray]:
     """Return entropy per row, mass per key, and which rows are empty, of one head."""
+    check_kind("readout", readout, Readout)
     arrays = (readout.entropy, readout.key_mass, readout.empty)
     entropy, mass, empty = (cells.read_heads(array) for array in arrays)
     if head not in range(len(entropy)):

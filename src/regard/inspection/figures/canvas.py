@@ -23,6 +23,8 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
+from regard.arguments import check_kind, read_path
+
 DPI = 160
 TITLE_SIZE, LABEL_SIZE, TICK_SIZE = 10.0, 9.0, 8.0
 BAR_WIDTH, ROW_GAP = 0.12, 0.3  # inches
@@ -108,6 +110,7 @@ def render(figure: Figure | Drawing, kind: str = "png") -> bytes:
     """
     if kind not in METADATA:
         raise ValueError(f"kind: expected one of {', '.join(METADATA)}, got {kind!r}")
+    check_kind("figure", figure, Figure, Drawing)
     sheet = figure.figure if isinstance(figure, Drawing) else figure
     buffer = io.BytesIO()
     # fonttype 42 embeds outlines that journals accept; matplotlib's Type 3 default is often refused.
@@ -139,7 +142,7 @@ def save(figure: Figure | Drawing, path: str | os.PathLike[str]) -> Path:
         ...     figures.save(figures.attention_heatmap([[1.0]]), f"{folder}/new/weights.png").name
         'weights.png'
     """
-    target = Path(path)
+    target = read_path("path", path)
     kind = target.suffix.lower().removeprefix(".")
     if kind not in METADATA:
         endings = ", ".join(f".{known}" for known in METADATA)

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
+from regard.arguments import check_kind
 from regard.inspection.figures import canvas, cells, palette
 from regard.inspection.figures.canvas import Drawing
 from regard.readouts import Readout
@@ -50,6 +51,7 @@ def distance_profile(
         >>> [tick.get_text() for tick in drawing.axes[0].get_xticklabels()]
         ['0', '1', '2-3', '4-7']
     """
+    check_kind("readout", readout, Readout)
     masses, chosen, names = _choose(readout, readout.distance_mass, heads, head_labels)
     middle = masses.shape[1] // 2
     found = np.flatnonzero((masses > 0).any(0))
@@ -100,6 +102,7 @@ def entropy_profile(
         >>> [f"{value:.2f}" for value in drawing.lines[0].get_ydata()]
         ['0.00', '0.69', '1.10', '1.39']
     """
+    check_kind("readout", readout, Readout)
     entropies, chosen, names = _choose(readout, readout.entropy, heads, head_labels)
     keys = np.asarray(readout.keys, np.float64).reshape(entropies.shape)
     T = entropies.shape[1]

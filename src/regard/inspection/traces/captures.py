@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax
 import numpy as np
 
-from regard.arguments import whole_number
+from regard.arguments import as_array, check_kind, whole_number
 from regard.engine.call.hooks import CallEvent, watch
 from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.inspection.tokens import Tokens
@@ -110,8 +110,10 @@ def record(
         >>> [call.name for call in trace.calls]
         ['trunk.stack.blocks.0.attention', 'trunk.stack.blocks.1.attention']
     """
+    call = model.apply if is_module(model, "flax.linen") else model
+    check_kind("model", call, Callable)
     with capture(model, tokens=tokens, example=example, title=title) as trace:
-        outputs = (model.apply if is_module(model, "flax.linen") else model)(*inputs, **options)
+        outputs = call(*inputs, **options)
     return outputs, trace
 
 
@@ -150,7 +152,10 @@ def record_repeats(model: Any, vocab_size: int, *, length: int = 64, repeats: in
     """
     sizes = {"vocab_size": vocab_size, "length": length, "repeats": repeats}
     vocab_size, length, repeats = (whole_number(name, size, 1) for name, size in sizes.items())
-    ids = np.tile(np.random.default_rng(rng).integers(0, vocab_size, length, np.int32), repeats)
+    ids = np.tile(
+        as_array("rng", "a seed", np.random.default_rng, rng).integers(0, vocab_size, length, np.int32),
+        repeats,
+    )
     tokens = Tokens([str(token) for token in ids], ids=ids)
     title = f"{length} random tokens, {repeats} times"
     return record(model, jax.numpy.asarray(ids[None]), tokens=tokens, title=title)[1]

@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import read_path
+
 FORMAT, VERSION = "regard-trace", 4
 MOST_BYTES = 4 * 2**30  # of the arrays of a file, unless the caller says otherwise
 
@@ -31,7 +33,7 @@ def write_archive(path: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.nd
 
     An older file of a trace is replaced. Names of arrays are letters and digits.
     """
-    path = Path(path)
+    path = read_path("path", path)
     _check_target(path)
     head = {"format": FORMAT, "version": VERSION, "trace": meta}
     text = json.dumps(head, sort_keys=True, allow_nan=False, separators=(",", ":"))
@@ -53,7 +55,7 @@ def write_archive(path: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.nd
 
 def read_archive(path: Any, max_bytes: int = MOST_BYTES) -> tuple[Any, dict[str, np.ndarray]]:
     """Read what `write_archive` wrote and nothing else: the plain data, yet to be checked, and the arrays."""
-    with _open(Path(path)) as archive:
+    with _open(read_path("path", path)) as archive:
         head = _read_head(archive)
         version = head.get("version")
         if type(version) is not int or version != VERSION:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import jax
 
 import regard
-from regard.arguments import whole_number
+from regard.arguments import check_kind, read_number, read_path, whole_number
 from regard.engine.call.options import ScoreOptions
 from regard.inspection.tokens import Tokens as Tokens
 from regard.inspection.traces.arrays import read_calls
@@ -104,8 +104,8 @@ class Trace:
         return cls(given.lay(calls), title, versions=own_versions())
 
     def __post_init__(self) -> None:
-        if not isinstance(self.title, str):
-            raise TypeError(f"title: expected a string, got {type(self.title).__name__}")
+        check_kind("title", self.title, str)
+        check_kind("calls", self.calls, tuple, hint="capture or Trace.from_arrays makes traces")
 
     def __iter__(self) -> Iterator[Call]:
         return iter(self.calls)
@@ -190,6 +190,9 @@ class Trace:
         """
         from regard.inspection.explorer import pages
 
+        check_kind("compare", options.get("compare"), Trace, type(None))
+        check_kind("title", options.get("title"), str, type(None))
+        path, max_mb = read_path("path", path), read_number("max_mb", max_mb)
         return pages.write(self, path, max_mb=max_mb, **options)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from regard.arguments import check_kind
 from regard.training.task import Example as Example
 from regard.training.task import SyntheticTask as SyntheticTask
 from regard.training.task import Task as Task
@@ -44,6 +45,7 @@ def find_task(name: str) -> type[Task]:
     Raises:
         ValueError: for a name that no class has.
     """
+    check_kind("task", name, str)
     own = [task for task in _list_subclasses(Task) if vars(task).get("name") == name]
     if name not in TASKS and not own:
         raise ValueError(
@@ -59,6 +61,7 @@ def demand_known(task: Task) -> None:
     Raises:
         ValueError: naming both classes where two share a name, or the setting that JSON does not bring back.
     """
+    check_kind("task", task, Task, hint="write tasks.Copy() or another")
     kind = type(task)
     if find_task(task.name) is not kind:
         raise ValueError(
@@ -84,6 +87,7 @@ def load_tasks(names: str) -> None:
     Raises:
         ValueError: for what cannot be found or holds no task, and for a name that is taken.
     """
+    check_kind("names", names, str)
     for name in filter(None, map(str.strip, names.split(","))):
         module = _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
         own = [
