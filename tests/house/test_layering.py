@@ -65,7 +65,7 @@ FOLDERS = {
     " tasks.threshold tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership processes"
     " locks checkpoint_files checkpoints versions run_configs runs sharding heads optimization programs"
     " history work loop",
-    "inspection": "words tokens contributions rollouts head_search figures.palette figures.canvas"
+    "inspection": "visible_text words tokens contributions rollouts head_search figures.palette figures.canvas"
     " figures.cells figures.heatmaps figures.matrices figures.curves figures.patches figures.atlases"
     " figures.head_curves figures explorer.codes explorer.budgets explorer.mask_outlines"
     " explorer.head_records explorer.position_curves explorer.documents explorer.payload explorer.shell"

@@ -1,5 +1,6 @@
 """The explorer's page with hostile texts and numbers that are none, in a notebook, served, and live."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -56,6 +57,10 @@ def test_tokens_and_names_stay_text(browser, page):
         visit.evaluate("(row) => { location.hash = `#row=${row}&key=0`; }", row)
         said = visit.until(f"{text}.includes('query {row} ') && {text}.includes('rank') && {text}")
         assert len(said) < 300
+        # Nothing turns the words around a token, wherever it is written; what is left of it ends with it.
+        everything = visit.evaluate("document.querySelector('.regard').innerText")
+        assert not re.search("[\u202a-\u202e\u2066\u2067\u200e\u200f\u061c]", everything)
+        assert all(line.count("\u2068") == line.count("\u2069") for line in everything.split("\n"))
         assert visit.evaluate(FITS), repr(TOKENS[row][:20])
     visit.check()
     browser.close(visit)

@@ -5,11 +5,13 @@ import hashlib
 import json
 import os
 import re
+import unicodedata
 import zlib
 from pathlib import Path
 
-from javascript import run_node
+from javascript import WEB, run_node
 from regard.inspection.explorer.shell import load_shell, shrink_script, shrink_style
+from regard.inspection.visible_text import show_text
 
 LARGEST = 110_000
 
@@ -76,3 +78,14 @@ def test_modules_pass_their_tests_in_node():
     assert len(tests) > 10
     # A colour would be an escape sequence in the report of a failure.
     run_node("--test", *tests, env={**os.environ, "NO_COLOR": "1", "FORCE_COLOR": "0"})
+
+
+def test_python_and_the_page_write_hidden_characters_alike():
+    known = [chr(code) for code in range(0xE0200) if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
+    texts = [f"a{one}{one}" for one in known if one not in "\r\n"] + ["\r\n", "\u200d\u200d", "\u202eevil"]
+    assert show_text("\u202eevil") == "⟨202E⟩evil"
+    program = f"""import {{ visibleText }} from {(WEB / "dom.js").as_uri()!r};
+      import {{ readFileSync }} from "node:fs";
+      console.log(JSON.stringify(JSON.parse(readFileSync(0, "utf8")).map(visibleText)));"""
+    found = json.loads(run_node("--input-type=module", "-e", program, input=json.dumps(texts)))
+    assert [pair for pair in zip(texts, found, strict=True) if show_text(pair[0]) != pair[1]] == []

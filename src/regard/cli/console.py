@@ -27,7 +27,9 @@ LABEL_WIDTH = 11
 VISIBLE = (
     {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
     | {0x7F: 0x2421}
-    | dict.fromkeys(range(128, 160), 65533)
+    | dict.fromkeys(
+        (*range(128, 160), 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)), 65533
+    )
 )
 
 

@@ -379,7 +379,14 @@ test("layers are told apart by what differs in their names", () => {
 });
 
 test("tokens stay on one line, in whole characters, and are never empty", () => {
-  const signs = { " the": "the", "  ": "␣␣", "a\nb": "a⏎b", "": "∅", "\u0000x": "·x" };
+  const signs = {
+    " the": "the",
+    "  ": "␣␣",
+    "a\nb": "a↵b",
+    "": "∅",
+    "\u0000x": "␀x",
+    שלום: "\u2068שלום\u2069",
+  };
   for (const [token, text] of Object.entries(signs)) assert.equal(shown(token), text);
   assert.equal(Array.from(shown("🙂".repeat(10000), 5)).join(""), "🙂🙂🙂🙂…");
 });

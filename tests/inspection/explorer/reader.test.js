@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
+import { shown } from "../../../src/regard/inspection/explorer/web/dom.js";
 import { besideWords } from "../../../src/regard/inspection/explorer/web/panes.js";
 import {
   displayToken,
@@ -15,13 +16,23 @@ import {
 
 test("hostile tokens become visible and short", () => {
   assert.equal(displayToken("a\u0000b\u001b[31m").text, "a␀b␛[31m");
-  assert.equal(displayToken("\u202eevil").text, "⟨202E⟩evil");
+  // No two blanks have one sign, and nothing that turns a line, or hides in it, is left of all of Unicode.
+  const blanks = [..." \n\t\u2028\u2029\ufeff\u00a0\u3000\u200d\u{e0041}\u3164"];
+  assert.equal(new Set(blanks.map((one) => displayToken(one).text)).size, blanks.length);
+  for (const one of blanks) assert.equal(displayToken(`a${one}`).text.trim(), shown(`a${one}`));
+  for (let code = 0; code < 0x110000; code++) {
+    if (!/\p{Bidi_Control}|\p{Zl}|\p{Zp}|\p{Cc}/u.test(String.fromCodePoint(code))) continue;
+    const token = `${String.fromCodePoint(code)}6 evil`;
+    for (const text of [displayToken(token).text, shown(token)])
+      assert.ok(!text.includes(token[0]), code.toString(16));
+  }
+  assert.equal(shown("\u202eevil"), "⟨202E⟩evil");
   assert.equal(displayToken("\ud800x").text, "\ufffdx");
   assert.equal(displayToken("👩‍👩‍👧").text, "👩‍👩‍👧");
   assert.equal(displayToken("</script><img onerror=1>").text, "</script><img onerror=1>");
   assert.deepEqual(displayToken(""), { text: "∅", kind: "space", note: "empty token" });
   assert.deepEqual(displayToken("\r\n"), { text: "↵", kind: "space", note: "" });
-  assert.equal(displayToken("  \t").text, "··→");
+  assert.equal(displayToken("  \t").text, "␣␣⇥");
   assert.equal(displayToken(" the").kind, "lead");
   const long = displayToken("x".repeat(10007));
   assert.equal(long.text.length, 33);

@@ -26,6 +26,7 @@ from regard.inspection.explorer.shell import (
 )
 from regard.inspection.explorer.sites import Answer, Explorer, IsWanted, RefusalError, Site, check_port
 from regard.inspection.explorer.tiles import demand_reader
+from regard.inspection.visible_text import show_text
 
 MOST_TRACES, MOST_VIEWS = 16, 4  # that are kept
 _POLL_SECONDS = 0.05
@@ -152,7 +153,7 @@ def _fill_page(text: str, title: str) -> tuple[bytes, str]:
     """Return the page and its content policy."""
     script = f'(()=>{{"use strict";\n{join_modules("live.js")}}})();\n//# sourceURL=regard-live.js\n'
     parts = {
-        "TITLE": escape(title),
+        "TITLE": escape(show_text(title)),
         "STYLE": load_shell().style + shrink_style(read_source("live.css")),
         "SETTINGS": write_json({"text": text}),
         "SCRIPT": script,

@@ -14,6 +14,7 @@ from regard.inspection.explorer.documents import FORMAT, PageOptions, Payload
 from regard.inspection.explorer.payload import collect
 from regard.inspection.explorer.shell import load_shell
 from regard.inspection.explorer.thumbnails import draw_png, draw_text
+from regard.inspection.visible_text import show_text
 
 NOTEBOOK_MB = 4.0
 _LOG = logging.getLogger(__name__)  # without a handler, on stderr
@@ -85,7 +86,7 @@ def bundle(trace: Any, *, max_mb: float = NOTEBOOK_MB) -> dict[str, Any]:
     text/html is the page, of at most `max_mb`, in a frame that may run its own script and nothing else;
     image/png, as base64, is for where scripts do not run, text/plain for where pictures are not shown either.
     """
-    name = markup.escape(_plain(trace.title))
+    name = markup.escape(show_text(trace.title))
     try:
         page = markup.escape(html(trace, max_mb=max_mb, pinned=4))
         shown = (
@@ -94,7 +95,9 @@ def bundle(trace: Any, *, max_mb: float = NOTEBOOK_MB) -> dict[str, Any]:
         )
     except ValueError as error:
         advice = "Write it to a file with explore(path)."
-        shown = f"<p>{name}: too large to be shown here. {advice}<br>{markup.escape(_plain(str(error)))}</p>"
+        shown = (
+            f"<p>{name}: too large to be shown here. {advice}<br>{markup.escape(show_text(str(error)))}</p>"
+        )
     picture = base64.b64encode(draw_png(trace)).decode()
     return {"text/html": shown, "image/png": picture, "text/plain": draw_text(trace)}
 
@@ -117,7 +120,7 @@ def fill_page(
     if max_mb is not None and not max_mb > 0:
         raise ValueError(f"max_mb: expected more than 0, got {max_mb}")
     shell = load_shell()
-    name = markup.escape(_plain(trace.title if title is None else title))
+    name = markup.escape(show_text(trace.title if title is None else title))
     connect = "'self'" if served else "'none'"
     payload = collect(
         [trace] if compare is None else [trace, compare],
@@ -145,8 +148,3 @@ def _check_target(target: Path) -> None:
             f"path: expected no file, or an explorer page to replace, at {target}; what is there is something"
             " else: name another file, or remove it first"
         )
-
-
-def _plain(text: str) -> str:
-    """Return text that UTF-8 and HTML can hold: no lone surrogates, no NUL."""
-    return str(text).encode("utf-8", "replace").decode().replace("\0", "\ufffd")

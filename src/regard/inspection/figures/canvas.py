@@ -24,6 +24,7 @@ from matplotlib.text import Text
 from numpy.typing import NDArray
 
 from regard.arguments import check_kind, read_path
+from regard.inspection.visible_text import show_text
 
 DPI = 160
 TITLE_SIZE, LABEL_SIZE, TICK_SIZE = 10.0, 9.0, 8.0
@@ -336,10 +337,10 @@ def describe(value: object, array: NDArray) -> str:
 
 
 def literal(text: object) -> str:
-    """Return `text` to be drawn as it is: no formula at dollar signs, line breaks and tabs visible."""
-    return str(text).replace("\n", "↵").replace("\t", "⇥").replace("$", r"\$")
+    """Return `text` to be drawn as it is: no formula at dollar signs, whatever would not show visible."""
+    return show_text(text).replace("$", r"\$")
 
 
 def escape_formulas(text: object) -> str:
     """Return a title without formulas: dollar signs are escaped, unless they are already, as by `literal`."""
-    return re.sub(r"(?<!\\)\$", r"\$", str(text))
+    return re.sub(r"(?<!\\)\$", r"\$", "\n".join(map(show_text, str(text).split("\n"))))

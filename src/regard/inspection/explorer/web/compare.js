@@ -3,11 +3,11 @@ import { isDark, limitsFor } from "./colours.js";
 import { comparePane } from "./compare_pane.js";
 import { drawTokens } from "./compare_tokens.js";
 import { commonLevels, differenceOf, headDivergences, reasonApart } from "./divergences.js";
-import { button, chooser, clear, element, emptyState, oncePerFrame, partOf, penOf } from "./dom.js";
+import { button, chooser, clear, element, emptyState, oncePerFrame, partOf, penOf, shown } from "./dom.js";
 import { chooseLevel, readBlocks } from "./excerpts.js";
 import { MaskTiles } from "./geometry.js";
 import { heatCanvas, heatLegend, heatPlot } from "./heats.js";
-import { displayToken, headName } from "./passages.js";
+import { headName } from "./passages.js";
 import { formatNumber } from "./scales.js";
 
 const COMPARE_BLOCKS = 512;
@@ -127,14 +127,14 @@ function compareBuild(host, source, state) {
     partOf(pickA, "select").value = String(a);
     partOf(pickB, "select").value = steps.value = String(b);
     // Traces are compared by their weights.
-    const shown = state.channel === "max" ? "max" : "mass";
-    partOf(channel, "select").value = shown;
+    const shownChannel = state.channel === "max" ? "max" : "mass";
+    partOf(channel, "select").value = shownChannel;
     const apart = reasonApart(source, pair, c, h),
       known = pair.map((t) => h < (traces[t].calls[c]?.heads ?? 0));
-    const levels = apart ? [] : commonLevels(source, pair, c, h, shown);
+    const levels = apart ? [] : commonLevels(source, pair, c, h, shownChannel);
     /** @param {number} t @param {View} wanted */
     const read = (t, wanted) => {
-      const list = apart ? source.levels(t, c, h, shown) : levels;
+      const list = apart ? source.levels(t, c, h, shownChannel) : levels;
       const { rows, keys } = traces[t].calls[c],
         here = state.shape(),
         q = rows / (here.rows || 1),
@@ -142,7 +142,7 @@ function compareBuild(host, source, state) {
       const part = wanted ?? view,
         seen = { q0: part.q0 * q, q1: part.q1 * q, k0: part.k0 * k, k1: part.k1 * k };
       const level = chooseLevel(list, seen, COMPARE_BLOCKS);
-      return level ? readBlocks(source, t, c, h, seen, shown, level) : null;
+      return level ? readBlocks(source, t, c, h, seen, shownChannel, level) : null;
     };
     const parts = await Promise.all(pair.map((t, n) => (known[n] ? read(t, view) : null)));
     const tokens = await Promise.all(
@@ -242,7 +242,7 @@ function compareBuild(host, source, state) {
       /** @param {string} word @param {number} place */
       const named = (word, place) => {
         const text = cells && tokens[n]?.[place];
-        return `${word} ${place}${text ? ` ‘${displayToken(text).text.trim()}’` : ""}`;
+        return `${word} ${place}${text ? ` ‘${shown(text)}’` : ""}`;
       };
       const values = read.map((value, m) => (parts[m] ? `${"AB"[m]} ${formatNumber(value, 4)}` : ""));
       const apartBy = linked ? `, A − B ${formatNumber(read[0] - read[1], 3)}` : "";

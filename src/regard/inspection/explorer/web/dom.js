@@ -202,21 +202,46 @@ export function download(name, blob) {
   setTimeout(() => URL.revokeObjectURL(address), 10000);
 }
 
+// Joiners and variants of what they follow, then signs that are seen though Unicode calls them controls.
+const DOM_JOINED = /\u200c|\u200d|[\ufe00-\ufe0f]|[\u{e0100}-\u{e01ef}]/u,
+  DOM_SEEN = /[ \u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2]/,
+  DOM_UNSEEN = /[\p{Cc}\p{Z}\p{Cf}\p{DI}]/u,
+  DOM_LEFTWARD = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
+
 /**
- * A token fit for one line: white space made visible, long ones cut in whole characters.
+ * A text with a sign of its own for every character that would not show, or would turn the line around.
+ * @param {string} text
+ * @returns {string}
+ */
+export function visibleText(text) {
+  let before = "";
+  return Array.from(text.replaceAll("\r\n", "\n"), (character) => {
+    const kept = DOM_SEEN.test(character) || (before && DOM_JOINED.test(character));
+    const code = character.codePointAt(0) ?? 0,
+      unseen = DOM_UNSEEN.test(character);
+    before = kept || !unseen ? character : "";
+    if (kept) return character;
+    if (character === "\n") return "↵";
+    if (character === "\t") return "⇥";
+    if (code < 32) return String.fromCodePoint(0x2400 + code);
+    if (code === 127) return "␡";
+    if (unseen) return `⟨${code.toString(16).toUpperCase()}⟩`;
+    return code >= 0xd800 && code <= 0xdfff ? "\ufffd" : character;
+  }).join("");
+}
+
+/**
+ * A token fit for one line of other words: all of it visible, what is long cut in whole characters, what is written
+ * from the right kept from turning the words around it.
  * @param {string} token
  * @param {number} [most] characters kept
  * @returns {string}
  */
 export function shown(token, most = 24) {
-  const visible = String(token)
-    .slice(0, 4 * most)
-    .replaceAll("\n", "⏎")
-    .replaceAll("\t", "⇥")
-    .replace(/[\p{Cc}\u2028\u2029]/gu, "·");
-  const plain = visible.trim() || visible.replaceAll(" ", "␣");
+  const whole = String(token),
+    visible = visibleText(whole.slice(0, 4 * most));
+  const plain = visible.trim() || visible.replaceAll(" ", "␣") || "∅";
   const head = Array.from(plain);
-  return head.length > most || String(token).length > 4 * most
-    ? `${head.slice(0, most - 1).join("")}…`
-    : plain || "∅";
+  const text = head.length > most || whole.length > 4 * most ? `${head.slice(0, most - 1).join("")}…` : plain;
+  return DOM_LEFTWARD.test(text) ? `\u2068${text}\u2069` : text;
 }

@@ -5,7 +5,6 @@ import { csvText, describeExcerpt, namedHeads, npyBytes, pythonText, safeName, x
 import { notesOn } from "./head_notes.js";
 import { largestOfAll } from "./heads.js";
 import { heatCanvas } from "./heats.js";
-import { displayToken } from "./passages.js";
 import { formatNumber, linearTicks, logTicks } from "./scales.js";
 import { sidesOf } from "./sides.js";
 
@@ -183,7 +182,7 @@ async function exportFigure(source, state, most = 1024) {
    * @param {Side} side
    * @returns {(n: number) => string}
    */
-  const label = (side) => (n) => displayToken(side.textAt(n)).text.trim().slice(0, 16);
+  const label = (side) => (n) => shown(side.textAt(n), 16);
   const words = sides.query.kind !== "index" && sides.key.kind !== "index";
   return {
     excerpt,

@@ -2,7 +2,7 @@ import { mountAtlas } from "./atlas.js";
 import { mountCompare } from "./compare.js";
 import { describeExplorer } from "./debug_api.js";
 import { mountDetails } from "./details.js";
-import { button, clear, element, say } from "./dom.js";
+import { button, clear, element, say, visibleText } from "./dom.js";
 import { mountEffects } from "./effects.js";
 import { mountExport } from "./exporting.js";
 import { mountFolding } from "./folding.js";
@@ -283,6 +283,7 @@ function mainTheme(root, state) {
 export async function boot(root, { address = true } = {}) {
   const source = Source.fromPage(root);
   const page = source.document;
+  for (const named of [page, ...page.traces]) named.title = visibleText(named.title ?? "");
   const state = new State(
     page.traces.map((trace) => trace.calls.map(({ heads, rows, keys }) => ({ heads, rows, keys }))),
   );

@@ -1,51 +1,24 @@
 // The text of a sequence as lines, matches and edges: everything the reader computes without a page.
 
+import { visibleText } from "./dom.js";
+
 const PASSAGE_CUT = 32;
 
 /**
- * What is shown of a token: control and direction characters as visible signs, long tokens cut with a note.
+ * What is shown of a token: all of it visible, long tokens cut with a note.
  * @param {string} text
  * @returns {{text: string, kind: ""|"space"|"lead", note: string}} kind "space": only white space
  */
 export function displayToken(text) {
-  const characters =
-    text.length > 4 * PASSAGE_CUT ? Array.from(text.slice(0, 4 * PASSAGE_CUT)) : Array.from(text);
-  const cut = characters.length > PASSAGE_CUT;
-  const kept = (cut ? characters.slice(0, PASSAGE_CUT) : characters).map(passageSign).join("");
-  if (cut) return { text: `${kept}…`, kind: "", note: `cut, ${text.length} characters` };
+  const characters = Array.from(text.slice(0, 4 * PASSAGE_CUT));
+  if (characters.length > PASSAGE_CUT) {
+    const kept = visibleText(characters.slice(0, PASSAGE_CUT).join(""));
+    return { text: `${kept}…`, kind: "", note: `cut, ${text.length} characters` };
+  }
   if (text === "") return { text: "∅", kind: "space", note: "empty token" };
-  if (/^[\s\u3000]+$/u.test(text))
-    return {
-      text: text
-        .replace(/\r?\n|\r/g, "↵")
-        .replace(/\t/g, "→")
-        .replace(/\s/g, "·"),
-      kind: "space",
-      note: "",
-    };
-  return { text: kept, kind: text[0] === " " ? "lead" : "", note: "" };
-}
-
-/**
- * A character that would not show, or would turn the line around, as one that does.
- * @param {string} character
- */
-function passageSign(character) {
-  const code = character.codePointAt(0) ?? 0;
-  if (character === "\n") return "↵";
-  if (character === "\t") return "→";
-  if (code < 32) return String.fromCodePoint(0x2400 + code);
-  if (code === 127) return "␡";
-  const hidden =
-    (code >= 0x80 && code < 0xa0) ||
-    code === 0x200b ||
-    code === 0x200e ||
-    code === 0x200f ||
-    (code >= 0x2028 && code <= 0x202e) ||
-    (code >= 0x2060 && code <= 0x206f) ||
-    code === 0xfeff;
-  if (hidden) return `⟨${code.toString(16).toUpperCase()}⟩`;
-  return code >= 0xd800 && code <= 0xdfff ? "\ufffd" : character;
+  const visible = visibleText(text);
+  if (!text.trim()) return { text: visible.replaceAll(" ", "␣"), kind: "space", note: "" };
+  return { text: visible, kind: text[0] === " " ? "lead" : "", note: "" };
 }
 
 /**

@@ -1,4 +1,5 @@
-import { displayToken, tokenOf } from "./passages.js";
+import { shown } from "./dom.js";
+import { tokenOf } from "./passages.js";
 
 /**
  * The two sides of a call as tokens: who asks (rows) and who is read (keys).
@@ -46,7 +47,5 @@ export async function sidesOf(source, t, c) {
  * @returns {string}
  */
 export function nameToken(side, n) {
-  const shown = displayToken(side.textAt(n)).text,
-    text = side.kind === "index" ? "" : ` ‘${(shown.trim() || shown).slice(0, 24)}’`;
-  return `${n + side.offset}${text}`;
+  return `${n + side.offset}${side.kind === "index" ? "" : ` ‘${shown(side.textAt(n))}’`}`;
 }

@@ -1,0 +1,38 @@
+"""Texts as they are written in figures and titles: `show_text` gives what would hide in them a sign."""
+
+import unicodedata
+
+# Joiners and variants of what they follow, then signs that are seen though Unicode calls them controls.
+_JOINED = frozenset(map(chr, (0x200C, 0x200D, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
+_SEEN = frozenset(" \u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2")
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0")
+_SIGNS = {
+    "\n": "↵",
+    "\t": "⇥",
+    "\x7f": "␡",
+    **{chr(code): chr(0x2400 + code) for code in range(32) if code not in (9, 10)},
+}
+
+
+def show_text(text: object) -> str:
+    r"""Write a text with a sign for every character that would not show, or would turn its line around.
+
+    The page's `visibleText` in dom.js has the same signs.
+
+    Example:
+        >>> show_text("\u202eevil\n")
+        '⟨202E⟩evil↵'
+    """
+    written, before = [], ""
+    for character in str(text).replace("\r\n", "\n"):
+        kind = unicodedata.category(character)
+        kept = character in _SEEN or (before and character in _JOINED)
+        unseen = kind in ("Cc", "Cf", "Zl", "Zp", "Zs") or character in _BLANK or character in _JOINED
+        before = character if kept or not unseen else ""
+        if kept or not (unseen or kind == "Cs"):
+            written.append(character)
+        elif kind == "Cs":
+            written.append("\ufffd")
+        else:
+            written.append(_SIGNS.get(character, f"⟨{ord(character):X}⟩"))
+    return "".join(written)
