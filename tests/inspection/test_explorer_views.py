@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from explorer_pages import WORDS, N, go, make_layers, number, state, walk
+from explorer_pages import WORDS, N, go, long_case, make_layers, number, state, walk
 from page_traces import make_case, trace_of
 from regard import masks, scores
 from regard.inspection.explorer import pages
@@ -228,3 +228,11 @@ def test_on_paper_cells_lie_under_their_labels_and_nothing_is_cut(open_page, cas
                     found = (np.array(places) - start) / scale
                     assert (abs(found - cell) < 0.8).sum() > 0.2 * found.size, (width, cell, found)
         visit.evaluate("dispatchEvent(new Event('afterprint'))")
+
+
+def test_what_may_not_be_attended_to_has_no_tint(open_page, tmp_path):
+    path = trace_of([long_case()]).explore(tmp_path / "page.html")
+    visit = open_page("#row=601&key=602", path)
+    tints = visit.until("probe.tints().some(([, tint]) => tint > 0) && probe.tints()")
+    assert 590 < max(token for token, tint in tints if tint > 0) <= 601 < max(tints)[0]
+    wait_for_words(visit, ".rg-sentence", "query 601 to key 602: may not attend")

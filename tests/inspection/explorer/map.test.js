@@ -103,7 +103,11 @@ test("tiles of the mask: any block against a count of its cells", () => {
       for (let k = k0; k < k1; k += 1) seen.add(values[Math.floor(q / 3) * J + Math.floor(k / 2)]);
     assert.equal(mask.of(q0, q1, k0, k1), seen.has(2) ? 2 : Number(seen.has(1)));
   }
-  assert.equal(new MaskTiles(null).of(0, 1, 0, 1), 2);
+  const nothing = new MaskTiles(null),
+    call = { query_offset: 3, key_offset: 0, reach: [2, 0] };
+  assert.equal(nothing.of(0, 1, 0, 1), 2);
+  const forbidden = [0, 1, 2, 3, 4].map((key) => nothing.forbids(call, 0, key));
+  assert.deepEqual(forbidden, [true, false, false, false, true]);
 });
 
 test("without the first keys, each row's rest sums to 1 again", () => {

@@ -71,6 +71,13 @@
       if (on) dispatchEvent(new Event("beforeprint"));
     },
 
+    /** Tokens in sight of the Reader, with their tint. */
+    tints: () =>
+      [...document.querySelectorAll(".reader-lines [data-token]")].map((one) => [
+        Number(one.dataset.token),
+        Number(one.style.getPropertyValue("--tint")),
+      ]),
+
     /** Drawings that go on beyond the sheet. */
     cut: () =>
       [...document.querySelectorAll(".regard :is(svg, canvas)")]

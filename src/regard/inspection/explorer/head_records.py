@@ -11,7 +11,7 @@ import numpy as np
 from regard import readouts
 from regard.inspection.explorer.budgets import TOP_K, Plan
 from regard.inspection.explorer.codes import Entry, pack
-from regard.inspection.explorer.mask_outlines import draw_tiles, find_band, find_borders
+from regard.inspection.explorer.mask_outlines import draw_tiles, find_band, find_borders, find_reach
 from regard.readouts import Level, Readout
 
 ROW_STATS = ("entropy", "max_weight", "first_mass", "local_mass", "distance", "sink_mass")
@@ -63,6 +63,7 @@ class CallRecords:
             "tile_keys": keys,
             "borders": find_borders(mask, call.query_offset - call.key_offset, call.rows),
             "window": find_band(mask),
+            "reach": find_reach(mask),
         }
 
     @cached_property

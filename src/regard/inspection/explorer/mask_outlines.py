@@ -32,10 +32,14 @@ def draw_tiles(
 
 def find_band(mask: Mask | None) -> tuple[int, int] | None:
     """Find how many keys before and after its own a query may attend to at most, if a window says so."""
+    before, after = find_reach(mask)
+    return None if before is None or after is None else (before, after)
+
+
+def find_reach(mask: Mask | None) -> tuple[int | None, int | None]:
+    """Find how many keys before and after its own a query may attend to; None where nothing says so."""
     bounds = None if mask is None else mask.bounds
-    if bounds is None or bounds.before is None or bounds.after is None:
-        return None
-    return bounds.before, bounds.after
+    return (None, None) if bounds is None else (bounds.before, bounds.after)
 
 
 def find_borders(mask: Mask | None, query_offset: int = 0, T: int | None = None) -> list[int] | None:

@@ -230,4 +230,15 @@ export class MaskTiles {
     if (count(this.some) === 0) return 0;
     return count(this.full) > 0 ? 2 : 1;
   }
+
+  /**
+   * Whether a query is known not to attend to a key, however coarse the tiles are.
+   * @param {Pick<Call, "query_offset" | "key_offset" | "reach">} call @param {number} row @param {number} key
+   */
+  forbids({ query_offset, key_offset, reach }, row, key) {
+    const ahead = key + key_offset - row - query_offset,
+      [before, after] = reach ?? [null, null];
+    if ((before !== null && ahead < -before) || (after !== null && ahead > after)) return true;
+    return this.of(row, row + 1, key, key + 1) === 0;
+  }
 }

@@ -277,6 +277,7 @@ class MapView extends MapPicture {
       channel: state.channel,
       rounded,
       waiting,
+      forbidden: this.paper(this.colours()).mask.forbids(call, row, key),
     });
   }
 

@@ -1,4 +1,5 @@
 import { button, clear, element, say } from "./dom.js";
+import { MaskTiles } from "./geometry.js";
 import { patchPane, textPane } from "./panes.js";
 import { findMatches, headName, largestIndices, rankEdges } from "./passages.js";
 import { countLayers, rolledLayers, rolledWords, rollOut } from "./rollout.js";
@@ -27,8 +28,12 @@ export async function readChosen(source, state) {
   const { exact, bin, of } = found,
     blocked = "rows" in found ? found.rows : found.keys;
   if (exact) return { values: found.values, exact, bin, of, blocked };
-  const { keys, rows } = source.call(t, c);
+  const call = source.call(t, c),
+    { keys, rows, mask_picture, tile_rows, tile_keys } = call;
+  const mask = new MaskTiles(await source.chunk(mask_picture), tile_rows, tile_keys);
   const values = Float32Array.from({ length: out ? keys : rows }, (_, at) => {
+    // Blocks reach beyond the mask; what they hold does not.
+    if (out ? mask.forbids(call, Number(n), at) : mask.forbids(call, at, Number(n))) return 0;
     const place = Math.floor(at / bin),
       share = out ? Math.min(bin, keys - place * bin) : blocked;
     return found.values[place] / (of === "mass" ? share : 1);

@@ -33,7 +33,7 @@ export function rankIn(values, at) {
  * What the map says of a cell.
  * @param {Cell & {call: Call, tokens: {rows: string[]|null, keys: string[]|null}, weight: number|null, rank?: number,
  *   count?: number|string, block?: (BlockSize & {value: number, channel: Channel})|null, heads: number,
- *   aggregate: Aggregate, channel?: Channel, rounded?: boolean, waiting?: boolean}} facts rounded: stored to 3.4 %; waiting: the
+ *   aggregate: Aggregate, channel?: Channel, rounded?: boolean, waiting?: boolean, forbidden?: boolean}} facts rounded: stored to 3.4 %; waiting: the
  *   block is on its way
  * @returns {string}
  */
@@ -51,9 +51,11 @@ export function cellSentence({
   channel = "mass",
   rounded = false,
   waiting = false,
+  forbidden = false,
 }) {
   const [rowAt, keyAt] = [row + call.query_offset, key + call.key_offset];
   const pair = `${nameOf("query", rowAt, tokens.rows?.[row])} to ${nameOf("key", keyAt, tokens.keys?.[key])}`;
+  if (forbidden) return `${pair}: may not attend`;
   const over = heads > 1 ? `, ${aggregate === "max" ? "largest" : "mean"} of ${heads} heads` : "";
   if (weight !== null) {
     const place = rank

@@ -134,6 +134,8 @@ interface Call extends Shape {
   tile_keys: number;
   borders?: number[] | null;
   window?: [before: number, after: number] | null;
+  /** Keys that a query may attend to before and after its own. */
+  reach?: [before: number | null, after: number | null];
   trust?: (number | null)[];
   means?: Record<string, (number | null)[]>;
   labels?: Label[][];
