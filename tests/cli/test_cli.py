@@ -238,6 +238,8 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch):
     for words in ("compiled train step in", "20/20", "loss 1.5"):
         assert words in text
     assert "\x1b[?25h" in text, "the cursor comes back"
+    bar.stepped(21, 90, {}, 1.0)  # as after a pause
+    assert bar.describe(30, 90, {}).endswith("20 ms/step  1 s left"), "one slow step moves nothing"
 
 
 def test_a_step_is_described_by_its_metrics_rate_and_time_left():

@@ -9,6 +9,7 @@ import pytest
 
 from regard import attend, inspection, masks, readouts
 from regard.inspection import Trace
+from regard.inspection.explorer import payload
 from regard.inspection.explorer.position_curves import split_scores
 
 B, H, K, T, S, D = 2, 6, 3, 11, 13, 5
@@ -116,3 +117,15 @@ def test_tensors_with_graph_device_and_bfloat16_are_read():
     (call,) = Trace.from_arrays([Tensor(weights)])
     assert call.describe()["dtype"] == "bfloat16"
     np.testing.assert_allclose(call.window(), weights[0].astype(np.float32), rtol=1e-6)
+
+
+def test_two_texts_are_those_of_cross_attention(tmp_path):
+    even = np.full((1, 1, 3, 3), 1 / 3)
+    trace = Trace.from_arrays([even], tokens=["das", "Haus", "."], key_tokens=["the", "house", "!"])
+    loaded = inspection.load(trace.save(tmp_path / "two.regard"))
+    for call in (trace[0], loaded[0]):
+        assert (call.kind, call.query_tokens.texts[1], call.key_tokens.texts[1]) == ("cross", "Haus", "house")
+    (shown,) = payload.collect([trace]).document["traces"][0]["calls"]
+    assert (shown["query_sequence"], shown["key_sequence"]) == (0, 1)
+    with pytest.raises(ValueError, match=r"key_tokens: expected one per position, \[3\]; got Tokens\(2 text"):
+        Trace.from_arrays([even], tokens=["das", "Haus", "."], key_tokens=["the", "house"])

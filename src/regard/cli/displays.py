@@ -1,7 +1,9 @@
 """Listeners to a training loop: a bar on a terminal, plain lines elsewhere, JSON lines for programs."""
 
 import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -32,6 +34,7 @@ class Display(Listener):
     def __init__(self, console: Console, label: str, prefix: str = ""):
         self._console, self._label, self._prefix = console, label, prefix
         self._work: Work | None = None
+        self._rates: deque[float] = deque(maxlen=15)
 
     def began(self, work: Work) -> None:
         self._work = work
@@ -52,6 +55,13 @@ class Display(Listener):
 
     def stepped(self, step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> None:
         self._emit("step", step=step, steps=steps, **metrics)
+        if 0 < steps_per_second < math.inf:
+            self._rates.append(steps_per_second)
+
+    def describe(self, step: int, steps: int, metrics: Mapping[str, float]) -> str:
+        """Describe a step at the median of the latest rates: one slow step leaves the time left as it was."""
+        rate = statistics.median(self._rates) if self._rates else math.nan
+        return describe_step(step, steps, metrics, rate, self._work)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         self._console.say(f"{self._prefix}{describe_evaluation(step, metrics)}")
@@ -93,8 +103,7 @@ class Bar(Display):
     def stepped(self, step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float) -> None:
         super().stepped(step, steps, metrics, steps_per_second)
         self._bar.start()
-        status = describe_step(step, steps, metrics, steps_per_second, self._work)
-        self._bar.update(self._task, completed=step, status=status)
+        self._bar.update(self._task, completed=step, status=self.describe(step, steps, metrics))
 
 
 class Lines(Display):
@@ -114,8 +123,7 @@ class Lines(Display):
         super().stepped(step, steps, metrics, steps_per_second)
         if time.perf_counter() - self._spoken >= PLAIN_INTERVAL_SECONDS:
             self._spoken = time.perf_counter()
-            told = describe_step(step, steps, metrics, steps_per_second, self._work)
-            self._console.say(f"{self._prefix}step {step}/{steps}, {told}")
+            self._console.say(f"{self._prefix}step {step}/{steps}, {self.describe(step, steps, metrics)}")
 
 
 @contextmanager

@@ -39,6 +39,21 @@ class Sequences:
                 )
         return cls(None, by_length, by_name)
 
+    @classmethod
+    def across(cls, tokens: Any, key_tokens: Any, calls: Iterable[Call]) -> Sequences:
+        """Read the texts at the queries and at the keys of cross-attention."""
+        texts = {}
+        for name, place, side, text in (
+            ("tokens", "", "rows", tokens),
+            ("key_tokens", "memory", "keys", key_tokens),
+        ):
+            if text is not None:
+                texts[place] = read_tokens(name, text)
+                lengths = sorted({getattr(call, side) for call in calls})
+                if len(texts[place]) not in lengths:
+                    raise ValueError(f"{name}: expected one per position, {lengths}; got {texts[place]!r}")
+        return cls(None, {}, texts)
+
     def lay(self, calls: Iterable[Call]) -> tuple[Call, ...]:
         """Lay the tokens to the calls that they fit, at least one if there are any."""
         laid = []

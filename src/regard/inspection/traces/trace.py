@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,7 @@ class Trace:
         query: Any = None,
         key: Any = None,
         tokens: Any = None,
+        key_tokens: Any = None,
         example: int = 0,
         title: str = "attention",
         **options: Unpack[ScoreOptions],
@@ -75,6 +77,8 @@ class Trace:
             query: instead, one array `(B, H, T, D)` for each layer, as it meets the keys, rotated and normed.
             key: with query, one array `(B, K, S, D)` for each layer; K divides H.
             tokens, example, title: as in `capture`; the mapping's names are "attention 0", "attention 1", ...
+            key_tokens: of cross-attention: what sits at the keys, a second text; tokens are then those at the
+                queries. None: queries and keys are of one text where T == S.
             **options: of `attend` that scores depend on; beside weights, mask, query_offset and key_offset
                 alone. A list of masks has one for each layer. With T != S, a query_offset says that the
                 queries are of the sequence of the keys; without, it is cross-attention.
@@ -98,9 +102,16 @@ class Trace:
             Trace('attention': 2 calls, 4 heads, 4 positions)
             >>> [f"{entropy:.3f}" for entropy in trace[1].readout().entropy[0]]
             ['0.000', '0.693', '1.099', '1.386']
+            >>> across = np.array([[[[0.1, 0.9], [0.8, 0.2], [0.5, 0.5]]]])  # of three words over two
+            >>> inspection.Trace.from_arrays([across], tokens=["das", "Haus", "."], key_tokens=["a", "house"])
+            Trace('attention': 1 call, 1 head, 2 to 3 positions)
         """
-        given = Sequences.read(tokens)
         calls = read_calls(weights, query, key, whole_number("example", example, 0), options)
+        if key_tokens is None:
+            given = Sequences.read(tokens)
+        else:
+            given = Sequences.across(tokens, key_tokens, calls)
+            calls = [dataclasses.replace(call, kind="cross") for call in calls]
         return cls(given.lay(calls), title, versions=own_versions())
 
     def __post_init__(self) -> None:
