@@ -231,8 +231,10 @@ def test_on_paper_cells_lie_under_their_labels_and_nothing_is_cut(open_page, cas
 
 
 def test_what_may_not_be_attended_to_has_no_tint(open_page, tmp_path):
-    path = trace_of([long_case()]).explore(tmp_path / "page.html")
-    visit = open_page("#row=601&key=602", path)
+    path = trace_of([long_case()]).explore(tmp_path / "page.html", pinned=[(0, 1)])
+    visit = open_page("#h=0&row=601&key=602", path)
+    wait_for_words(visit, ".rg-what", "holds more than the blocks of 4 keys")
+    wait_for_words(visit, ".rg-header", "opened on layer 0 head 1")
     tints = visit.until("probe.tints().some(([, tint]) => tint > 0) && probe.tints()")
     assert 590 < max(token for token, tint in tints if tint > 0) <= 601 < max(tints)[0]
     wait_for_words(visit, ".rg-sentence", "query 601 to key 602: may not attend")

@@ -8,7 +8,7 @@ import * as heads from "../../../src/regard/inspection/explorer/web/heads.js";
 import { labelRoom, mapLayout, matrixRect } from "../../../src/regard/inspection/explorer/web/map_layers.js";
 import { minimapRect } from "../../../src/regard/inspection/explorer/web/map_marks.js";
 import * as sentences from "../../../src/regard/inspection/explorer/web/sentences.js";
-import { ownLimits } from "../../../src/regard/inspection/explorer/web/thumbnails.js";
+import { ownLimits, Thumbnails } from "../../../src/regard/inspection/explorer/web/thumbnails.js";
 import * as tiles from "../../../src/regard/inspection/explorer/web/tiles.js";
 import { layerNames } from "../../../src/regard/inspection/explorer/web/tools.js";
 
@@ -289,7 +289,7 @@ test("what was done to the numbers is said", () => {
   const what = { ...plain, hideSink: false, rowRank: false, calls };
   assert.equal(mapSentence(what), "Layer 1 head 4 (cross-attention) · weights");
   const changed = { left: 1, aggregate: "max", level: { queryBlock: 8, keyBlock: 16 }, rowRank: true };
-  const text = mapSentence({ ...what, ...changed, heads: headsOf("0.0", "1.2"), hideSink: true });
+  const text = mapSentence({ ...what, ...changed, heads: headsOf("0.0", "1.2"), hideSink: true, narrow: 4 });
   for (const part of [
     "Largest of 2 heads (layer.head 0.0, 1.2)",
     "blocks of 8 × 16",
@@ -297,6 +297,7 @@ test("what was done to the numbers is said", () => {
     "keys 0–15 hidden",
     "renormalised",
     "rank",
+    "holds more than the blocks of 4 keys of heads stored finer",
   ])
     assert.ok(text.includes(part), part);
 });
@@ -400,6 +401,29 @@ test("keys get as much room as their tokens are long, but for a few", () => {
   assert.ok(labelRoom(short) < 50 && labelRoom(short.map(() => "international")) > 100);
   assert.equal(labelRoom([...short, "international"]), labelRoom(short));
   assert.ok(labelRoom([]) > 0);
+});
+
+test("heads beside each other are drawn by the mass of blocks of one width", () => {
+  const call = { heads: 2, rows: 640, keys: 640 },
+    finest = [10, 20];
+  const source = {
+    document: { traces: [{ calls: [call] }] },
+    call: () => call,
+    levels: (_t, _c, h) => [1, 2, 4].map((n) => ({ queryBlock: n * finest[h], keyBlock: n * finest[h] })),
+  };
+  const thumbnails = new Thumbnails(source, () => {});
+  const drawn = [];
+  thumbnails.paint = (...all) => drawn.push(all.at(-1));
+  for (const [h, channel, own] of [
+    [0, "mass"],
+    [1, "mass"],
+    [1, "max"],
+    [1, "mass", true],
+  ]) {
+    thumbnails.values.set(`0 0 ${h} ${channel} 64`, { level: source.levels(0, 0, h)[0] });
+    thumbnails.get(0, 0, h, channel, 64, {}, own);
+  }
+  assert.deepEqual(drawn, [1, 0.5, 1, 1]);
 });
 
 test("a head's own colours go from its weak to its strong weights", () => {

@@ -10,6 +10,7 @@ import { mountHeadLines } from "./head_lines.js";
 import { mountHeadNotes } from "./head_notes.js";
 import { listenForKeys, openKeyList } from "./keys.js";
 import { mountMap } from "./map.js";
+import { headName } from "./passages.js";
 import { mountPositions } from "./positions.js";
 import { mountProfiles } from "./profiles.js";
 import { mountReader } from "./reader.js";
@@ -100,6 +101,9 @@ function mainHeader(source, state) {
         element("ul", {}, ...page.notes.map((note) => element("li", { text: note }))),
       )
     : null;
+  const start = mainStart(source);
+  if (start.h !== undefined && !page.start)
+    facts.push(`opened on ${headName(start.c, start.h)}, the first that is stored finer than others`);
   return element(
     "header",
     { class: "rg-header" },

@@ -349,6 +349,7 @@ export class MapPicture {
       rowRank: state.rowRank,
       calls,
       rounded: areRounded(this.source, state.t, what.heads),
+      narrow: state.range === "all" && what.channel === "mass" ? this.narrowest() : 0,
       waiting: waiting && Boolean(source.ask),
     });
     if (this.words.textContent !== text) this.words.textContent = text;
@@ -359,6 +360,23 @@ export class MapPicture {
       this.lockText.textContent = "finest stored · exact: regard view FILE";
       this.lock.title = `Nothing finer is stored: a square is ${level.queryBlock} queries by ${level.keyBlock} keys, and is not smoothed.`;
     }
+  }
+
+  /** Keys of the narrowest blocks that another head of this size would be drawn in. */
+  narrowest() {
+    const { state, source } = this;
+    const { t, channel } = state;
+    const { rows, keys } = state.shape();
+    const { perRow, perKey } = this.scale();
+    let least = Infinity;
+    for (const [c, call] of source.document.traces[t].calls.entries())
+      for (let h = 0; h < call.heads && call.rows === rows && call.keys === keys; h += 1) {
+        const finest = source.finest(t, c, h, channel);
+        if (!finest || finest.keyBlock >= least) continue;
+        const levels = source.levels(t, c, h, channel);
+        least = Math.min(least, levels[levelToDraw(levels, perRow, perKey)].keyBlock);
+      }
+    return least;
   }
 
   /**

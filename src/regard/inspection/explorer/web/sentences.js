@@ -127,7 +127,7 @@ export async function readCell(source, { t, heads, row, key, aggregate, channel 
 
 /**
  * What is drawn now, in words: heads, blocks, and what was done to the numbers.
- * @param {Pick<TileRequest, "heads" | "aggregate" | "channel" | "level" | "hideSink"> & { left: number, rowRank: boolean, calls: Call[], rounded?: boolean, waiting?: boolean }} what
+ * @param {Pick<TileRequest, "heads" | "aggregate" | "channel" | "level" | "hideSink"> & { left: number, rowRank: boolean, calls: Call[], rounded?: boolean, waiting?: boolean, narrow?: number }} what narrow: keys of the narrowest blocks of other heads
  * @returns {string}
  */
 export function mapSentence({
@@ -141,6 +141,7 @@ export function mapSentence({
   calls,
   rounded = false,
   waiting = false,
+  narrow = 0,
 }) {
   const names = heads
     .slice(0, 6)
@@ -163,6 +164,10 @@ export function mapSentence({
       `keys 0–${keys - 1} hidden, ${exact || level.queryBlock === 1 ? "the rest renormalised" : "the rest of each block row renormalised"}`,
     );
   }
+  if (narrow && narrow < level.keyBlock)
+    notes.push(
+      `holds more than the ${narrow === 1 ? "cells" : `blocks of ${narrow} keys`} of heads stored finer`,
+    );
   if (rowRank) notes.push("coloured by rank among the blocks of a row");
   return [`${who} · ${what}`, ...notes].join(" · ");
 }

@@ -12,6 +12,8 @@ export class Thumbnails {
   pictures = new Map();
   /** @type {Map<string, MaskTiles>} */
   masks = new Map();
+  /** @type {Map<string, number>} */
+  blocks = new Map();
   /** @type {{t: number, c: number, h: number, channel: Channel, most: number, name: string}[]} */
   queue = [];
   busy = 0;
@@ -41,9 +43,27 @@ export class Thumbnails {
       this.work();
     }
     if (!found) return null;
-    const painted = this.paint(found, look, this.source.call(t, c), own);
+    // Wide blocks hold more mass than narrow ones: each is drawn as if it were as wide as the narrowest.
+    const part = own || channel === "max" ? 1 : this.narrowest(t, channel, most) / found.level.keyBlock;
+    const painted = this.paint(found, look, this.source.call(t, c), own, part);
     this.pictures.set(sign, painted);
     return painted;
+  }
+
+  /**
+   * Keys of the narrowest blocks that heads of a trace are drawn in.
+   * @param {number} t @param {Channel} channel @param {number} most
+   */
+  narrowest(t, channel, most) {
+    const name = `${t} ${channel} ${most}`;
+    const known = this.blocks.get(name);
+    if (known) return known;
+    let least = Infinity;
+    for (const [c, { heads }] of this.source.document.traces[t].calls.entries())
+      for (let h = 0; h < heads; h += 1)
+        least = Math.min(least, thumbnailLevel(this.source, t, c, h, channel, most)?.keyBlock ?? Infinity);
+    this.blocks.set(name, least);
+    return least;
   }
 
   async work() {
@@ -80,12 +100,7 @@ export class Thumbnails {
       tile_keys: tileKeys,
     } = this.source.call(t, c);
     if (!rows || !keys) return null;
-    const levels = this.source.levels(t, c, h, channel);
-    const level =
-      levels.find(
-        ({ queryBlock, keyBlock }) =>
-          Math.ceil(rows / queryBlock) <= most && Math.ceil(keys / keyBlock) <= most,
-      ) ?? levels.at(-1);
+    const level = thumbnailLevel(this.source, t, c, h, channel, most);
     if (!level) return null;
     const { queryBlock, keyBlock } = level;
     if (picture && !this.masks.has(picture))
@@ -100,8 +115,8 @@ export class Thumbnails {
     return { values, I, J, level, picture };
   }
 
-  /** @param {Thumbnail} what @param {Paper} options @param {Shape} options @param {boolean} own */
-  paint({ values, I, J, level, picture }, { table, none }, { rows, keys }, own) {
+  /** @param {Thumbnail} what @param {Paper} options @param {Shape} options @param {boolean} own @param {number} part */
+  paint({ values, I, J, level, picture }, { table, none }, { rows, keys }, own, part) {
     const canvas = Object.assign(document.createElement("canvas"), { width: J, height: I });
     const image = new ImageData(J, I);
     const [low, high] = (own && ownLimits(values)) || limitsFor("log", keys, 1);
@@ -114,7 +129,7 @@ export class Thumbnails {
           if (mask.of(q, Math.min(rows, q + level.queryBlock), k, Math.min(keys, k + level.keyBlock)) < 2)
             continue;
         }
-        const unit = toUnit(value, "log", low, high);
+        const unit = toUnit(part * value, "log", low, high);
         const at = 4 * (i * J + j);
         const code = 3 * Math.round(255 * unit);
         for (let part = 0; part < 3; part += 1)
@@ -125,6 +140,22 @@ export class Thumbnails {
     penOf(canvas).putImageData(image, 0, 0);
     return canvas;
   }
+}
+
+/**
+ * The finest blocks of a head of which there are few enough.
+ * @param {Source} source @param {number} t @param {number} c @param {number} h @param {Channel} channel @param {number} most
+ * @returns {BlockSize|undefined}
+ */
+export function thumbnailLevel(source, t, c, h, channel, most) {
+  const { rows, keys } = source.call(t, c),
+    levels = source.levels(t, c, h, channel);
+  return (
+    levels.find(
+      ({ queryBlock, keyBlock }) =>
+        Math.ceil(rows / queryBlock) <= most && Math.ceil(keys / keyBlock) <= most,
+    ) ?? levels.at(-1)
+  );
 }
 
 /**
