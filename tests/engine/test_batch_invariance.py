@@ -164,6 +164,6 @@ def test_prefill_chunks_and_decoding_from_a_cache_have_the_same_bits(kind):
         return jnp.concatenate(outputs, 2)
 
     whole = run(0, length)
-    np.testing.assert_array_equal(run(0, 100, 101, 102, length), whole)
+    np.testing.assert_array_equal(run(0, 101, 102, length), whole)
     if kind != "int8":  # whose numbers are others
         np.testing.assert_array_equal(attend(query, key, value, mask=mask, batch_invariant=True), whole)

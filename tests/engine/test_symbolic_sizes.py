@@ -95,16 +95,13 @@ def learn(call, kind, backend=None):
 
 
 PAIRS = [
-    ("batch", "positions"),
     ("batch", "dropout"),
     ("length", "cells"),
     ("batch and length", "stored"),
-    ("batch and length", "dropout"),
     ("heads in groups", "lengths"),
     ("heads in groups", "positions"),
     ("one head for all", "cells"),
     ("dense", "positions"),
-    ("dense", "lengths"),
     ("a few queries", "stored"),
 ]
 

@@ -111,7 +111,6 @@ def define_transform(transform):
 @pytest.mark.parametrize(
     ("transform", "tiling"),
     [
-        (with_tangents, "several heads"),
         (with_tangents, "in pieces"),
         (reverse_over_reverse, "in pieces"),
         (products_along_tangents, "several heads"),

@@ -17,6 +17,7 @@ MODULES = [
 ]
 # Their examples build models, train, write texts, draw or serve: `make test-all` runs them.
 LONG = """
+conformance.checking
 inspection.contributions inspection.layer_predictions inspection.explorer.live inspection.explorer.pages
 inspection.explorer.server inspection.figures.atlases inspection.figures.canvas inspection.figures.curves
 inspection.figures.head_curves inspection.figures.heatmaps inspection.figures.matrices
