@@ -16,8 +16,6 @@ from typing import Self
 import numpy as np
 from jaxtyping import Int
 
-from regard.arguments import check_kind, read_path
-
 ProgressHook = Callable[[str, int, int], None]  # is told what is done, how much of it is, and of how much
 PART_BYTES = 2**18
 # Before the white space after a line, or after a word: no line is cut in two, and no word of BPE.
@@ -109,6 +107,8 @@ def read_manual() -> dict[str, str]:
 
 def list_files(files: Sequence[str | Path]) -> list[tuple[Path, bool]]:
     """List files, and the visible ones below directories that hold anything, sorted; True for those found."""
+    from regard.arguments import check_kind, read_path  # with JAX, which settings do without
+
     check_kind("files", files, list, tuple)
     if not all(map(str, files)):
         raise ValueError("files: expected files and directories, got an empty name; . is this directory")

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from regard.arguments import check_kind
-
 REST = -1
 OTHER_NAMES = {"model": "tensor"}
 
@@ -94,7 +92,8 @@ def read_mesh(text: str) -> MeshSpec:
         >>> read_mesh("data=2,model=4")
         MeshSpec(data=2, fsdp=1, sequence=1, tensor=4)
     """
-    check_kind("mesh", text, str)
+    if not isinstance(text, str):
+        raise TypeError(f"mesh: expected text such as data=2,tensor=4; got {text!r}")
     sizes: dict[str, int] = {}
     for part in text.split(","):
         given, equals, size = (word.strip() for word in part.partition("="))

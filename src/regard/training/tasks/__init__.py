@@ -20,7 +20,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from regard.arguments import check_kind
 from regard.training.task import Example as Example
 from regard.training.task import SyntheticTask as SyntheticTask
 from regard.training.task import Task as Task
@@ -45,8 +44,7 @@ def find_task(name: str) -> type[Task]:
     Raises:
         ValueError: for a name that no class has.
     """
-    check_kind("task", name, str)
-    own = [task for task in _list_subclasses(Task) if vars(task).get("name") == name]
+    own = [task for task in _list_subclasses(Task) if vars(task).get("name", "") == name]
     if name not in TASKS and not own:
         raise ValueError(
             f"task: expected one of {', '.join(TASKS)}, or one of your own, whose file or module "
@@ -61,7 +59,8 @@ def demand_known(task: Task) -> None:
     Raises:
         ValueError: naming both classes where two share a name, or the setting that JSON does not bring back.
     """
-    check_kind("task", task, Task, hint="write tasks.Copy() or another")
+    if not isinstance(task, Task):
+        raise TypeError(f"task: expected a Task, such as tasks.Copy(), got {task!r}")
     kind = type(task)
     if find_task(task.name) is not kind:
         raise ValueError(
@@ -87,7 +86,8 @@ def load_tasks(names: str) -> None:
     Raises:
         ValueError: for what cannot be found or holds no task, and for a name that is taken.
     """
-    check_kind("names", names, str)
+    if not isinstance(names, str):
+        raise TypeError(f"names: expected files or modules with commas between, got {names!r}")
     for name in filter(None, map(str.strip, names.split(","))):
         module = _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
         own = [
