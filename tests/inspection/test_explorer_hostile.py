@@ -202,6 +202,13 @@ def test_a_text_is_typed_changed_and_refused_and_the_view_stays(browser):
         visit.page.goto(f"{page.url}#text=abc&changed=abd")
         visit.page.reload()
         wait_for("3 and 3 tokens")
+        # ... and what is looked at.
+        frame = "document.querySelector('iframe:not([data-waiting])').contentWindow"
+        visit.evaluate(f"() => {{ {frame}.location.hash = '#tab=lines&row=1'; }}")
+        visit.until("location.hash.includes('view=') && location.hash.includes('row')")
+        visit.page.reload()
+        wait_for("3 and 3 tokens")
+        assert (visit.evaluate(INNER)["tab"], visit.evaluate(INNER)["row"]) == ("lines", 1)
         visit.check()
         assert all(url.startswith(page.url) for url in visit.requests)
         browser.close(visit)

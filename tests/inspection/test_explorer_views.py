@@ -238,3 +238,22 @@ def test_what_may_not_be_attended_to_has_no_tint(open_page, tmp_path):
     tints = visit.until("probe.tints().some(([, tint]) => tint > 0) && probe.tints()")
     assert 590 < max(token for token, tint in tints if tint > 0) <= 601 < max(tints)[0]
     wait_for_words(visit, ".rg-sentence", "query 601 to key 602: may not attend")
+
+
+def test_a_page_says_what_it_lacks_and_keeps_what_is_chosen(open_page, tmp_path):
+    ours, others = make_layers(2), make_layers(2, seed=40)
+    both = trace_of(ours, WORDS), trace_of([ours[0], others[1]], WORDS)
+    visit = open_page("", pages.write(both[0], tmp_path / "page.html", compare=both[1]))
+    wait_for_words(visit, ".rg-atlas", "mean of row maxima", "tokens back")
+    assert visit.page.locator(".rg-tabs .rg-empty").all_inner_texts() == ["Positions", "Training"]
+    visit.page.get_by_role("tab", name="Lines").click()
+    visit.settle()
+    for tab, name in (("attention", ".rg-reader"), ("lines", ".lines-column .current")):
+        go(visit, f"#row=50&key=3&tab={tab}")
+        visit.page.locator(name).first.wait_for()
+    place = visit.page.locator(".lines-column .current").first.bounding_box()
+    figure = visit.page.locator(".lines-figure").bounding_box()
+    assert figure["y"] <= place["y"] <= figure["y"] + figure["height"] - 20
+    # Layer 0 is the same in both: the page opens on what is not.
+    visit.page.get_by_role("tab", name="Compare").click()
+    visit.until("__regard.state().c === 1")

@@ -363,7 +363,7 @@ test("heads are sorted, filtered and told in words", () => {
   assert.deepEqual(sortHeads(all, "-entropy", read), all);
   assert.equal(sortHeads(all, "model", read), all);
   assert.deepEqual(heads.numberNames(trace), ["entropy", "distance", "zeta"]);
-  const sentence = "layer 0 head 0, distance 3 tokens, entropy 0.5 nats, local 0.91";
+  const sentence = "layer 0 head 0, distance 3 tokens back, entropy 0.5 nats, local 0.91";
   assert.equal(heads.headSentence(trace, 0, 0, "distance"), sentence);
   assert.deepEqual(numberRange("self", [0.2, 0.4], false), [0, 1]);
   assert.deepEqual(numberRange("entropy", [0.2, NaN, 4], false), [0, 4]);

@@ -146,7 +146,7 @@ class Atlas extends AtlasPicture {
       state.c,
       state.h,
       state.show === "mass" || state.show === "max" || state.show === "divergence"
-        ? "largest_weight"
+        ? "max_weight"
         : state.show,
     );
     const labels = call.labels?.[state.h] ?? [],

@@ -5,7 +5,7 @@ import { formatNumber } from "./scales.js";
 import { Thumbnails } from "./thumbnails.js";
 
 /** Pixels of a cell that has room for its name. */
-const ATLAS_NAMED = 26;
+const ATLAS_NAMED = 36;
 
 /** The heads as cells of one picture. */
 export class AtlasPicture {
@@ -157,7 +157,7 @@ export class AtlasPicture {
       }
       pen.globalAlpha = 1;
       if (!layout.model && side >= ATLAS_NAMED) {
-        const name = `${c}.${head}`;
+        const name = `L${c} H${head}`;
         pen.textAlign = "right";
         const wide = pen.measureText(name).width + 4;
         pen.fillStyle = panel;

@@ -98,7 +98,8 @@ function compareBuild(host, source, state) {
   /** @type {PlotFrame<HeatSpec>|null} */
   let headPlot = null;
   let now = 0,
-    headsOf = "";
+    headsOf = "",
+    opening = !/[#&][lh]=/.test(location.hash);
 
   /** @param {HTMLElement} field @param {string[]} texts @param {number} value */
   const optionsOf = (field, texts, value) => {
@@ -309,6 +310,12 @@ function compareBuild(host, source, state) {
     const values = new Float32Array(found.length * columns).fill(NaN);
     for (const [c, one] of found.entries()) values.set(one, c * columns);
     heads.hidden = !values.some(Number.isFinite);
+    // A page opens on what differs, unless somebody chose a head.
+    if (opening && !(found[state.c]?.[state.h] > 0)) {
+      const most = values.reduce((best, one, n) => (one > (values[best] || 0) ? n : best), 0);
+      if (values[most] > 0) state.set({ c: Math.floor(most / columns), h: most % columns });
+    }
+    opening = false;
     const high = Math.max(1e-6, ...Array.from(values).filter(Number.isFinite));
     const spec = {
       title: "How far each head is apart (Jensen–Shannon)",

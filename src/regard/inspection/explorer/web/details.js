@@ -92,7 +92,7 @@ export function mountDetails(host, source, state) {
       element(
         "tr",
         {},
-        ...[out ? "key" : "query", "token", "distance", layers ? "share" : "weight", out ? "sum" : ""].map(
+        ...[out ? "key" : "query", "token", "tokens back", layers ? "share" : "weight", out ? "sum" : ""].map(
           (text) => element("th", { scope: "col" }, text),
         ),
       ),

@@ -150,7 +150,7 @@ export function mountHeadLines(host, source, state) {
             "th",
             { scope: "col", "aria-label": headName(c, h) },
             element("i", { class: `lines-swatch series-${place}` }),
-            `${c}.${h}`,
+            `L${c} H${h}`,
           ),
         ),
       ),
@@ -347,9 +347,17 @@ export function mountHeadLines(host, source, state) {
   state.on("at", place);
   for (const event of ["recolour", "printed"]) state.addEventListener(event, paint);
   state.addEventListener("print", draw);
+  let hidden = false;
   new ResizeObserver(() => {
     for (const one of columns) one.draw();
     place();
+    // What was chosen in another tab comes into sight.
+    if (hidden && figure.clientHeight)
+      [state.row, state.key].forEach((n, side) => {
+        const [first, end] = columns[side].sight();
+        if (n !== null && (n < first || n >= end - 1)) columns[side].goTo(n);
+      });
+    hidden = !figure.clientHeight;
     refresh();
     paint();
   }).observe(figure);

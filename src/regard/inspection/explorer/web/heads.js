@@ -7,7 +7,7 @@ const HEAD_NUMBERS = {
   largest_weight: ["largest weight", "share"],
   largest_addition: ["largest norm added", ""],
   max_weight: ["mean of row maxima", "share"],
-  distance: ["distance", "tokens"],
+  distance: ["distance back", "tokens"],
   first_mass: ["mass of first keys", "share"],
   sink_mass: ["mass of learned sink", "share"],
   self: ["self", "share"],
@@ -119,12 +119,21 @@ export function headSentence(trace, c, h, shown) {
   const parts = [`layer ${c} head ${h}`];
   const names = [...new Set([shown, "entropy", "distance"])].filter((name) => call.means?.[name]);
   for (const name of names) {
-    const { title, unit } = numberOf(name);
-    parts.push(`${title} ${formatNumber(readNumber(trace, c, h, name))}${unit ? ` ${unit}` : ""}`);
+    const { title, unit } = numberOf(name),
+      value = readNumber(trace, c, h, name);
+    parts.push(
+      name === "distance"
+        ? `distance ${distanceWords(value)}`
+        : `${title} ${formatNumber(value)}${unit ? ` ${unit}` : ""}`,
+    );
   }
   parts.push(...(call.labels?.[h] ?? []).map((label) => labelWords(label).name));
   return parts.join(", ");
 }
+
+/** @param {number} value tokens from a key on to its query @returns {string} "13.3 tokens back" */
+export const distanceWords = (value) =>
+  `${formatNumber(Math.abs(value))} token${Math.abs(value) === 1 ? "" : "s"} ${value < 0 ? "ahead" : "back"}`;
 
 /** The numbers of a channel, one by one, in words. @param {Channel} channel @param {string} [weights] their word */
 export const channelNoun = (channel, weights = "weight") =>

@@ -31,6 +31,10 @@ export class Latest {
   }
 }
 
+/** Milliseconds after which a link has what was looked at. */
+const LIVE_KEEP = 300;
+const LIVE_READING = "reading … the first text of a length takes longer: a program is made for it";
+
 /**
  * Where the next explorer opens: as the last one stood, and on the difference as soon as there are two texts.
  * @param {string} last address part of the last explorer @param {boolean} compared whether it showed two texts
@@ -109,7 +113,18 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
   );
   /** @type {HTMLIFrameElement|null} */
   let shown = null;
-  let compared = false;
+  // What a link keeps of the explorer, beside the texts.
+  const first = said.get("view") ?? "";
+  let compared = Boolean(first) && said.has("changed");
+  /** @param {HTMLIFrameElement} frame */
+  const placeOf = (frame) => frame.contentWindow?.location.hash ?? "";
+  const keep = () => {
+    const texts = { text: text.value, ...(other.hidden ? {} : { changed: changed.value }) };
+    const view = (shown ? placeOf(shown) : first).replace(/^#/, "");
+    const kept = new URLSearchParams(view ? { ...texts, view } : texts);
+    if (`#${kept}` !== location.hash) history.replaceState(null, "", `#${kept}`);
+  };
+  setInterval(keep, LIVE_KEEP);
 
   const tell = () => {
     name.textContent = other.hidden ? "Text" : "A";
@@ -126,7 +141,7 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
    * @param {string} view @param {boolean} compares @param {AbortSignal} signal
    */
   const open = async (view, compares, signal) => {
-    const place = nextPlace(shown?.contentWindow?.location.hash ?? "", compared, compares);
+    const place = nextPlace(shown ? placeOf(shown) : first, compared, compares);
     const frame = element("iframe", {
       title: "Attention of the text",
       src: view + place,
@@ -151,14 +166,13 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
   };
   const latest = new Latest(async (signal) => {
     const texts = [text.value, ...(other.hidden ? [] : [changed.value])];
-    const kept = new URLSearchParams({ text: texts[0], ...(texts.length > 1 ? { changed: texts[1] } : {}) });
-    history.replaceState(null, "", `#${kept}`);
+    keep();
     fail();
     if (texts.some((one) => !one.trim())) {
       status.textContent = "Type a text: what every head reads in it appears below.";
       return;
     }
-    status.textContent = "reading … the first text of a length takes longer: a program is made for it";
+    status.textContent = LIVE_READING;
     const begun = performance.now();
     const asked = new URLSearchParams(texts.map((one) => ["text", one]));
     const { ok, bytes } = await connection.ask(`read?${asked}`, signal);
@@ -176,6 +190,7 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
   connection.addEventListener("lost", () => {
     lost.textContent = "No answer from regard view: start it again and open the address it prints.";
     lost.hidden = false;
+    if (status.textContent === LIVE_READING) status.textContent = "";
   });
   connection.addEventListener("found", () => {
     lost.hidden = true;

@@ -147,14 +147,22 @@ function mainConnection({ connection }, root) {
   return line;
 }
 
-/** @param {State} state @param {Panel[]} panels */
-function mainTabs(state, panels) {
+/** @param {PageDocument} page @param {State} state @param {Panel[]} panels */
+function mainTabs(page, state, panels) {
   const list = element("div", { class: "rg-tabs", role: "tablist", "aria-label": "Views" });
+  /** @type {Record<string, boolean>} */
+  const empty = {
+    positions: !page.positions?.length,
+    compare: page.traces.length < 2,
+    training: !page.training,
+  };
   const tabs = panels.map(({ name, panel }) => {
     const tab = element("button", {
       type: "button",
       role: "tab",
       "aria-keyshortcuts": name === "compare" ? "c" : null,
+      class: empty[name] ? "rg-empty" : null,
+      title: empty[name] ? "nothing in this page; what would be here is told" : null,
       text: TAB_NAMES[name],
       on: { click: () => state.set({ tab: name }) },
     });
@@ -309,7 +317,7 @@ export async function boot(root, { address = true } = {}) {
     panels.push({ name, panel, mount: () => mount(panel, source, state) });
   }
   panels.sort((one, other) => TABS.indexOf(one.name) - TABS.indexOf(other.name));
-  const { list, show } = mainTabs(state, panels);
+  const { list, show } = mainTabs(page, state, panels);
   for (const node of root.querySelectorAll(":scope > .rg-loading")) node.remove();
   root.append(
     mainConnection(source, root),

@@ -40,7 +40,7 @@ export function mountPositions(host, source, state) {
       emptyState(
         "Nothing is known about positions",
         "No rotary positions, biases by distance or position tables were found. Tables can be given:",
-        'pages.write(trace, "page.html", positions={"sinusoidal": table})',
+        'trace.explore("page.html", positions={"sinusoidal": table})',
       ),
     );
     return;

@@ -127,7 +127,7 @@ export function mountTools(host, source, state) {
     ],
     state.scale,
     (value) => state.set(value === "rank" ? { rowRank: true } : { scale: value, rowRank: false }),
-    { "aria-keyshortcuts": "l", title: "l; r for rank in row" },
+    { "aria-keyshortcuts": "l r", title: "l; r for rank in row" },
   );
   const range = chooser(
     "Range",
@@ -154,12 +154,6 @@ export function mountTools(host, source, state) {
     state.aggregate,
     (value) => state.set({ aggregate: value }),
   );
-  const rank = button("rank", {
-    title: "colour by rank in the row",
-    keys: "r",
-    pressed: false,
-    press: () => state.set({ rowRank: !state.rowRank }),
-  });
   const sink = tickbox("hide first keys", state.hideSink, (hideSink) => state.set({ hideSink }), {
     title: "Leave out the first four keys and share out what is left",
   });
@@ -178,7 +172,7 @@ export function mountTools(host, source, state) {
     },
   });
   if (trace) host.append(trace);
-  host.append(layer.node, head.node, channel, scale, range, rank, several, sink, edges, wipe);
+  host.append(layer.node, head.node, channel, scale, range, several, sink, edges, wipe);
 
   let listed = -1;
   const refresh = () => {
@@ -204,7 +198,6 @@ export function mountTools(host, source, state) {
     partOf(range, "select").value = state.range.includes(":") ? "locked" : state.range;
     several.hidden = state.selection.length < 2;
     partOf(several, "select").value = state.aggregate;
-    rank.setAttribute("aria-pressed", String(state.rowRank));
     partOf(sink, "input").checked = state.hideSink;
   };
   state.on(
