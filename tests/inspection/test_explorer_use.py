@@ -270,20 +270,7 @@ def test_it_asks_for_nothing_and_the_policy_holds(open_page, page):
     visit.press("]", ".", "m", "c", "c")
     assert visit.requests == [page.as_uri()]
     visit.check()
-    tried = visit.evaluate(
-        """async () => {
-          const script = document.createElement("script");
-          script.textContent = "window.__ran = true";
-          document.body.append(script);
-          await new Promise((done) => setTimeout(done, 30));
-          const fetched = await fetch("https://example.org/").then(() => true, () => false);
-          const image = Object.assign(new Image(), { src: "https://example.org/x.png" });
-          const shown = await image.decode().then(() => true, () => false);
-          await new Promise((done) => setTimeout(done, 200)); // refusals are told a little later
-          return [window.__ran === true, fetched, shown];
-        }"""
-    )
-    assert tried == [False, False, False]
+    assert visit.probe("attempts") == [False, False, False]
     assert visit.requests == [page.as_uri()]
     assert sum("policy" in complaint for complaint in visit.complaints) == 3
     visit.complaints.clear()
@@ -369,13 +356,7 @@ def test_light_and_dark_schemes_are_followed_and_legible(open_page, scheme):
 def test_forced_colours_tell_what_is_chosen(open_page):
     visit = open_page(CELL, forced_colors="active")
     assert visit.evaluate("matchMedia('(forced-colors: active)').matches")
-    pressed, loose = visit.evaluate(
-        """() => {
-          const pressed = document.querySelector("button[aria-pressed=true]");
-          const loose = pressed.parentElement.querySelector("button[aria-pressed=false]");
-          return [pressed, loose].map(window.probe.look);
-        }"""
-    )
+    pressed, loose = visit.probe("pressedAndLoose")
     assert pressed != loose
 
 

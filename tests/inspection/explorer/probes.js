@@ -78,6 +78,31 @@
         Number(one.style.getPropertyValue("--tint")),
       ]),
 
+    /** What a page's policy refuses: a script of its own, an address, a picture from elsewhere. */
+    attempts: async () => {
+      const script = document.createElement("script");
+      script.textContent = "window.__ran = true";
+      document.body.append(script);
+      await new Promise((done) => setTimeout(done, 30));
+      const fetched = await fetch("https://example.org/").then(
+        () => true,
+        () => false,
+      );
+      const image = Object.assign(new Image(), { src: "https://example.org/x.png" });
+      const drawn = await image.decode().then(
+        () => true,
+        () => false,
+      );
+      await new Promise((done) => setTimeout(done, 200)); // refusals are told a little later
+      return [window.__ran === true, fetched, drawn];
+    },
+
+    pressedAndLoose: () => {
+      const pressed = document.querySelector("button[aria-pressed=true]");
+      const loose = pressed.parentElement.querySelector("button[aria-pressed=false]");
+      return [pressed, loose].map(window.probe.look);
+    },
+
     /** Drawings that go on beyond the sheet. */
     cut: () =>
       [...document.querySelectorAll(".regard :is(svg, canvas)")]
