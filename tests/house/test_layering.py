@@ -34,8 +34,8 @@ FLOORS = {
 FOLDERS = {
     "cache": "rows contiguous paged",
     "masks": "runs offsets grid data picture alignment tile_kinds bounds mask algebra positional predicates"
-    " stored keys block_tables documents intervals diffusion trees neighbourhoods expressions conventions"
-    " notation",
+    " stored keys key_lists block_tables documents intervals diffusion trees neighbourhoods expressions"
+    " conventions notation",
     "positions": "scaling tables rotation",
     "theory": "definition operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score placed pointwise distances metrics",
@@ -46,8 +46,8 @@ FOLDERS = {
     " flash.tuning flash.piece_costs flash.tile_choice flash.operands flash.partitioning flash.preparation"
     " flash.tile_scores flash.passes flash.primitives flash.tile_calls flash hopper.pair_programs"
     " hopper.blocks hopper.kernels hopper.launches hopper.kernel_calls hopper backends.dense"
-    " backends.symbolic backends.tiled backends.kernel_primitives backends.kernel_masks backends.cudnn"
-    " backends.splash_tpu backends.mosaic_gpu backends dispatch.registry dispatch.placement"
+    " backends.symbolic backends.gathered backends.tiled backends.kernel_primitives backends.kernel_masks"
+    " backends.cudnn backends.splash_tpu backends.mosaic_gpu backends dispatch.registry dispatch.placement"
     " dispatch.explanation dispatch.explicit_axes dispatch",
     "derivation": "notation steps course tables terminal typesetting markup record calls",
     "readouts": "record accumulators top_k profiles tiling counting reading windows labels",

@@ -62,6 +62,8 @@ def leaves(batch, length, queries, opaque):
         st.builds(masks.tree, trees(length), st.one_of(small, per_row)),
         st.builds(masks.segments, st.lists(query_ids, min_size=batch, max_size=batch), ids),
     ]
+    listed = st.lists(st.integers(-1, length), min_size=2, max_size=2)
+    makers.append(st.builds(masks.chosen_keys, st.lists(listed, min_size=queries, max_size=queries)))
     makers.append(block_tables(0, queries, length))
     if opaque:
         makers.append(block_tables(batch, queries, length))

@@ -91,6 +91,10 @@ def chosen_blocks(indices, size, num_columns, counts):
     return blocks(((indices[..., None] == np.arange(num_columns)) & counted[..., None]).any(-2), size)
 
 
+def chosen_keys(indices):
+    return Mask(lambda at: (at.align(indices, 2)[..., None] == at.column).any(-2))
+
+
 def tree(parents, start):
     def keep(at):
         found = (at.key < start) & (at.key <= at.query) & (at.query < start + len(parents))
@@ -145,6 +149,7 @@ masks = SimpleNamespace(
     streaming=lambda before, first: sliding_window(None) & (sliding_window(before) | keys_below(first)),
     blocks=blocks,
     chosen_blocks=chosen_blocks,
+    chosen_keys=chosen_keys,
     from_array=lambda array: Mask(lambda at: array != 0),
     from_drop=lambda array: Mask(lambda at: array == 0),
     tree=tree,

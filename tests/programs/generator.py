@@ -123,6 +123,7 @@ class Draft:
             data(text.format(f"@.integers(0, 3, {rows(S)})")) for text in ("{}", "np.sort({})")
         )
         chosen = data(f"@.integers(-1, {grid[1] + 1}, {(*front, grid[0], 2)})")
+        listed = (*self.pick((front, self.leading)), T, whole(1, 6))
         texts = [
             f"masks.segments({data(f'@.integers(0, 3, {rows(T)})')}, {ids})",
             f"masks.lengths({data(f'@.integers(0, {S + 1}, {rows()})')})",
@@ -131,6 +132,7 @@ class Draft:
             f"masks.blocks({data(f'@.random({(*rows(), *grid)}) < 0.6')}, {sides})",
             f"masks.chosen_blocks({chosen}, {sides}, {grid[1]},"
             f" counts={data(f'@.integers(0, 3, {(*front, grid[0])})')})",
+            f"masks.chosen_keys({data(f'@.integers(-1, {S}, {listed})')})",
             f"masks.from_array({data(f'@.random({full}) < 0.5')})",
             f"masks.from_drop({data(f'@.random({full}) < 0.5')})",
         ]

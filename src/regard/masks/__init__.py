@@ -18,6 +18,7 @@ from regard.masks.conventions import (
 from regard.masks.diffusion import block_diffusion
 from regard.masks.documents import segments
 from regard.masks.expressions import shared_prefix, streaming
+from regard.masks.key_lists import chosen_keys
 from regard.masks.keys import lengths, prefix, valid_keys
 from regard.masks.mask import Mask
 from regard.masks.neighbourhoods import neighbourhood
@@ -31,7 +32,7 @@ from regard.masks.trees import tree
 __all__ = ["Mask", "TileKind", "parse", "predicate"]
 __all__ += ["block_diffusion", "causal", "chunked", "dilated", "global_tokens", "neighbourhood"]
 __all__ += ["sliding_window", "streaming"]
-__all__ += ["blocks", "chosen_blocks", "from_array", "lengths", "prefix", "segments", "shared_prefix"]
-__all__ += ["tree", "valid_keys"]
+__all__ += ["blocks", "chosen_blocks", "chosen_keys", "from_array", "lengths", "prefix", "segments"]
+__all__ += ["shared_prefix", "tree", "valid_keys"]
 __all__ += ["from_drop", "from_flash_window", "from_hf_attention_mask", "from_hf_window", "from_jax_window"]
 __all__ += ["from_torch_mha"]

@@ -14,6 +14,7 @@ from regard.axes import Array
 from regard.formulas import Formula, Function, Symbol, Terms
 from regard.masks.data import snake_case, spell_record, suggest_call
 from regard.masks.grid import is_concrete
+from regard.masks.mask import Mask
 from regard.records import record
 from regard.scores.cells import Cells
 
@@ -108,6 +109,8 @@ class Score:
         return spell_record(self)
 
     def __or__(self, other: Any) -> Score:
+        if isinstance(other, Mask):
+            return NotImplemented  # which knows what to say
         raise TypeError(
             "score: expected a list of scores, left to right, score=[first, second]; got |, & or +"
         )

@@ -19,6 +19,7 @@ from regard.engine.softmax.online_softmax import first_largest
 from regard.engine.softmax.score_rows import take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores, scale_early, scale_late
 from regard.engine.softmax.sinks import Sunk, sink
+from regard.masks.grid import Grid
 from regard.masks.runs import Span
 from regard.scores.cells import Block
 
@@ -48,7 +49,7 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
 @jax.custom_jvp
 def _read_once(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the same, zeroing unreachable keys and values only where the output is not finite."""
-    found = _attend(problem, problem.keep(), *_inputs(problem))
+    found = attend_cells(problem, problem.keep(), *_inputs(problem))
     return jax.lax.cond(jnp.isfinite(found[0]).all(), lambda: found, lambda: _define(problem))
 
 
@@ -59,16 +60,18 @@ def _read_once_jvp(primals: Any, tangents: Any) -> Any:
 
 def _define(problem: Problem) -> tuple[Array, dict[str, Array]]:
     keep = problem.keep()
-    return _attend(problem, keep, *_zero_unattended(problem, keep))
+    return attend_cells(problem, keep, *_zero_unattended(problem, keep))
 
 
-def _attend(
-    problem: Problem, keep: Array | None, query: Array, key: Store, value: Store
+def attend_cells(
+    problem: Problem, keep: Array | None, query: Array, key: Store, value: Store, grid: Grid | None = None
 ) -> tuple[Array, dict[str, Array]]:
-    found = _weigh(problem, keep, query, key)
+    """Compute the same; the cells are all pairs of queries and keys, or those of a grid in their place."""
+    grid = problem.grid() if grid is None else grid
+    found = _weigh(problem, keep, query, key, grid)
     kept, grown = found.weights, found.total
     if problem.dropout_rate:
-        kept, grown = jnp.where(_survivors(problem), kept, 0), grown * (1 - problem.dropout_rate)
+        kept, grown = jnp.where(_survivors(problem, grid), kept, 0), grown * (1 - problem.dropout_rate)
     if problem.low_precision:
         # The product rounds the gradient of its weights: what cancels in it, where one weight is nearly all,
         # cancels with nothing else.
@@ -84,7 +87,7 @@ def _attend(
     if problem.aux and keep is None:
         # XLA's CPU makes one kernel of a call without a mask, but not where scores are read elsewhere, which
         # rounds otherwise: who asks gets scores of their own.
-        found = _weigh(problem, keep, *jax.lax.optimization_barrier((query, key)))
+        found = _weigh(problem, keep, *jax.lax.optimization_barrier((query, key)), grid)
     aux = {}
     for name in problem.aux:
         array = found.statistic(name, problem)
@@ -136,7 +139,7 @@ class _Weighed(NamedTuple):
         return sink(problem.sink_column(), self.lse(), entropy)
 
 
-def _weigh(problem: Problem, keep: Array | None, query: Array, key: Store) -> _Weighed:
+def _weigh(problem: Problem, keep: Array | None, query: Array, key: Store, grid: Grid) -> _Weighed:
     # A row with nothing to attend to stays zero. Where there cannot be one, asking would cost a pass.
     # A score function may remove keys, too.
     certain = keep is None and problem.score is None and problem.S
@@ -149,7 +152,7 @@ def _weigh(problem: Problem, keep: Array | None, query: Array, key: Store) -> _W
         top, alive = _largest(products), None
         scores, peak, shifted = products * size, top * size, (products - top) * size
     else:
-        scores = _scores(problem, query, key, keep)
+        scores = _scores(problem, query, key, keep, grid)
         peak = _largest(scores)
         alive, base = None, peak if certain else finite_base(peak)
         ends_in_sum = not problem.low_precision if problem.score is None else problem.score.adds
@@ -166,16 +169,16 @@ def score_matrix(problem: Problem) -> Array:
     """Compute the T x S scores, -inf where a query may not attend."""
     keep = problem.keep()
     query, key, _ = _zero_unattended(problem, keep)
-    return problem.spread(_scores(problem, query, key, keep), problem.T, problem.S)
+    return problem.spread(_scores(problem, query, key, keep, problem.grid()), problem.T, problem.S)
 
 
-def _scores(problem: Problem, query: Array, key: Store, keep: Array | None) -> Array:
+def _scores(problem: Problem, query: Array, key: Store, keep: Array | None, grid: Grid) -> Array:
     query = scale_early(query, problem.scale, problem.low_precision)
     scores = scale_late(_products(problem, query, key), problem.scale, problem.low_precision)
     cells = bias = None
     if problem.score is not None:
         scores = jnp.broadcast_to(scores, (*(problem.leading or (1,)), problem.T, problem.S))
-        cells = _cells(problem)
+        cells = _cells(problem, grid)
     if problem.bias is not None:
         bias = problem.with_heads(problem.bias)
     return finish_scores(scores, keep, score=problem.score, cells=cells, bias=bias).scores
@@ -189,11 +192,11 @@ def _largest(scores: Array) -> Array:
     return jax.lax.stop_gradient(scores.max(-1, keepdims=True, initial=-jnp.inf))
 
 
-def _cells(problem: Problem) -> Block:
+def _cells(problem: Problem, grid: Grid) -> Block:
     axes = len(problem.leading)
     first = jnp.arange(problem.leading[0] if axes > 1 else 1, dtype=jnp.int32)
     heads = Span(None, problem.leading[-1] if axes else 1)
-    return Block(problem.grid(), heads, first.reshape((-1, *(1,) * (max(axes, 1) + 1))), problem.with_heads)
+    return Block(grid, heads, first.reshape((-1, *(1,) * (max(axes, 1) + 1))), problem.with_heads)
 
 
 def _inputs(problem: Problem) -> tuple[Array, Store, Store]:
@@ -233,9 +236,8 @@ def _zero_unattended(problem: Problem, keep: Array | None) -> tuple[Array, Store
     )
 
 
-def _survivors(problem: Problem) -> Array:
+def _survivors(problem: Problem, grid: Grid) -> Array:
     assert problem.rng is not None  # canonicalize asks for it
-    grid = problem.grid()
     words = dropout.pair_words(dropout.head_seeds(problem.rng, problem.leading), grid)
     return problem.with_heads(dropout.survivors(*words, problem.dropout_rate))
 

@@ -34,30 +34,33 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     aux = tuple(dict.fromkeys([*per_row, "lse"] if chosen else per_row))
     of_all = dataclasses.replace(problem, aux=aux, rows=None, heads=None)
     count = -(-problem.T // ROWS)
-    rows = {"first": jnp.arange(count, dtype=jnp.int32) * ROWS, "query": _split(problem.query, count)}
+    rows = {
+        "first": jnp.arange(count, dtype=jnp.int32) * ROWS,
+        "query": split_rows(problem.query, count, ROWS),
+    }
     if problem.bias is not None and problem.bias.shape[-2] != 1:
-        rows["bias"] = _split(problem.bias, count)
+        rows["bias"] = split_rows(problem.bias, count, ROWS)
 
     @jax.checkpoint
     def step(carry: None, rows: dict[str, Array]) -> tuple[None, Any]:
         return carry, dense.run(_take_rows(of_all, **rows))
 
     _, (output, stacked) = jax.lax.scan(step, None, rows)
-    extra = {name: _join(array, problem, -1 - (name in _MATRICES)) for name, array in stacked.items()}
+    extra = {name: join_rows(array, problem, -1 - (name in _MATRICES)) for name, array in stacked.items()}
     if chosen:
         extra |= _choose_from(problem, extra["lse"])
-    return _join(output, problem, -2), {name: extra[name] for name in problem.aux}
+    return join_rows(output, problem, -2), {name: extra[name] for name in problem.aux}
 
 
-def _split(array: Array, count: Any) -> Array:
-    """Divide rows (..., T, x) into (count, ..., ROWS, x); the last one is repeated."""
+def split_rows(array: Array, count: Any, size: int) -> Array:
+    """Divide rows (..., T, x) into (count, ..., size, x); the last one is repeated."""
     length = array.shape[-2]
-    rows = jnp.take(array, jnp.minimum(jnp.arange(count * ROWS), length - 1), -2)
+    rows = jnp.take(array, jnp.minimum(jnp.arange(count * size), length - 1), -2)
     *leading, _, width = array.shape
-    return jnp.moveaxis(rows.reshape((*leading, count, ROWS, width)), -3, 0)
+    return jnp.moveaxis(rows.reshape((*leading, count, size, width)), -3, 0)
 
 
-def _join(array: Array, problem: Problem, axis: int) -> Array:
+def join_rows(array: Array, problem: Problem, axis: int) -> Array:
     """Join steps (count, ...), whose rows lie on an axis, and leave out what was repeated."""
     array = jnp.moveaxis(array, 0, axis - 1)
     place = array.ndim + axis

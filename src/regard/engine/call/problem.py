@@ -133,6 +133,12 @@ class Problem:
         *batch, heads, rows, width = array.shape
         return array.reshape((*batch, heads * self.group, rows // self.group, width))
 
+    def by_group(self, array: Array) -> Array:
+        """Reshape (..., H | K | 1, T, x) to (..., K | 1, G | 1, T, x)."""
+        *batch, heads, rows, width = array.shape
+        split = (heads // self.group, self.group) if heads == self.leading[-1] else (heads, 1)
+        return array.reshape((*batch, *split, rows, width))
+
     def with_arrays(self) -> Problem:
         """Return the call with what it stores otherwise as arrays, for whoever reads nothing else."""
         return dataclasses.replace(self, key=as_array(self.key), value=as_array(self.value))

@@ -8,7 +8,7 @@ from typing import Protocol
 import jax
 
 from regard.axes import Array
-from regard.engine.backends import cudnn, dense, mosaic_gpu, splash_tpu, tiled
+from regard.engine.backends import cudnn, dense, gathered, mosaic_gpu, splash_tpu, tiled
 from regard.engine.call.problem import Problem
 from regard.engine.flash.tuning import load_tuning
 
@@ -29,6 +29,7 @@ BACKENDS: Mapping[str, Backend] = {
     "cudnn": cudnn,
     "splash_tpu": splash_tpu,
     "mosaic_gpu": mosaic_gpu,
+    "gathered": gathered,
     "tiled": tiled,
     "dense": dense,
 }
@@ -72,7 +73,8 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
     if problem.batch_invariant:
         return Choice("tiled", "its bits do not depend on the rest of the batch", {})
     here = jax.default_backend()
-    candidates = [name for name in BACKENDS if PLATFORMS.get(name, here) == here and name not in UNMEASURED]
+    left_out = UNMEASURED if gathered.is_fewer(problem) else (*UNMEASURED, "gathered")
+    candidates = [name for name in BACKENDS if PLATFORMS.get(name, here) == here and name not in left_out]
     refusals = {candidate: BACKENDS[candidate].refuses(problem) for candidate in candidates}
     serving = [candidate for candidate, refusal in refusals.items() if refusal is None]
     refused = {candidate: refusal for candidate, refusal in refusals.items() if refusal is not None}
@@ -81,6 +83,8 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
         raise NotImplementedError(f"no backend can serve this call:\n{listed}")
     if serving[0] in PLATFORMS:
         return Choice(serving[0], "it is this device's own, and fastest", refused)
+    if serving[0] == "gathered":
+        return Choice("gathered", gathered.describe_work(problem), refused)
     favour = load_tuning().favours_dense(problem)
     if favour is not None and "dense" in serving:
         return Choice("dense", favour, refused)
