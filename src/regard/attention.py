@@ -73,8 +73,8 @@ def attend(
         rows: which query rows "weights" and "scores" in aux are wanted for; None means all. They are then
             `(*B, len(rows), S)`, formed from the saved lse; of long sequences, nothing larger is computed.
         heads: which query heads they are wanted for, likewise: the heads axis becomes `len(heads)` long.
-        backend: dense, tiled, gathered, cudnn, splash_tpu or mosaic_gpu; None picks, or does as `parallel.use` around
-            the call says.
+        backend: dense, tiled, gathered, cudnn, splash_tpu or mosaic_gpu; None picks, or does as
+            `parallel.use` around the call says.
         precision: of the matrix products, as in `jax.lax.dot_general`. Where all inputs are bfloat16, they
             multiply bfloat16 numbers and sum in float32 (weights are rounded when they meet values), unless
             more than the default precision is asked for.
