@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import as_array, check_kind, whole_number
+from regard.arguments import as_array, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.registry import BACKENDS, choose
-from regard.inspection.traces import Trace
 
 
 def roll_out(weights: ArrayLike, residual: float = 0.5) -> Array:
@@ -88,7 +87,8 @@ def roll_out_row(trace: Any, row: int, call: int = -1, residual: float = 0.5) ->
 
     Reference: Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020, section 3.
     """
-    check_kind("trace", trace, Trace)
+    if not hasattr(trace, "calls"):
+        raise TypeError(f"trace: expected a Trace, as of capture; got {type(trace).__name__}")
     calls = list(trace.calls)
     if not -len(calls) <= whole_number("call", call, -len(calls) or -1) < len(calls):
         raise ValueError(f"call: expected one of the {len(calls)} of the trace, got {call}")
