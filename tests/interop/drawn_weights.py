@@ -1,5 +1,6 @@
 """Weights of small reference models, drawn from their names: the same in every process, so never stored."""
 
+import functools
 import json
 import math
 import zlib
@@ -39,6 +40,27 @@ def draw(name, shape, kind):
 def draw_all(shapes, kind):
     """Every tensor of a model, by its name."""
     return {name: draw(name, tuple(shape), kind) for name, shape in shapes.items()}
+
+
+@functools.cache
+def draw_tensors(name):
+    """The config of a reference model, and every tensor of it by its name."""
+    facts, _ = read_reference(name)
+    return facts["config"], draw_all(facts["shapes"], facts["config"]["model_type"])
+
+
+def fill(folder, name, change=None):
+    """Write a reference model's checkpoint, as transformers would have, with its tensors changed."""
+    from regard.interop.weight_files import write_weights  # where references are made, there is none
+
+    config, drawn = draw_tensors(name)
+    tensors = dict(drawn)
+    if change:
+        change(tensors)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    write_weights(folder / "model.safetensors", tensors, force=True)
+    return folder
 
 
 def tokens(name, shape, vocab_size):

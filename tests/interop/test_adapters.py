@@ -34,14 +34,8 @@ def draw():
 def test_options_that_a_library_lacks_are_those_of_attend(library):
     adapter, lay, dropout = ADAPTERS[library]
     arrays = draw()
-    options = {
-        "score": scores.softcap(2.0),
-        "scale": 0.3,
-        "sinks": jnp.arange(6.0),
-        "query_offset": 4,
-        "aux": ("weights", "lse"),
-        "rows": [3, 0],
-    }
+    options = {"score": scores.softcap(2.0), "scale": 0.3, "sinks": jnp.arange(6.0), "query_offset": 4}
+    options |= {"aux": ("weights", "lse"), "rows": [3, 0]}
     output, aux = adapter(*map(lay, arrays), is_causal=True, **dropout, **options)
     expected, theirs = attend(*arrays, mask=masks.causal(), **dropped, **options)
     np.testing.assert_array_equal(lay(output), expected)
@@ -79,12 +73,57 @@ def test_options_that_nobody_has_are_named(library):
 
 
 def test_options_that_a_library_calls_otherwise_are_told_its_name():
-    query, key, value = draw()
-    with pytest.raises(TypeError, match="dropout_rate: expected it as dropout_p"):
-        torch_sdpa.scaled_dot_product_attention(query, key, value, dropout_rate=0.1, enable_gqa=True)
-    laid = map(heads_first, (query, key, value))
-    with pytest.raises(TypeError, match="rng: expected it as dropout_rng"):
-        flax.attention_fn(*laid, rng=jax.random.key(0))
-    laid = map(heads_first, (query, key, value))
-    with pytest.raises(ValueError, match="aux: expected none beside return_residual=True"):
-        jax_nn.dot_product_attention(*laid, return_residual=True, aux=("lse",))
+    residual = {"return_residual": True, "aux": ("lse",)}
+    for library, options, message in (
+        ("torch", {"dropout_rate": 0.1}, "dropout_rate: expected it as dropout_p"),
+        ("flax", {"rng": jax.random.key(0)}, "rng: expected it as dropout_rng"),
+        ("jax.nn", residual, "aux: expected none beside return_residual=True"),
+    ):
+        adapter, lay, _ = ADAPTERS[library]
+        with pytest.raises((TypeError, ValueError), match=message):
+            adapter(*map(lay, draw()), **options)
+
+
+x, y, z = (np.ones((2, *sizes, 7), np.float32) for sizes in ((5, 6), (11, 3), (5, 2)))
+u, v, flags = x.swapaxes(1, 2), y.swapaxes(1, 2), lambda *shape: np.ones(shape, bool)
+WRONG = {jax_nn.dot_product_attention: [
+    ((x[0, 0], y, y), {}, ValueError, r"query: expected \(batch, length, heads, width\) or"),
+    ((x, y[..., :5], y), {}, ValueError, r"key: expected the head width of query, 7"),
+    ((x, y, y[:, :4]), {}, ValueError, r"value: expected the length and the heads of key, \(11, 3\)"),
+    ((x, *(np.swapaxes(y, 1, 2),) * 2), {}, ValueError, "swap axes -3 and -2"),
+    ((x, y, y), {"mask": np.zeros((5, 11))}, TypeError, "mask: .*pass additive masks as `bias=`"),
+    ((x, y, y), {"mask": flags(5, 7)}, ValueError, r"mask: expected .*\(2, 6, 5, 11\)"),
+    ((x, y, y), {"bias": flags(5, 11)}, TypeError, "bias: .*as `mask=`"),
+    ((z, z, z), {"mask": flags(2, 5, 5)}, ValueError, r"mask: .*Write mask\[None\] if"),
+    ((z, z, z), {"bias": z[..., 0, :5]}, ValueError, r"bias: .*Write bias\[None\] if"),
+    ((x, y, y), {"query_seq_lengths": [1, 6]}, ValueError, r"query_seq_lengths: .*0\.\.5, got"),
+    ((x, y, y), {"local_window_size": -2}, ValueError, "at least 0"),
+    ((x, y, y), {"implementation": "flash"}, ValueError, "implementation: expected None, 'xla' or"),
+], flax.attention_fn: [
+    ((x[0, 0], y, y), {}, ValueError, r"query: expected \(\.\.\., length, heads, width\) or"),
+    ((x, y[0], y[0]), {}, ValueError, "key: expected the batch axes of query"),
+    ((x, y, y), {"mask": flags(5, 7)}, ValueError, r"mask: .*\(2, 6, 5, 11\)"),
+    ((x, y, y), {"bias": x[0, 0, 0]}, ValueError, r"bias: expected .*\(2, 6, 5, 11\)"),
+    ((x, y, y), {"dropout_rate": 0.1}, ValueError, "dropout_rng: expected a random key"),
+    ((x[:, :1], y, y), {"mask": flags(2, 1, 1, 11), "is_causal": True}, ValueError, "is_causal: expected"),
+    ((x, y, y), {"qk_attn_weights_einsum": jnp.einsum}, NotImplementedError, "qk_attn_weights_einsum: exp"),
+    ((x, y, y), {"einsum_dot_general": 1}, NotImplementedError, "einsum_dot_general"),
+    ((x, y, y), {"input_positions": x}, NotImplementedError, "rotate query and key"),
+], torch_sdpa.scaled_dot_product_attention: [
+    ((u, v, v), {}, ValueError, "enable_gqa: expected True where .*got False with query"),
+    ((u, v[:, [0, 0, 1, 2]], v), {"enable_gqa": True}, ValueError, "query, key, value: expected"),
+    ([array.swapaxes(1, 2) for array in (u, v, v)], {}, ValueError, r"\(\.\.\., heads, len"),
+    ((u, u, u, np.ones((5, 5), int)), {}, TypeError, "attn_mask: expected booleans .*attn_mask != 0"),
+    ((u, u, u, flags(5, 7)), {}, ValueError, r"attn_mask: expected .*\(2, 6, 5, 5\)"),
+    ((u, u, u, u[..., :5, :5][:, 0]), {}, ValueError, r"attn_mask: .*attn_mask\[:, None\]"),
+    ((u, u, u), {"dropout_p": 0.1}, ValueError, "rng: expected a random key because dropout_p = 0.1"),
+]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "arrays", "options", "kind", "message"),
+    [(call, *case) for call in WRONG for case in WRONG[call]],
+)
+def test_a_wrong_call_is_told_what_to_do(call, arrays, options, kind, message):
+    with pytest.raises(kind, match=message):
+        jax.eval_shape(lambda: call(*arrays, **options))

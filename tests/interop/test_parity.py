@@ -5,7 +5,6 @@ as a checkpoint and loaded like one.
 """
 
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,6 @@ import drawn_weights
 from drawn_weights import DECODERS, NAMES
 from regard.interop import huggingface
 from regard.interop.families import FAMILIES
-from regard.interop.weight_files import write_weights
 from regard.interop.weight_maps import name_tensors, parameter_paths
 from regard.models import generate
 
@@ -28,17 +26,7 @@ LONG = ("t5", "llama", "qwen2", "qwen3", "mistral")
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """A folder as transformers would have saved it."""
-
-    @functools.cache
-    def build(name):
-        facts, _ = drawn_weights.read_reference(name)
-        folder = tmp_path_factory.mktemp(name)
-        (folder / "config.json").write_text(json.dumps(facts["config"]))
-        tensors = drawn_weights.draw_all(facts["shapes"], facts["config"]["model_type"])
-        write_weights(folder / "model.safetensors", tensors)
-        return folder
-
-    return build
+    return functools.cache(lambda name: drawn_weights.fill(tmp_path_factory.mktemp(name), name))
 
 
 @pytest.fixture
