@@ -10,29 +10,16 @@ import pytest
 from flax import nnx
 
 import oracle
+import test_cache
 from mesh_cases import make_mesh
 from regard import KVCache, PagedKVCache, attend, masks, scores
 from regard.engine.call.hooks import watch
 from regard.engine.call.quantized import Quantized, quantize
 from regard.layers import MultiHeadAttention
-from test_cache import CACHES, NAN, B, D, E, H, K, T, draw, paged, table
+from test_cache import CACHES, WINDOW, B, D, E, H, K, T, assert_full_pass, contiguous, draw, paged, table
 
-WINDOW = 4
-
-
-def int8(capacity=17, window=None):
-    """An empty int8 cache, with garbage where nothing was stored."""
-    cache = KVCache.create(B, K, capacity, D, E, dtype=jnp.int8, window=window)
-    spoil = functools.partial(jnp.full_like, fill_value=NAN)
-    key, value = (
-        Quantized(stored.values + 77, spoil(stored.scale))
-        for stored in (cache.key, cache.value)
-        if isinstance(stored, Quantized)
-    )
-    return dataclasses.replace(cache, key=key, value=value)
-
-
-KINDS = {**CACHES, "int8": int8, "int8 windowed": functools.partial(int8, 11, WINDOW)}
+int8 = functools.partial(contiguous, jnp.int8)
+KINDS = {**CACHES, "int8": int8}
 
 
 def rounded(tokens):
@@ -51,20 +38,7 @@ def step(cache, query, key, value, counts=None, aux=(), **options):
     return cache, cache.attend(query, counts=counts, aux=aux, **options)
 
 
-def decode(cache, arrays, sizes, **options):
-    outputs, end = [], 0
-    for size in sizes:
-        end += size
-        cache, output = step(cache, *(x[:, :, end - size : end] for x in arrays), **options)
-        outputs.append(output)
-    return cache, jax.tree.map(lambda *parts: np.concatenate(parts, axis=2), *outputs)
-
-
-def assert_as_exact(output, arrays, keep, **options):
-    truth = oracle.batched(*arrays, keep=keep, **options).output
-    oracle.assert_as_exact(
-        output, truth, oracle.batched(*arrays, keep=keep, **options, dtype=np.float32).output
-    )
+decode = functools.partial(test_cache.decode, step=step)
 
 
 @pytest.mark.parametrize("kind", ["int8", "paged"])
@@ -72,7 +46,7 @@ def test_a_token_attends_to_all_stored_without_a_mask(kind):
     """Slots without a token are garbage, and hidden."""
     arrays = draw()
     _, output = decode(KINDS[kind](), arrays, (1,) * T)
-    assert_as_exact(output, stored(kind, arrays), table(lambda q, k: k <= q))
+    assert_full_pass(output, stored(kind, arrays), table(lambda q, k: k <= q))
 
 
 @pytest.mark.slow
@@ -115,7 +89,7 @@ def test_blocks_of_a_long_row_add_up(kind):
     output = cache.attend(query, counts=np.array([1, 1]))
     keep = np.arange(length) < np.array([length, 503])[:, None, None, None]
     key, value = (key, value) if kind == "paged" else (rounded(key), rounded(value))
-    assert_as_exact(output, [query, key, value], keep)
+    assert_full_pass(output, [query, key, value], keep)
 
 
 def test_pages_of_bfloat16_are_summed_in_float32():
@@ -140,9 +114,8 @@ def test_products_with_int8_are_those_with_what_it_stands_for(x64):
     cases = [(rows, *sizes) for rows in (1, 5) for sizes in [(17, 4), (31, 67)]]
     tokens = [quantize(jnp.asarray(rng.normal(size=(2, 3, *case[1:])))) for case in cases]
     given = [[rng.normal(size=(2, 3, rows, size)) for size in sizes[::-1]] for rows, *sizes in cases]
-    products = jax.jit(
-        lambda given: [(t.score(q, None), t.mix(w, None)) for t, (q, w) in zip(tokens, given, strict=True)]
-    )
+    multiply = lambda stored, query, weights: (stored.score(query, None), stored.mix(weights, None))
+    products = jax.jit(lambda given: [multiply(t, *pair) for t, pair in zip(tokens, given, strict=True)])
     for one, (query, weights), (score, mix) in zip(tokens, given, products(given), strict=True):
         array = np.asarray(one.values, np.float64) * np.asarray(one.scale, np.float64)
         np.testing.assert_allclose(score, query @ array.swapaxes(-1, -2), rtol=1e-12, atol=1e-12)
@@ -202,11 +175,6 @@ def beside(q, k):
     return k <= q and (q - k <= WINDOW or k < FIRST)
 
 
-def with_first(dtype=jnp.float32, capacity=11):
-    cache = KVCache.create(B, K, capacity, D, E, dtype=dtype, window=WINDOW, first=FIRST)
-    return jax.tree.map(lambda x: x + x.dtype.type(77) if x.ndim == 4 else x, cache)
-
-
 def test_first_tokens_and_the_newest_are_what_is_stored():
     """A key holds its own position: slots say where they sit, and every token of the window is there."""
     cache = KVCache.create(2, 1, None, 1, window=WINDOW, first=FIRST)
@@ -227,12 +195,12 @@ def test_first_tokens_and_the_newest_are_what_is_stored():
 
 
 def test_first_tokens_with_attend_itself_rewind_and_reset():
-    arrays = draw(23)
-    cache, _ = decode(with_first(), arrays, (1,) * 23, mask=BESIDE)
+    arrays, empty = draw(23), contiguous(capacity=11, window=WINDOW, garbage=77, first=FIRST)
+    cache, _ = decode(empty, arrays, (1,) * 23, mask=BESIDE)
     query = arrays[0][:, :, 22:]
     options = {"mask": BESIDE, "query_offset": cache.query_offset(1), "key_positions": cache.positions}
     keep = table(beside, 23)[22:]
-    assert_as_exact(attend(query, cache.key, cache.value, **options), [query, *arrays[1:]], keep)
+    assert_full_pass(attend(query, cache.key, cache.value, **options), [query, *arrays[1:]], keep)
     with pytest.raises(ValueError, match=r"lengths: expected 0\.\.3 or at least \d+ for row 0.*got 9"):
         cache.rewind(9)
     least = int(cache.start[0]) + FIRST + WINDOW
@@ -240,7 +208,7 @@ def test_first_tokens_with_attend_itself_rewind_and_reset():
     with pytest.raises(ValueError, match=f"or at least {least} for row 0"):
         cache.rewind(least - 1)
     output = step(cache.rewind(least), *(x[:, :, least : least + 1] for x in arrays), mask=BESIDE)[1]
-    assert_as_exact(output, [arrays[0][:, :, least : least + 1], *arrays[1:]], table(beside, 23)[least])
+    assert_full_pass(output, [arrays[0][:, :, least : least + 1], *arrays[1:]], table(beside, 23)[least])
     again = cache.reset(jnp.array([True, False])).rewind([0, 1])
     at = np.asarray(again.lengths)
     assert again.start.tolist() == [0, 0]
@@ -260,13 +228,22 @@ def test_first_tokens_are_checked():
         ({"first": 3}, "first: expected 0 without a window, .*got 3"),
         ({"first": -1, "window": 4}, "first: expected an integer of at least 0, got -1"),
         ({"first": 3, "window": 4, "capacity": 7}, "window of 4 tokens and 3 first ones.*got 7"),
-        (
-            {"first": 3, "window": 4, "capacity": 8},
-            "at most 1 tokens at once.*and 3 first tokens.*capacity=9",
-        ),
+        ({"first": 3, "window": 4, "capacity": 8}, "1 tokens at once.*and 3 first tokens.*capacity=9"),
     ):
         with pytest.raises(ValueError, match=message):
             fill(**options)
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_slots_beyond_the_last_position_are_empty(first):
+    """The last token sits at the last position that int32 holds; what lies in slots after it is garbage."""
+    cache = contiguous(capacity=14, window=4, garbage=77, first=first)
+    query, key, value = draw(6)
+    far = jnp.int32(2**31 - 1 - 6)
+    moved = dataclasses.replace(cache, lengths=cache.lengths + far, start=cache.start + far)
+    mask = masks.causal() | masks.prefix(first)
+    here, there = (start.append(key, value).attend(query, mask=mask) for start in (cache, moved))
+    np.testing.assert_array_equal(here, there)
 
 
 # Memory and work.
@@ -305,7 +282,7 @@ def test_many_queries_and_watchers_get_arrays():
     with watch(seen.append):
         output = cache.attend(query, mask=masks.causal(), backend="tiled")
         cache.attend(query[:, :, :1], mask=masks.causal())
-    assert_as_exact(output, (query, key, value), table(lambda q, k: k <= q))
+    assert_full_pass(output, (query, key, value), table(lambda q, k: k <= q))
     assert [call.backend for call in seen] == ["tiled", "dense"]
     assert all(isinstance(call.problem.key, jax.Array) for call in seen)
 
