@@ -50,7 +50,7 @@ FOLDERS = {
     " backends.cudnn backends.splash_tpu backends.mosaic_gpu backends dispatch.registry dispatch.placement"
     " dispatch.explanation dispatch.explicit_axes dispatch",
     "derivation": "notation steps course tables terminal typesetting markup record calls",
-    "readouts": "record accumulators top_k profiles tiling counting reading windows labels",
+    "readouts": "record accumulators top_k profiles tiling counting reading windows labels indexing",
     "parallel": "meshes order division schedule exchange shard ring ring_calls unsharded_sequence"
     " shard_mapping per_shard cost_reports placements calls",
     "conformance": "calls features expectations alternatives report promises runners subjects judging"

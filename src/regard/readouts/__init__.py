@@ -1,12 +1,15 @@
 """Statistics of one attention call in linear memory, and exact windows of its weights.
 
 Start from `read`, which counts all weights of a call without storing them, and `window`, which forms chosen
-ones; `average` and `label` say what each head does, `spread` over many examples.
+ones; `average` and `label` say what each head does, `spread` over many examples. `choose_keys` is the choice
+of an indexer.
 """
 
+from regard.readouts.indexing import choose_keys, index_scores
 from regard.readouts.labels import LABELS, Label, average, label, spread
 from regard.readouts.reading import read
 from regard.readouts.record import Level, Readout
 from regard.readouts.windows import window
 
-__all__ = ["LABELS", "Label", "Level", "Readout", "average", "label", "read", "spread", "window"]
+__all__ = ["LABELS", "Label", "Level", "Readout", "average", "choose_keys", "index_scores", "label", "read"]
+__all__ += ["spread", "window"]

@@ -1,0 +1,73 @@
+"""Keys that an indexer chooses are those of a sort of all scores, by NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from regard import masks, readouts
+from regard.readouts import indexing
+
+H, T, S, COUNT = 3, 53, 131, 11
+rng = np.random.default_rng(5)
+query, key, weights = rng.normal(size=(2, H, T, 7)), rng.normal(size=(2, S, 7)), rng.normal(size=(2, H, T))
+query_ids, key_ids = np.stack([np.arange(T) // 9, np.arange(T) // 5]), np.stack([np.arange(S) // 30] * 2)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_the_largest_scores_of_what_the_mask_keeps_are_chosen(weighted, monkeypatch):
+    monkeypatch.setattr(indexing, "MOST_SCORES", 2 * S * 16)  # of rows of a step: the last one is shorter
+    own = weights if weighted else None
+    keep = (query_ids[..., None] == key_ids[:, None]) & (np.arange(S) <= np.arange(T)[:, None] + 40)
+    products = np.einsum("bhtd,bsd->bhts", query, key) * (0.3 if weighted else 7**-0.5)
+    scores = np.einsum("bhts,bht->bts", np.maximum(products, 0), weights) if weighted else products.sum(1)
+    scores[:, :, 9] = scores[:, :, 8]  # of equal ones, the first
+    twins = key.copy()
+    twins[:, 9] = key[:, 8]
+    ranked = np.argsort(np.where(keep, -scores, np.inf), axis=-1, kind="stable")[..., :COUNT]
+    truth = np.sort(np.where(np.take_along_axis(keep, ranked, -1), ranked, S), -1)
+    truth[truth == S] = -1
+    options = {"scale": 0.3 if weighted else None}
+    with jax.enable_x64(True):
+        mask = masks.causal() & masks.segments(query_ids, key_ids)
+        arrays = (query, twins) if own is None else (query, twins, own)
+        chosen = readouts.choose_keys(*arrays, count=COUNT, mask=mask, query_offset=40, **options)
+        np.testing.assert_array_equal(chosen, truth)
+
+        def total(by_chosen, *arrays):
+            if by_chosen:
+                found = readouts.index_scores(*arrays, indices=chosen, **options)
+            else:
+                found = jnp.take_along_axis(
+                    readouts.index_scores(*arrays, **options), jnp.maximum(chosen, 0), -1
+                )
+            return jnp.sum(jnp.sin(jnp.where(chosen < 0, 0, found)))
+
+        by = tuple(range(1, 1 + len(arrays)))
+        arrays = [*map(jnp.asarray, arrays)]
+        for actual, expected in zip(
+            *(jax.grad(total, by)(way, *arrays) for way in (True, False)), strict=True
+        ):
+            np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-12)
+        expected = np.where(truth < 0, -np.inf, np.take_along_axis(scores, truth, -1))
+        np.testing.assert_allclose(
+            readouts.index_scores(*arrays, indices=chosen, **options), expected, rtol=1e-11
+        )
+
+
+def test_memory_is_linear_and_wrong_calls_are_told():
+    shapes = [
+        jax.ShapeDtypeStruct(shape, "float32") for shape in ((4, 1 << 17, 64), (1 << 17, 64), (4, 1 << 17))
+    ]
+    choose = lambda *arrays: readouts.choose_keys(*arrays, count=64, mask=masks.causal())
+    assert jax.jit(choose).lower(*shapes).compile().memory_analysis().temp_size_in_bytes < 1 << 28
+    arrays = [np.ones(shape, "float32") for shape in ((3, 5, 7), (5, 7), (3, 5))]
+    assert readouts.choose_keys(arrays[0] * np.nan, *arrays[1:], count=2).tolist() == [[-1, -1]] * 5
+    for message, call in {
+        "count: expected an integer of at least 1": lambda: readouts.choose_keys(*arrays, count=0),
+        "weights: expected one number per head": lambda: readouts.choose_keys(*arrays[:2], np.ones((5, 3)), count=2),
+        "key: expected rows of 7 numbers": lambda: readouts.index_scores(arrays[0], np.ones((5, 6))),
+        r"indices: expected shape \(\*B, T, C\)": lambda: readouts.index_scores(*arrays, indices=[0, 1]),
+    }.items():  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            call()
