@@ -65,7 +65,7 @@ def test_memory_is_linear_and_wrong_calls_are_told():
     assert readouts.choose_keys(arrays[0] * np.nan, *arrays[1:], count=2).tolist() == [[-1, -1]] * 5
     for message, call in {
         "count: expected an integer of at least 1": lambda: readouts.choose_keys(*arrays, count=0),
-        "weights: expected one number per head": lambda: readouts.choose_keys(*arrays[:2], np.ones((5, 3)), count=2),
+        "weights: expected one number per head": lambda: readouts.index_scores(*arrays[:2], np.ones((5, 3))),
         "key: expected rows of 7 numbers": lambda: readouts.index_scores(arrays[0], np.ones((5, 6))),
         r"indices: expected shape \(\*B, T, C\)": lambda: readouts.index_scores(*arrays, indices=[0, 1]),
     }.items():  # fmt: skip
