@@ -33,50 +33,28 @@ CASES = [
         SLOPES,
         lambda slopes, distance: -slopes[:, None, None] * abs(distance).astype(float),
     ),
-    (
-        lambda table: scores.relative_bias(table, max_distance=9),
-        TABLE,
-        functools.partial(look_up, True, 9),
-    ),
-    (
-        lambda table: scores.relative_bias(table, bidirectional=False, max_distance=15),
-        2 * TABLE,
-        functools.partial(look_up, False, 15),
-    ),
-    (
-        lambda table: scores.relative_bias(table, max_distance=LARGEST - 2),
-        3 * TABLE,
-        functools.partial(look_up, True, LARGEST - 2),
+    *(
+        (
+            functools.partial(scores.relative_bias, bidirectional=both, max_distance=farthest),
+            factor * TABLE,
+            functools.partial(look_up, both, farthest),
+        )
+        for factor, both, farthest in ((1, True, 9), (2, False, 15), (3, True, LARGEST - 2))
     ),
 ]
 RUNS = {
     "dense": dense.run,
     "tiled": functools.partial(tiled.run, forward=Blocking(3, 4), backward=Blocking(2, 3)),
     "in pieces": functools.partial(
-        tiled.run,
-        forward=Blocking(2, 3, blocks=2, pieces=2),
-        backward=Blocking(3, 2, blocks=3, pieces=2),
+        tiled.run, forward=Blocking(2, 3, blocks=2, pieces=2), backward=Blocking(3, 2, blocks=3, pieces=2)
     ),
 }
-
-
-def _count(length):
-    return jnp.arange(length, dtype=jnp.int32)
-
-
+_count = functools.partial(jnp.arange, dtype=jnp.int32)
 WHERE = {
-    "offset": lambda query, key: {"query_offset": query, "key_offset": key},
-    "per row": lambda query, key: {
-        "query_offset": jnp.stack([query, jnp.int32(0)]),
-        "key_offset": jnp.stack([key, jnp.int32(0)]),
-    },
-    "positions": lambda query, key: {
-        "query_positions": jnp.stack([query + _count(T), _count(T)]),
-        "key_positions": jnp.stack([key + _count(S), _count(S)]),
-    },
+    "offset": lambda place, length: place,
+    "per row": lambda place, length: jnp.stack([place, jnp.int32(0)]),
+    "positions": lambda place, length: jnp.stack([place + _count(length), _count(length)]),
 }
-
-
 ROWS = np.array([4, 1])
 
 
@@ -92,18 +70,19 @@ def test_distances_are_those_of_whole_numbers_without_end(run, where, x64):
     @jax.jit
     def call(parameters, *place):
         score = [make(parameter) for (make, _, _), parameter in zip(CASES, parameters, strict=True)]
-        options = {"score": score, "rows": ROWS, **WHERE[where](*place)}
+        options = {"score": score, "rows": ROWS}
+        for name, first, length in zip(("query", "key"), place, (T, S), strict=True):
+            options[f"{name}_{where if where == 'positions' else 'offset'}"] = WHERE[where](first, length)
         aux = RUNS[run](canonicalize(query, key, value, aux=("lse", "max_score", "scores"), **options))[1]
         return jnp.sum(aux["lse"]) + jnp.sum(aux["max_score"]), aux
 
     raw = np.einsum("bhtd,bhsd->bhts", query, key) / np.sqrt(D)
+    steps = np.arange(S, dtype=object) - np.arange(T, dtype=object)[:, None]
     for place in PLACES:
         traced = map(jnp.int32, place)
         (_, aux), grads = jax.value_and_grad(call, has_aux=True)(list(map(jnp.asarray, parameters)), *traced)
         rows = [place, place if where == "offset" else (0, 0)]
-        distances = [
-            np.array([[k + s - (q + t) for s in range(S)] for t in range(T)], object) for q, k in rows
-        ]
+        distances = [steps + k - q for q, k in rows]
         expected = raw + sum(add_everywhere(parameter, add, distances) for _, parameter, add in CASES)
         top = expected.max(-1, keepdims=True)
         weights = np.exp(expected - top)

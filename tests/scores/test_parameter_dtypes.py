@@ -1,5 +1,6 @@
 """A score's function sees each parameter in its own dtype, wherever the call runs."""
 
+import functools
 from typing import Any
 
 import jax
@@ -36,10 +37,8 @@ class Slanted(Score):
     table: Any
 
     def apply(self, scores, cells):
-        table = jnp.broadcast_to(cells.per_head(self.table), scores.shape)
-        places = (
-            jnp.broadcast_to(place, scores.shape) for place in (cells.query_position, cells.key_position)
-        )
+        parts = cells.per_head(self.table), cells.query_position, cells.key_position
+        table, *places = (jnp.broadcast_to(part, scores.shape) for part in parts)
         return bend(table, scores, *places)
 
 
@@ -53,56 +52,45 @@ def weigh(output):
     return jnp.sum(jnp.sin(jnp.arange(output.size, dtype=output.dtype)).reshape(output.shape) * output)
 
 
-def check(call, arrays, dtype):
-    """Hold the value, gradient and tangent of a call to the definition, in float64."""
-    table = jnp.asarray(TABLE, dtype)
+@pytest.mark.parametrize(
+    ("run", "make", "dtype"),
+    [
+        ("dense", Slanted, "bfloat16"),
+        ("dense", close_over, "float64"),
+        ("tiled", Slanted, "float64"),
+        ("tiled", close_over, "bfloat16"),
+        ("in pieces", Slanted, "float32"),
+        ("in pieces", Slanted, "bfloat16"),
+        ("in pieces", close_over, "float16"),
+    ],
+)
+def test_a_function_computes_in_the_dtype_of_its_parameter(run, make, dtype, x64):
+    """Value, gradient and tangent are held to the definition, in float64."""
+    arrays, table = draw(13), jnp.asarray(TABLE, dtype)
 
     @jax.jit
     def differentiate(table):
-        number = lambda table: weigh(call(table))
+        number = lambda table: weigh(RUNS[run](canonicalize(*arrays, score=make(table)))[0])
         return *jax.value_and_grad(number)(table), jax.jvp(number, (table,), (jnp.ones_like(table),))[1]
 
     value, grad, tangent = differentiate(table)
     assert grad.dtype == table.dtype
-    place = np.arange(arrays[0].shape[1])
-    distance = place[:, None] - place
+    distance = np.arange(13)[:, None] - np.arange(13)
     cotangent = np.asarray(jax.grad(weigh)(jnp.zeros_like(arrays[2])), float)
     truth = oracle.batched(*arrays, bias=TABLE[:, None, None] * distance, cotangent=cotangent)
     terms = truth.d_bias * distance
     sums, sizes = terms.sum((1, 2)), abs(terms).sum((1, 2))
     np.testing.assert_allclose(value, np.sum(cotangent * truth.output), atol=1e-5 * abs(truth.output).sum())
-    np.testing.assert_array_less(
-        abs(np.asarray(grad, float) - sums), 2 * sizes * float(jnp.finfo(dtype).eps) + 1e-5 * sizes
-    )
+    allowed = 2 * sizes * float(jnp.finfo(dtype).eps) + 1e-5 * sizes
+    np.testing.assert_array_less(abs(np.asarray(grad, float) - sums), allowed)
     np.testing.assert_array_less(abs(float(tangent) - sums.sum()), 1e-5 * sizes.sum())
-
-
-MAKERS = {"closed over": close_over, "leaf": Slanted}
-
-
-@pytest.mark.parametrize(
-    ("run", "make", "dtype"),
-    [
-        ("dense", "leaf", "bfloat16"),
-        ("tiled", "closed over", "bfloat16"),
-        ("tiled", "leaf", "float64"),
-        ("in pieces", "closed over", "float16"),
-        ("dense", "closed over", "float64"),
-        ("in pieces", "leaf", "float32"),
-        ("in pieces", "leaf", "bfloat16"),
-    ],
-)
-def test_a_function_computes_in_the_dtype_of_its_parameter(run, make, dtype, x64):
-    arrays = draw(13)
-    check(lambda table: RUNS[run](canonicalize(*arrays, score=MAKERS[make](table)))[0], arrays, dtype)
 
 
 def add_number(shift):
     return scores.modifier(lambda score, b, h, q, k: score + shift.astype(score.dtype))
 
 
-def add_by_side(table):
-    return scores.relative_bias(table, bidirectional=False, max_distance=3)
+add_by_side = functools.partial(scores.relative_bias, bidirectional=False, max_distance=3)
 
 
 @pytest.mark.slow
