@@ -153,12 +153,8 @@ def test_a_derivative_through_an_int8_cache_is_refused():
 def test_queries_of_a_cache_have_gradients():
     query, key, value = draw(5)
     caches = {kind: KINDS[kind]().append(key, value) for kind in ("int8", "paged")}
-
-    @jax.jit
-    def differentiate(query):
-        loss = lambda query, cache: cache.attend(query, mask=masks.causal()).sum()
-        return {kind: jax.grad(loss)(query, cache) for kind, cache in caches.items()}
-
+    loss = lambda query, cache: cache.attend(query, mask=masks.causal()).sum()
+    differentiate = jax.jit(lambda query: {kind: jax.grad(loss)(query, caches[kind]) for kind in caches})
     for kind, found in differentiate(query[:, :, :1]).items():
         arrays = [query[:, :, :1], *stored(kind, (query, key, value))[1:]]
         truth = oracle.batched(*arrays, keep=np.arange(5) <= 4)

@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 from scipy.special import erf
 
@@ -113,12 +114,26 @@ def assert_close(actual, expected, ulps=128):
     np.testing.assert_allclose(float64(actual), expected, rtol=0, atol=ulps * 2.0**-24 * scale)
 
 
-def precisions(call, *arrays):
+def precisions(layer, *arrays):
     """The precisions that the products of a call are computed with: {"None"}, where none is asked for."""
-    program = str(jax.make_jaxpr(lambda *arrays: call(*arrays))(*arrays))
+    program = program_of(layer, *arrays)
     found = re.findall(r"precision=\(?(?:Precision\.)?(\w+)", program)
     # A program says nothing of products for which nothing is asked.
     return {*found, *["None"] * (program.count("dot_general[") - len(found))}
+
+
+def program_of(module: nnx.Module, *arrays, **options):
+    """The text of a call's program, whose module may be in another mode the next time."""
+    graph, state = nnx.split(module)
+    run = lambda state, *arrays: nnx.merge(graph, state)(*arrays, **options)
+    return str(jax.make_jaxpr(run)(state, *arrays))
+
+
+def assert_refused(*wrong, error=ValueError):
+    """Each call is refused in the words beside it."""
+    for call, message in wrong:
+        with pytest.raises(error, match=message):
+            call()
 
 
 def count_parameters(module: nnx.Module) -> int:
@@ -144,16 +159,7 @@ def build_drawn(kind, /, *sizes, seed=0, **options):
     def fill(number, leaf):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.key(number)
-        if jnp.issubdtype(leaf.dtype, jnp.inexact):
-            return jnp.asarray(rng.normal(size=leaf.shape) * 0.5, leaf.dtype)
-        return jnp.asarray(np.zeros(leaf.shape, leaf.dtype))
+        drawn = rng.normal(size=leaf.shape) * 0.5 if jnp.issubdtype(leaf.dtype, jnp.inexact) else 0
+        return jnp.asarray(np.broadcast_to(drawn, leaf.shape), leaf.dtype)
 
     return nnx.merge(graph, tree.unflatten([fill(*pair) for pair in enumerate(leaves)]))
-
-
-def randomize(module: nnx.Module, seed=0):
-    """Replace every parameter by normal numbers, so that biases and norms take part."""
-    rng = np.random.default_rng(seed)
-    state = nnx.state(module, nnx.Param)
-    nnx.update(module, jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) * 0.5, x.dtype), state))
-    return module

@@ -13,6 +13,7 @@ from layer_oracle import (
     float64,
     layer_norm,
     multi_head,
+    program_of,
     rms_norm,
 )
 from regard import masks, positions
@@ -62,9 +63,8 @@ def test_pre_norm_decoder_block_is_the_definition():
     options = {"mask": masks.causal(), "memory_mask": masks.lengths(np.array([3, 7])), "aux": ("weights",)}
     out, aux = compiled(block, x, memory, **options)
     valid = (np.arange(S) < np.array([[3], [7]]))[:, None, None]
-    y = float64(x)
-    normed = layer_norm(block.self_residual.norm, y)
-    heads, own = multi_head(block.self_attention, normed, keep=np.tri(T, dtype=bool))
+    y, causal = float64(x), np.tri(T, dtype=bool)
+    heads, own = multi_head(block.self_attention, layer_norm(block.self_residual.norm, y), keep=causal)
     y = y + heads
     normed = layer_norm(block.cross_residual.norm, y)
     heads, cross = multi_head(block.cross_attention, normed, memory, keep=valid)
@@ -127,12 +127,7 @@ def test_every_dropout_of_a_decoder_block_is_on_and_its_own():
     assert sorted(drop.rate for drop in drops) == [0.2, 0.2, 0.3, 0.3, 0.3, 0.3]
     keys = [np.asarray(jax.random.key_data(drop.rngs.key[...])).tobytes() for drop in drops]
     assert len(set(keys)) == len(keys)
-
-    def trace():
-        graph, state = nnx.split(block)
-        run = lambda state, x, memory: nnx.merge(graph, state)(x, memory)
-        return str(jax.make_jaxpr(run)(state, jnp.zeros((B, T, M)), jnp.zeros((B, S, W))))
-
+    trace = lambda: program_of(block, jnp.zeros((B, T, M)), jnp.zeros((B, S, W)))
     block.eval()
     quiet = trace()
     for drop in drops:

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import drawn_weights
-from layer_oracle import build_drawn, compiled
+from layer_oracle import assert_refused, build_drawn, compiled
 from regard import masks
 from regard.interop.weight_maps import parameter_paths
 from regard.layers import LatentAttention
@@ -96,20 +96,12 @@ def test_an_empty_cache_holds_what_the_layer_computes():
 def test_what_does_not_fit_is_refused():
     layer, x, ids = build_small(), jnp.ones((2, 1, 24)), jnp.zeros((3, 1), jnp.int32)
     cache, other = layer.start_cache(2, 3), build(17, jnp.float32).start_cache(2, 3)
-    for call, message in (
+    assert_refused(
         (lambda: layer(x[..., :5]), r"x: expected shape \(\*B, length, 24\)"),
         (lambda: layer(x[:1], cache=cache), r"expected x \(2, T, 24\)"),
         (lambda: layer(x, cache=cache, positions=jnp.array([1])), "without positions, got .* with positions"),
         (lambda: layer(x, cache=other), "cache: expected one key head of width 2 with values of 5"),
-        (
-            lambda: build_small(rotary_dim=3),
-            "rotary_dim: expected an even number, as pairs are turned; got 3",
-        ),
-        (
-            lambda: build_small(rotary=Rotary(width=8)),
-            r"rotary\.width: expected an even number in 2\.\.2, the",
-        ),
+        (lambda: build_small(rotary_dim=3), "rotary_dim: expected an even number, as pairs are .*; got 3"),
+        (lambda: build_small(rotary=Rotary(width=8)), r"rotary\.width: expected an even number in 2\.\.2,"),
         (lambda: layer(x, positions=ids), r"one integer per token, \(1,\) or \(2, 1\); got shape \(3, 1\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
+    )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from layer_oracle import build_drawn
+from layer_oracle import assert_refused, build_drawn
 from regard import layers, masks, positions, scores
 from regard.layers import MultiHeadAttention
 
@@ -78,23 +78,17 @@ def test_chosen_rows_and_heads_are_those_of_the_whole():
 def test_every_contraction_is_what_its_subscripts_say():
     layer, _, derivation = derive("grouped")
     values = {step.name: np.asarray(step.value, np.float64) for step in derivation}
-    operands = {
-        "query": ("hidden", "query_weight"),
-        "key": ("hidden", "key_weight"),
-        "value": ("hidden", "value_weight"),
-        "contributions": ("heads", "output_weight"),
-        "output": ("contributions",),
-    }
+    operands = {name: ("hidden", f"{name}_weight") for name in ("query", "key", "value")}
+    operands |= {"contributions": ("heads", "output_weight"), "output": ("contributions",)}
     for name, parts in operands.items():
         found = np.einsum(derivation[name].subscripts, *(values[part] for part in parts))
         bias = values.get(f"{name}_bias", np.zeros(1))
         found = found + (bias[:, None] if bias.ndim == 2 else bias)
         np.testing.assert_allclose(found, values[name], atol=1e-5, err_msg=name)
     # Weights are tensors per head.
-    kernel = np.asarray(layer.query_projection.kernel[...])
-    np.testing.assert_array_equal(derivation["query_weight"].value[4], kernel[:, 4 * D : 5 * D])
-    kernel = np.asarray(layer.output_projection.kernel[...])
-    np.testing.assert_array_equal(derivation["output_weight"].value[4], kernel[4 * D : 5 * D])
+    first, last = (part.kernel[...] for part in (layer.query_projection, layer.output_projection))
+    np.testing.assert_array_equal(derivation["query_weight"].value[4], first[:, 4 * D : 5 * D])
+    np.testing.assert_array_equal(derivation["output_weight"].value[4], last[4 * D : 5 * D])
     assert derivation["key_weight"].expression == "W_K^{gca}"
     assert derivation["key"].expression == "K^{ngja} = sum_c X^{njc} W_K^{gca} + b_K^{ga}"
     assert derivation["output"].expression == "Y^{nic} = sum_h C^{nhic} + b_O^{c}"
@@ -146,10 +140,7 @@ def test_a_remembered_memory_is_taken_as_it_is():
 def test_wrong_calls_are_told():
     layer = build(num_key_heads=K)
     traced = nnx.jit(lambda layer: layers.derive(layer, X).output)
-    for call, error, message in (
-        (lambda: layers.derive(layer.query_projection, X), TypeError, "layer: expected a MultiHeadAttention"),
-        (lambda: traced(layer), TypeError, r"outside jax\.jit"),
-        (lambda: layers.derive(layer, X, heads=[6]), ValueError, r"heads: expected indices in 0\.\.5"),
-    ):
-        with pytest.raises(error, match=message):
-            call()
+    assert_refused((lambda: layers.derive(layer, X, heads=[6]), r"heads: expected indices in 0\.\.5"))
+    part = lambda: layers.derive(layer.query_projection, X)
+    told = (part, "layer: expected a MultiHeadAttention"), (lambda: traced(layer), r"outside jax\.jit")
+    assert_refused(*told, error=TypeError)

@@ -6,15 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from layer_oracle import (
-    assert_close,
-    build_drawn,
-    compiled,
-    draw,
-    float64,
-    multi_head,
-    precisions,
-)
+from layer_oracle import assert_close, build_drawn, compiled, draw, multi_head, precisions, program_of
 from regard import KVCache, masks, positions
 from regard.layers import FeedForward, MultiHeadAttention
 
@@ -67,12 +59,10 @@ def test_cross_attention_takes_another_length_and_width():
 def test_heads_are_their_index_form():
     layer, x = build(use_bias=False), draw(8, 1, T, M)
     # W[h, m, d] of the document are the column blocks of the layer's kernels.
-    q, k, v = (
-        float64(p.kernel[...]).reshape(M, H, D).transpose(1, 0, 2)
-        for p in (layer.query_projection, layer.key_projection, layer.value_projection)
-    )
-    o = float64(layer.output_projection.kernel[...]).reshape(H, D, M)
-    Q, K, V = (np.einsum("ib,hba->hia", float64(x[0]), w) for w in (q, k, v))
+    projections = layer.query_projection, layer.key_projection, layer.value_projection
+    q, k, v = (np.float64(p.kernel[...]).reshape(M, H, D).transpose(1, 0, 2) for p in projections)
+    o = np.float64(layer.output_projection.kernel[...]).reshape(H, D, M)
+    Q, K, V = (np.einsum("ib,hba->hia", np.float64(x[0]), w) for w in (q, k, v))
     scores = np.einsum("hia,hja->hij", Q, K) / np.sqrt(D)
     A = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     expected = np.einsum("hib,hbc->ic", np.einsum("hij,hjb->hib", A, V), o)
@@ -124,7 +114,7 @@ def test_bfloat16_stays_near_the_definition():
     assert layer.query_projection.kernel[...].dtype == jnp.float32
     out, expected = compiled(layer, x), multi_head(layer, x)[0]
     assert out.dtype == jnp.bfloat16
-    assert np.abs(float64(out) - expected).max() < 16 * 2.0**-8 * np.abs(expected).max()
+    assert np.abs(np.float64(out) - expected).max() < 16 * 2.0**-8 * np.abs(expected).max()
 
 
 # Heads.
@@ -299,7 +289,7 @@ def test_attention_dropout_really_drops_and_keeps_the_mean():
     # The output is linear in the dropped weights, so its mean over patterns is the quiet output.
     keys = jax.random.split(jax.random.key(0), 300)[np.arange(301) % 300]
     out, aux = jax.jit(jax.vmap(lambda key: layer(x, rngs=key, aux=("weights",))))(keys)
-    samples, (expected, weights) = float64(out), multi_head(layer, x)
+    samples, (expected, weights) = np.float64(out), multi_head(layer, x)
     error = samples.std(0) / np.sqrt(len(keys))
     assert np.all(error > 1e-3)
     assert np.all(np.abs(samples.mean(0) - expected) < 6 * error)
@@ -325,11 +315,7 @@ def test_rates_outside_0_1_are_refused():
 
 def test_dropout_follows_train_and_eval():
     layer, x = build(dropout_rate=0.5), draw(29, B, T, M)
-
-    def drops(layer, **options):
-        graph, state = nnx.split(layer)
-        return "random_" in str(jax.make_jaxpr(lambda state: nnx.merge(graph, state)(x, **options))(state))
-
+    drops = lambda layer, **options: "random_" in program_of(layer, x, **options)
     assert drops(layer)
     assert not drops(layer, deterministic=True)
     layer.eval()

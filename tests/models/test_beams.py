@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 
 from regard.models import beam_search, generate
-from test_generation import PROMPTS, SOURCE, START, N, build, build_pair
+from test_generation import PROMPTS, SOURCE, START, N, build, build_pair, read_slowly
+from test_sampling import softmax
 
 
 @pytest.fixture(scope="module")
@@ -15,24 +16,14 @@ def model():
     return build()
 
 
-def gains_after(model, width=24):
-    run, known = nnx.jit(lambda model, tokens: model(tokens)), {}
-
-    def gains(text):
-        if text not in known:
-            padded = np.pad(text, (0, width - len(text)))[None].astype(np.int32)
-            row = np.asarray(run(model, padded)[0, len(text) - 1], np.float64)
-            known[text] = row - row.max() - np.log(np.exp(row - row.max()).sum())
-        return known[text]
-
-    return gains
+def log_softmax(row):
+    return np.log(softmax(np.asarray(row, np.float64)))
 
 
 def gains_of_all(model, vocab_size, size):
     """Log-probabilities after every text of up to `size` tokens, read at once."""
     texts = np.array([*itertools.product(range(vocab_size), repeat=size)], np.int32)
-    logits = np.asarray(nnx.jit(lambda model: model(texts))(model), np.float64)
-    logs, gains = logits - np.log(np.exp(logits).sum(-1, keepdims=True)), {}
+    logs, gains = log_softmax(nnx.jit(lambda model: model(texts))(model)), {}
     for text, own in zip(texts.tolist(), logs, strict=True):
         gains |= {tuple(text[: place + 1]): row for place, row in enumerate(own)}
     return gains.__getitem__
@@ -54,11 +45,8 @@ def search_slowly(gains, prompt, width, length, stops, penalty):
     """The search as its docstring tells it."""
     live, ended = [(0.0, ())], []
     for step in range(1, length + 1):
-        trials = [
-            (total + gain, (*text, token))
-            for total, text in live
-            for token, gain in enumerate(gains((*prompt, *text)))
-        ]
+        every = ((total, text, enumerate(gains((*prompt, *text)))) for total, text in live)
+        trials = [(total + gain, (*text, token)) for total, text, own in every for token, gain in own]
         trials = sorted(trials, reverse=True)
         aside = [(total / step**penalty, text) for total, text in trials[:width] if text[-1] in stops]
         ended = sorted([*ended, *aside], reverse=True)[:width]
@@ -94,7 +82,8 @@ def test_few_beams_search_as_told(model, width, penalty):
         stops |= {*range(19)} - {token for row in rows for token in row}
     settings = {"max_tokens": N, "length_penalty": penalty, "stop_tokens": tuple(stops)}
     found = beam_search(model, PROMPTS, num_beams=width, **settings)
-    gains = gains_after(model)
+    logits = read_slowly(model)
+    gains = lambda text: log_softmax(logits(text))
     for row, prompt in enumerate(PROMPTS):
         expected = search_slowly(gains, tuple(prompt), width, N, stops, penalty)
         assert found.rows()[row] == [text for _, text in expected]
@@ -124,8 +113,7 @@ def test_an_encoder_decoders_memory_follows_its_beams():
 
         def gains(text, row=slice(row, row + 1)):
             target = np.pad(text, (0, 1 + N - len(text)))[None].astype(np.int32)
-            own = np.asarray(run(model, target, SOURCE[row], lengths[row])[0, len(text) - 1], np.float64)
-            return own - own.max() - np.log(np.exp(own - own.max()).sum())
+            return log_softmax(run(model, target, SOURCE[row], lengths[row])[0, len(text) - 1])
 
         expected = search_slowly(gains, (START,), 3, N, (), 1.0)
         assert found.rows()[row] == [text for _, text in expected]

@@ -90,7 +90,6 @@ def test_out_of_range_token_is_nan_under_jit():
     for wrong in (V, 10**6, -1, -V):
         tokens = np.full_like(TOKENS, 4)
         tokens[1, 3] = wrong
-
         out, grad = (np.array(found) for found in measure(build(), tokens))
         assert np.all(np.isnan(out[1, 3]))
         out[1, 3] = 0.0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from layer_oracle import build_drawn, draw
+from layer_oracle import assert_refused, build_drawn, draw
 from regard.models import Decoder, Encoder, EncoderDecoder, Sampling, TransformerConfig, generate, stream
 from regard.models.prompts import TextCache, canonicalize
 from regard.models.sampling import row_keys
@@ -69,7 +69,7 @@ def read_slowly(model):
 
     @functools.cache
     def logits(text):
-        noise = np.random.default_rng(len(text)).integers(0, V, MAX - len(text))
+        noise = np.random.default_rng(len(text)).integers(0, model.config.vocab_size, MAX - len(text))
         read = read_whole(model, np.concatenate([text, noise])[None].astype(np.int32))
         return np.asarray(read)[0, len(text) - 1]
 
@@ -200,16 +200,15 @@ def test_a_conversation_goes_on_without_reading_its_beginning(monkeypatch):
 def test_a_cache_that_does_not_fit_is_refused():
     model, _, _, cache = converse()
     go_on = functools.partial(generate, model=model, prompts=PROMPTS, max_tokens=1, cache=cache)
-    for call, message in (
+    assert_refused(
         (lambda: go_on(max_tokens=40), r"expected room for \d+ tokens, .* Give capacity= to the first"),
         (lambda: go_on(prompts=[[1]]), "prompts: expected one for each of the cache's 3 rows, got 1"),
         (lambda: go_on(start_token=5), "start_token: expected None with a cache, whose first"),
         (lambda: go_on(capacity=5), "capacity: expected None with a cache, whose first call"),
         (lambda: go_on(cache=cache.model), r"cache: expected the `cache` of an earlier .*got Dec"),
         (lambda: go_on(model=build_pair(), start_token=START), "a Decoder to go on with it, got EncoderDeco"),
-    ):
-        with pytest.raises((ValueError, TypeError), match=message):
-            call()
+        error=(ValueError, TypeError),
+    )
 
 
 def test_a_cache_counts_as_its_layers_do():
@@ -287,14 +286,13 @@ def test_impossible_requests_are_refused():
 
 def test_only_models_that_write_write():
     encoder = build_drawn(Encoder, configure())
-    for call, message in (
+    assert_refused(
         (lambda: generate(encoder, PROMPTS, max_tokens=3), "Decoder"),
         (lambda: generate(build_pair(), SOURCE, max_tokens=3), "start_token: expected the token"),
         (lambda: stream(build(), PROMPTS, max_tokens=3, burst=0), "burst: expected an integer of"),
         (lambda: stream(build(), PROMPTS, max_tokens=0), "max_tokens: expected an integer of"),
-    ):
-        with pytest.raises((ValueError, TypeError), match=message):
-            call()
+        error=(ValueError, TypeError),
+    )
 
 
 @pytest.mark.slow

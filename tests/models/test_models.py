@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from jax import export
 
-from layer_oracle import assert_close, build_drawn, count_parameters, draw, float64, linear, multi_head
+from layer_oracle import assert_close, build_drawn, count_parameters, draw, linear, multi_head, program_of
 from regard import masks
 from regard.models import Classifier, Decoder, Encoder, EncoderDecoder, TransformerConfig
 from regard.models.pooling import MeanPooling, build_pooling
@@ -31,10 +31,8 @@ def test_encoder_masks_padding_and_what_the_caller_masks():
     valid = np.arange(T) < lengths[:, None]
     keep = valid[:, None, None] & np.tri(T, dtype=bool)
     hidden, aux = look(encoder, TOKENS, lengths=lengths, mask=masks.causal())
-    assert len(aux["blocks"]) == 2
-    for seen in aux["blocks"]:
-        assert seen["weights"].shape == (B, H, T, T)
-        assert not np.any(np.where(keep, 0, seen["weights"]))
+    assert [seen["weights"].shape for seen in aux["blocks"]] == [(B, H, T, T)] * 2
+    assert not any(np.any(np.where(keep, 0, seen["weights"])) for seen in aux["blocks"])
     assert not np.any(hidden[0, 3:])
     # A padded row is the short row, and one example needs no batch axis.
     one, _ = look(encoder, TOKENS[0, :3], mask=masks.causal())
@@ -72,7 +70,7 @@ def test_poolings_are_their_definitions():
     (mean, _), (first, _), (found, seen) = pool(poolings, hidden, lengths)
     assert_close(mean, clean.sum(1) / np.maximum(lengths, 1)[:, None])
     assert_close(first, clean[:, 0])
-    query = np.broadcast_to(float64(attention.query[...]) * np.sqrt(M), (3, 1, M))
+    query = np.broadcast_to(np.float64(attention.query[...]) * np.sqrt(M), (3, 1, M))
     expected, weights = multi_head(attention.attention, query, clean, keep=valid[:, None, None])
     assert_close(found, expected[:, 0])
     assert_close(seen["weights"], weights)
@@ -86,12 +84,12 @@ def test_poolings_are_their_definitions():
 @pytest.mark.parametrize("pooling", ["attention", None])
 def test_a_classifier_is_a_head_on_what_is_pooled(pooling):
     model, lengths = build_classifier(pooling), np.array([3, 5])
-    hidden = float64(run(model.encoder, TOKENS, lengths=lengths))
+    hidden = np.float64(run(model.encoder, TOKENS, lengths=lengths))
     logits, aux = look(model, TOKENS, lengths=lengths)
     assert len(aux["blocks"]) == 1
     if pooling is not None:
         assert aux["pooling"]["weights"].shape == (B, H, 1, T)
-        hidden = float64(model.pooling(jnp.float32(hidden), lengths, ())[0])
+        hidden = np.float64(model.pooling(jnp.float32(hidden), lengths, ())[0])
     assert_close(logits, linear(model.head, hidden))
 
 
@@ -131,14 +129,11 @@ def test_encoder_decoder_padding_changes_neither_logits_nor_gradients():
     other_source[0], other_source[1, 4:] = np.nan, np.inf
     other_target[0, 2:], other_target[1] = -1, 999
 
-    @nnx.jit
-    def measure(model, source, target):
-        def loss(model):
-            logits = model(source, target, source_lengths=lengths, target_lengths=target_lengths)
-            return jnp.sum(jnp.sin(logits)), logits
+    def loss(model, source, target):
+        logits = model(source, target, source_lengths=lengths, target_lengths=target_lengths)
+        return jnp.sum(jnp.sin(logits)), logits
 
-        return nnx.value_and_grad(loss, has_aux=True)(model)
-
+    measure = nnx.jit(nnx.value_and_grad(loss, has_aux=True))
     plain, changed = measure(model, source, target), measure(model, other_source, other_target)
     jax.tree.map(np.testing.assert_array_equal, plain, changed)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(plain))
@@ -176,29 +171,18 @@ def test_models_drop_in_training_and_not_in_evaluation():
     rates = [module.rate for _, module in nnx.iter_modules(model) if isinstance(module, nnx.Dropout)]
     # Embedding; per block attention weights, two residuals and the hidden layer; the pooling's weights.
     assert sorted(rates) == sorted([0.2] + 2 * [0.3, 0.2, 0.2, 0.2] + [0.3])
-
-    def trace():
-        graph, state = nnx.split(model)
-        return str(jax.make_jaxpr(lambda state: nnx.merge(graph, state)(TOKENS))(state))
-
-    assert "random_" in trace()
+    assert "random_" in program_of(model, TOKENS)
     model.eval()
-    assert "random_" not in trace()
+    assert "random_" not in program_of(model, TOKENS)
 
 
-VECTORS = TransformerConfig(
-    d_model=6, num_heads=3, d_ff=11, num_layers=1, input_width=7, class_token=True, positions="none"
-)
+VECTORS = configure(input_width=W, class_token=True, positions="none")
 
 
 def test_a_class_token_is_pooled_beside_all_inputs():
-    model, x = build_drawn(Classifier, VECTORS, 5, pooling="attention"), draw(0, 2, 4, 7)
-
-    @nnx.jit
-    def call(model, x):
-        given = np.array([4, 4], np.uint8), None, np.array([3, 0])
-        return [*(model(x, lengths=lengths) for lengths in given), model(x[:1, :3])]
-
+    model, x = build_drawn(Classifier, VECTORS, 5, pooling="attention"), draw(0, 2, 4, W)
+    given = np.array([4, 4], np.uint8), None, np.array([3, 0])
+    call = nnx.jit(lambda model, x: [*(model(x, lengths=some) for some in given), model(x[:1, :3])])
     whole, plain, cut, short = call(model, x)
     np.testing.assert_allclose(whole, plain, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(cut[:1], short, rtol=1e-5, atol=1e-6)
@@ -206,34 +190,29 @@ def test_a_class_token_is_pooled_beside_all_inputs():
 
 
 def test_a_decoder_reads_the_class_token_and_all_of_the_source():
-    model, x = build_drawn(EncoderDecoder, VECTORS, target_vocab_size=13), draw(0, 2, 4, 7)
+    model, x = build_drawn(EncoderDecoder, VECTORS, target_vocab_size=13), draw(0, 2, 4, W)
     target, lengths = np.array([[1, 2], [3, 4]]), np.array([4, 4])
     found = run(model, x, target, source_lengths=lengths)
     np.testing.assert_allclose(found, run(model, x, target), rtol=1e-5, atol=1e-6)
-    start = nnx.jit(lambda model: model.start_cache(jnp.ones((2, 5, 6)), 3, source_lengths=lengths))
+    start = nnx.jit(lambda model: model.start_cache(jnp.ones((2, 5, M)), 3, source_lengths=lengths))
     assert start(model).memory_lengths.tolist() == [5, 5]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"positions": "rotary", "num_key_heads": 1, "windows": (3, None), "num_layers": 2},
-        {"positions": "learned", "num_experts": 3, "experts_per_token": 2, "max_length": 200},
-        {"positions": "relative", "num_layers": 2, "scan_layers": True},
-        {"positions": "sinusoidal", "attention_softcap": 5.0, "sinks": True},
-    ],
-    ids=["rotary", "learned, with experts", "relative, in a scan", "sinusoidal"],
-)
-def test_a_decoder_is_exported_once_for_every_batch_and_length(options):
-    graph, state = nnx.split(build_drawn(Decoder, configure(**options)))
+EXPORTED = {
+    "rotary": {"num_key_heads": 1, "windows": (3, None), "num_layers": 2},
+    "learned, with experts": {"num_experts": 3, "experts_per_token": 2, "max_length": 200},
+    "relative, in a scan": {"num_layers": 2, "scan_layers": True},
+    "sinusoidal": {"attention_softcap": 5.0, "sinks": True},
+}
 
-    @jax.jit
-    def differentiate(state, tokens, lengths):
-        def loss(state):
-            return jnp.mean(jnp.sin(nnx.merge(graph, state)(tokens, lengths=lengths)))
 
-        return jax.value_and_grad(loss)(state)
+@pytest.mark.parametrize("kind", EXPORTED)
+def test_a_decoder_is_exported_once_for_every_batch_and_length(kind):
+    config = configure(**EXPORTED[kind], positions=kind.partition(",")[0])
+    graph, state = nnx.split(build_drawn(Decoder, config))
 
+    loss = lambda state, tokens, lengths: jnp.sin(nnx.merge(graph, state)(tokens, lengths=lengths)).mean()
+    differentiate = jax.jit(jax.value_and_grad(loss))
     batch, length = export.symbolic_shape("batch, length")
     shapes = jax.tree.map(jax.typeof, state), jax.ShapeDtypeStruct((batch, length), np.int32)
     program = export.export(differentiate)(*shapes, jax.ShapeDtypeStruct((batch,), np.int32))

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 import drawn_weights
+from layer_oracle import assert_refused
 from regard.interop import huggingface
 from regard.interop.sentence_embeddings import embed
 from regard.interop.weight_files import write_weights
@@ -84,19 +85,19 @@ def test_older_folders_are_pooled_as_they_say(folder, tmp_path):
 
 def test_what_cannot_be_embedded_is_explained(pretrained, tmp_path):
     change = lambda **fields: dataclasses.replace(pretrained, **fields)
-    for call, message in (
+    assert_refused(
         (lambda: embed(pretrained, "hello"), "sentences: expected a sequence of strings, got one"),
         (lambda: embed(change(kind="vit", model=None), ["a"]), r"an encoder of tokens \(bert\), got vit"),
         (lambda: embed(change(tokenizer=None), ["a"]), "expected a tokenizer in .*found neither"),
         (lambda: embed(pretrained, ["a"], batch_size=0), "batch_size: .* of at least 1, got 0"),
         (lambda: embed(pretrained, ["a"], max_length=2), "max_length: .* of at least 3, got 2"),
-    ):
-        with pytest.raises((ValueError, TypeError), match=message):
-            call()
-    for text, message in (
-        ("[1]", "expected a JSON object"),
-        ('{"max_seq_length": "256"}', "max_seq_length: expected an integer"),
-    ):
+        error=(ValueError, TypeError),
+    )
+    texts = {
+        "[1]": "expected a JSON object",
+        '{"max_seq_length": "256"}': "max_seq_length: expected an integer",
+    }
+    for text, message in texts.items():
         (tmp_path / "sentence_bert_config.json").write_text(text)
         with pytest.raises(ValueError, match=message):
             embed(change(directory=tmp_path), ["hello"])

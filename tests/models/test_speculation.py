@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from regard.models import Sampling, generate, stream
-from test_generation import PROMPTS, WINDOWED, N, build, build_pair, cut_at, read_whole, spoil, write_rows
+from test_generation import PROMPTS, WINDOWED, N, build, build_pair, cut_at, read_slowly, spoil, write_rows
 from test_sampling import adjust_plainly, softmax
 
 TINY, LONG, AHEAD = 5, 3, 2
@@ -22,15 +22,6 @@ def disturb(model, scale, seed=1):
     noisy = lambda x: np.asarray(x + scale * rng.normal(size=x.shape), x.dtype)
     nnx.update(draft, jax.tree.map(noisy, state))
     return draft
-
-
-def logits_after(model, width):
-    @functools.cache
-    def logits(text):
-        padded = np.pad(text, (0, width - len(text)))[None].astype(np.int32)
-        return np.asarray(read_whole(model, padded)[0, len(text) - 1], np.float64)
-
-    return logits
 
 
 MOST = 13
@@ -50,7 +41,7 @@ def write_alone():
 
 def count_reads(draft, prompt, row):
     """How often a model reads that writes this row, with a draft that was told all of it before."""
-    logits, text, reads = logits_after(draft, 24), list(prompt), 1
+    logits, text, reads = read_slowly(draft), list(prompt), 1
     text += row[:1]
     while len(text) < len(prompt) + len(row):
         reads += 1
@@ -117,7 +108,7 @@ def test_the_law_of_the_texts_is_that_of_the_model():
     prompt, draws = (1, 2), 20_000
     model = build(vocab_size=TINY)
     draft = disturb(model, 1.0)
-    target, proposals = logits_after(model, 8), logits_after(draft, 8)
+    target, proposals = read_slowly(model), read_slowly(draft)
     truth = find_truth(target, prompt, settings)
     # The draft alone would write other texts.
     assert np.abs(find_truth(proposals, prompt, settings) - truth).sum() > 0.1

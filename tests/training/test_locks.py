@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
@@ -57,9 +58,7 @@ def test_a_lock_is_held_twice_by_its_holder_and_leaves_nothing(tmp_path):
 
 
 def test_processes_that_train_together_do_not_shut_each_other_out(begun, monkeypatch):
-    def refuse(directory):
-        raise locks.LockError("held by the first process, for all")
-
+    refuse = mock.Mock(side_effect=locks.LockError("held by the first process, for all"))
     monkeypatch.setattr(locks, "_hold", refuse)
     (begun / locks.LOCK).touch()
     with pytest.raises(locks.LockError):

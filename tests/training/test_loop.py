@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -87,11 +88,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(whole, tmp_path, monkeyp
 
 
 def test_what_fails_while_training_goes_on_ends_it(tmp_path, monkeypatch):
-    def wait(step):
-        if step == 14:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    write_slowly(monkeypatch, wait)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    write_slowly(monkeypatch, mock.Mock(side_effect=[None, full]))  # at steps 7 and 14
     with pytest.raises(OSError, match="No space left"):
         train(tmp_path / "run", tiny_copy())
     assert list_saved(tmp_path / "run") == [7]

@@ -88,9 +88,8 @@ def wait_for(path, process):
 def test_an_end_by_a_signal_is_put_into_words(tmp_path):
     words, out = ["train", "copy", "--seed", "3", "--processes", "2", "--process=1"], tmp_path / "my run"
     words += ["--coordinator", "a:1", "--out", str(out)]
-    explain = lambda number, joined=True, words=words: supervision._explain_end(
-        number, joined, parse_arguments(words), words, Membership("a:1", 2, 1)
-    )
+    parts = lambda words: (parse_arguments(words), words, Membership("a:1", 2, 1))
+    explain = lambda number, joined=True, words=words: supervision._explain_end(number, joined, *parts(words))
     assert "process 1 of 2 did not find the others at a:1" in explain(signal.SIGABRT, False)
     assert "process 1 of 2 stops, as another process was lost" in explain(signal.SIGABRT)
     assert "this starts again" in explain(signal.SIGABRT)

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -68,11 +69,7 @@ def test_cutting_keeps_the_steps_up_to_the_last(path):
 def test_cutting_is_all_or_nothing(path, monkeypatch):
     metrics.append(path, [{"step": 2}, {"step": 3}])
     before = path.read_bytes()
-
-    def fail(self, target):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(Path, "replace", mock.Mock(side_effect=OSError("no space left")))
     with pytest.raises(OSError, match="no space"):
         metrics.cut(path, 2)
     assert path.read_bytes() == before

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -48,9 +49,8 @@ def test_a_place_below_a_file_is_named(tmp_path, capsys):
 
 
 def test_too_little_memory_is_told_in_one_sentence(tmp_path, capsys, monkeypatch):
-    def fail(*arguments, **options):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 64 bytes.\n  @ 0x7f")
-
+    told = "RESOURCE_EXHAUSTED: Out of memory allocating 64 bytes.\n  @ 0x7f"
+    fail = mock.Mock(side_effect=jax.errors.JaxRuntimeError(told))
     monkeypatch.setattr(tasks.Copy, "make_held_out", fail)
     error = refuse(capsys, ["--out", tmp_path / "run"], 1)
     assert error.count("\n") == 1

@@ -107,11 +107,7 @@ def test_reverse_is_given_the_lengths_and_the_answer_so_far():
 def test_a_perfect_model_scores_exactly_one_and_one_wrong_token_is_seen():
     task = SMALL["reverse"]
     batch = draw(task)
-
-    @jax.jit
-    def measure(logits):
-        return task.measure(lambda *inputs, **options: logits, batch)
-
+    measure = jax.jit(lambda logits: task.measure(lambda *inputs, **options: logits, batch))
     perfect = 50 * np.eye(14, dtype=np.float32)[batch["target"]]
     loss, measured = measure(perfect)
     assert float(loss) < 1e-6

@@ -231,10 +231,8 @@ def test_rows_are_pieces_of_the_stream(task):
     stream = task.tokens.training.read().tolist()
     batch = task.make_batch(jax.random.key(0), 997)
     pieces = {tuple(stream[place : place + LENGTH + 1]) for place in range(len(stream) - LENGTH)}
-    drawn = {
-        (*inputs, targets[-1])
-        for inputs, targets in zip(batch["inputs"].tolist(), batch["targets"].tolist(), strict=True)
-    }
+    rows = zip(batch["inputs"].tolist(), batch["targets"].tolist(), strict=True)
+    drawn = {(*inputs, targets[-1]) for inputs, targets in rows}
     assert drawn <= pieces
     assert {tuple(stream[: LENGTH + 1]), tuple(stream[-LENGTH - 1 :])} <= drawn, "the ends are drawn too"
     assert np.array_equal(batch["inputs"][:, 1:], batch["targets"][:, :-1])
@@ -492,11 +490,8 @@ def test_a_cache_that_cannot_be_written_is_named(corpus, tmp_path, monkeypatch):
 class Sparing(io.FileIO):
     """A file of a system that reads 5 bytes at once, where others read 2 GiB."""
 
-    def read(self, size=-1):
-        return super().read(min(size, 5))
-
-    def readinto(self, buffer):
-        return super().readinto(memoryview(buffer)[:5])
+    read = lambda self, size=-1: io.FileIO.read(self, min(size, 5))
+    readinto = lambda self, buffer: io.FileIO.readinto(self, memoryview(buffer)[:5])
 
 
 def test_more_tokens_than_a_system_reads_at_once_come_whole(tmp_path):
