@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from regard import KVCache, inspection, parallel, scores
+from regard import KVCache, attend, inspection, masks, parallel, scores
 from regard.inspection import figures
 from regard.interop import huggingface, onnx_ops, weight_files
 from regard.models import sampling
@@ -36,6 +36,8 @@ WRONG_CALLS = [
     lambda: scores.alibi(4) | scores.softcap(5),
     lambda: 3 + scores.softcap(5),
     lambda: sampling.row_keys(jax.random.key(0), -1),
+    lambda: masks.causal().prepare(8, leading=2),
+    lambda: attend(SQUARE, SQUARE, SQUARE, mask=masks.chosen_keys([[0]])),
     lambda: gibbs.temperature_sweep(SQUARE, "abc"),
     lambda: gibbs.temperature_sweep(SQUARE, [0.0]),
     lambda: gibbs.equilibrium(SQUARE, float("nan")),

@@ -11,7 +11,7 @@ import numpy as np
 
 from regard.arguments import check_flag, integers
 from regard.axes import Array, ArrayLike
-from regard.masks.data import check_rows, check_width, literal
+from regard.masks.data import check_rows, literal
 from regard.masks.grid import Blocks, Grid, spread
 from regard.masks.mask import Mask, Take
 from regard.masks.runs import Span
@@ -141,7 +141,10 @@ class ChosenKeys(Stored):
         if leading and len(own) == len(leading) and own[-1] and leading[-1] % own[-1] == 0:
             own[-1] = 1  # one list for each group of query heads
         check_rows("chosen_keys", tuple(own), leading)
-        check_width("chosen_keys", "query", rows, num_queries)
+        if rows != num_queries:
+            raise ValueError(
+                f"chosen_keys: expected a row of indices for each of {num_queries} queries; got {rows}"
+            )
 
     def expression(self) -> str:
         return f"chosen_keys({literal(self.indices)}{', ascending=True' if self.is_ascending else ''})"

@@ -250,7 +250,7 @@ class Mask:
             The same mask, which knows its tiles; it may be made under jit, closed over or passed on.
 
         Raises:
-            ValueError: a block below 1, or T != S without a needed `query_offset`; in a call, other sizes.
+            TypeError, ValueError: no tuple, a block below 1, or no needed `query_offset`; other sizes in a call.
 
         Example:
             >>> from regard import masks
@@ -260,6 +260,8 @@ class Mask:
             (Array(True, dtype=bool), False)
         """
         whole_number("block", block, 1)
+        if not isinstance(leading, tuple):
+            raise TypeError(f"leading: expected the calls' leading axes, (batch, heads); got {leading!r}")
         num_keys = num_queries if num_keys is None else num_keys
         mask = self.number_leading(leading)
         mask.check(leading or None, num_queries, num_keys)
