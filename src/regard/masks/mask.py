@@ -250,7 +250,7 @@ class Mask:
             The same mask, which knows its tiles; it may be made under jit, closed over or passed on.
 
         Raises:
-            TypeError, ValueError: no tuple; a block below 1; no needed `query_offset`; in a call, other sizes.
+            TypeError, ValueError: no tuple; a block below 1; a missing `query_offset`; other sizes in calls.
 
         Example:
             >>> from regard import masks
