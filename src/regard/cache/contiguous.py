@@ -271,10 +271,10 @@ class KVCache(Rows):
 
 def _zeros(shape: tuple[int, ...], dtype: Any) -> Any:
     """Return zeros to store in: an array, or int8 numbers and their scales."""
-    found = float_dtype("dtype", "None" if dtype is None else dtype, "int8")
-    if found == np.int8:
+    stored = float_dtype("dtype", dtype, "int8")
+    if stored == np.int8:
         return Quantized(jnp.zeros(shape, np.int8), jnp.zeros((*shape[:-1], 1), np.float32))
-    return jnp.zeros(shape, found)
+    return jnp.zeros(shape, stored)
 
 
 @jax.jit

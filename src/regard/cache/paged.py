@@ -99,7 +99,7 @@ class PagedKVCache(Rows):
         rows, heads, width, value_width, pages, size, most = (
             whole_number(name, number, 1) for name, number in sizes.items()
         )
-        dtype = float_dtype("dtype", "None" if dtype is None else dtype)
+        dtype = float_dtype("dtype", dtype)
         key, value = (jnp.zeros((pages, heads, size, one), dtype) for one in (width, value_width))
         table = jnp.full((rows, most), -1, jnp.int32)
         return cls(key, value, table, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.int32))

@@ -33,8 +33,8 @@ def chosen_keys(indices: ArrayLike, ascending: bool = False) -> Mask:
         indices: integer array `(*b, T, C)`, rows of key in any order; numbers outside 0..S-1, such as -1,
             name none, and a key that is listed twice counts once. `b` is aligned with the first leading axes
             of query; its last axis may be that of query heads, of key heads, or 1. May be traced.
-        ascending: True promises that each query's keys are listed in order, each once, wherever numbers that
-            name none stand between them; `attend` then sorts nothing.
+        ascending: True promises that each query's keys are listed in order, each once, wherever negative
+            numbers stand between them; `attend` then sorts nothing.
 
     Returns:
         A mask that does not read positions.

@@ -129,7 +129,8 @@ def _check(query: Any, key: Any, weights: Any, scale: Any) -> tuple[Array, Array
             f"key: expected rows of {query.shape[-1]} numbers, as query has; got {key.shape[-1]}"
         )
     leading = jnp.broadcast_shapes(query.shape[:-3], key.shape[:-2])
-    query, key = (jnp.broadcast_to(x, (*leading, *x.shape[-n:])) for x, n in ((query, 3), (key, 2)))
+    query = jnp.broadcast_to(query, (*leading, *query.shape[-3:]))
+    key = jnp.broadcast_to(key, (*leading, *key.shape[-2:]))
     if weights is not None:
         weights = float_array("weights", weights, 2)
         if weights.shape not in (query.shape[:-1], query.shape[-3:-1]):

@@ -49,8 +49,8 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
 @jax.custom_jvp
 def _read_once(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the same, zeroing unreachable keys and values only where the output is not finite."""
-    found = attend_cells(problem, problem.keep(), *_inputs(problem))
-    return jax.lax.cond(jnp.isfinite(found[0]).all(), lambda: found, lambda: _define(problem))
+    results = attend_cells(problem, problem.keep(), *_inputs(problem))
+    return jax.lax.cond(jnp.isfinite(results[0]).all(), lambda: results, lambda: _define(problem))
 
 
 @_read_once.defjvp
@@ -68,29 +68,29 @@ def attend_cells(
 ) -> tuple[Array, dict[str, Array]]:
     """Compute the same; the cells are all pairs of queries and keys, or those of a grid in their place."""
     grid = problem.grid() if grid is None else grid
-    found = _weigh(problem, keep, query, key, grid)
-    kept, grown = found.weights, found.total
+    weighed = _weigh(problem, keep, query, key, grid)
+    weights, total = weighed.weights, weighed.total
     if problem.dropout_rate:
-        kept, grown = jnp.where(_survivors(problem, grid), kept, 0), grown * (1 - problem.dropout_rate)
+        weights, total = jnp.where(_survivors(problem, grid), weights, 0), total * (1 - problem.dropout_rate)
     if problem.low_precision:
         # The product rounds the gradient of its weights: what cancels in it, where one weight is nearly all,
         # cancels with nothing else.
-        kept, grown = kept / grown, 1
+        weights, total = weights / total, 1
     # Divided after the product: T x E numbers instead of T x S.
-    kept = problem.fold(kept).astype(problem.matmul_dtype)
-    output = problem.unfold(value.mix(kept, problem.precision)) / grown
-    if found.alive is not None:
-        output = jnp.where(found.alive, output, 0)  # 0 * NaN would reach an empty row
+    weights = problem.fold(weights).astype(problem.matmul_dtype)
+    output = problem.unfold(value.mix(weights, problem.precision)) / total
+    if weighed.alive is not None:
+        output = jnp.where(weighed.alive, output, 0)  # 0 * NaN would reach an empty row
     if problem.sinks is not None:
-        output = output * found.sunk(problem).share
+        output = output * weighed.sunk(problem).share
     output = problem.spread(output, problem.T, problem.E).astype(problem.query.dtype)
     if problem.aux and keep is None:
         # XLA's CPU makes one kernel of a call without a mask, but not where scores are read elsewhere, which
         # rounds otherwise: who asks gets scores of their own.
-        found = _weigh(problem, keep, *jax.lax.optimization_barrier((query, key)), grid)
+        weighed = _weigh(problem, keep, *jax.lax.optimization_barrier((query, key)), grid)
     aux = {}
     for name in problem.aux:
-        array = found.statistic(name, problem)
+        array = weighed.statistic(name, problem)
         if name in ("weights", "scores"):
             aux[name] = take_chosen_rows(problem, problem.spread(array, problem.T, problem.S))
         else:

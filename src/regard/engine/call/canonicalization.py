@@ -118,13 +118,15 @@ def float_array(name: str, array: Any, least_rank: int) -> Any:
 def float_dtype(name: str, dtype: Any, *others: str) -> np.dtype:
     """Check for a floating-point dtype, or one of the others by name, and return it."""
     try:
-        found = jax.dtypes.canonicalize_dtype(dtype)
+        canonical = (
+            None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
+        )  # of None it makes float32
     except (TypeError, ValueError):
-        found = None
-    if found is None or not (jnp.issubdtype(found, jnp.floating) or found.name in others):
+        canonical = None
+    if canonical is None or not (jnp.issubdtype(canonical, jnp.floating) or canonical.name in others):
         known = " or ".join(("a floating-point dtype", *others))
-        raise TypeError(f"{name}: expected {known}, got {dtype if found is None else found!s}")
-    return found
+        raise TypeError(f"{name}: expected {known}, got {dtype if canonical is None else canonical!s}")
+    return canonical
 
 
 def _check_shapes(query: Any, key: Any, value: Any) -> tuple[int, ...]:
