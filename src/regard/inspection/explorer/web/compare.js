@@ -99,7 +99,7 @@ function compareBuild(host, source, state) {
   let headPlot = null;
   let now = 0,
     headsOf = "",
-    opening = !/[#&][lh]=/.test(location.hash);
+    opening = !state.chosen;
 
   /** @param {HTMLElement} field @param {string[]} texts @param {number} value */
   const optionsOf = (field, texts, value) => {

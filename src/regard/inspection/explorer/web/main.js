@@ -16,7 +16,7 @@ import { mountProfiles } from "./profiles.js";
 import { mountReader } from "./reader.js";
 import { formatNumber } from "./scales.js";
 import { Source } from "./source.js";
-import { State } from "./state.js";
+import { State, namesHead } from "./state.js";
 import { TABS } from "./state_fields.js";
 import { mountTools } from "./tools.js";
 import { mountTraining } from "./training.js";
@@ -302,6 +302,7 @@ export async function boot(root, { address = true } = {}) {
   state.set(mainStart(source));
   if (page.start) state.fromHash(page.start);
   state.start = state.toHash();
+  state.chosen = namesHead(page.start ?? "");
   if (address) state.followAddress();
   mainTheme(root, state);
   /** @type {Panel[]} */

@@ -63,6 +63,8 @@ export class State extends EventTarget {
   views = {};
   /** The address of a page as it opens. */
   start = "";
+  /** Whether somebody chose the head looked at. */
+  chosen = false;
   /** Whether the address is written. */
   address = false;
   reading = false;
@@ -120,6 +122,7 @@ export class State extends EventTarget {
           ? [[this.c, this.h]]
           : undefined;
     put("selection", selection);
+    this.chosen ||= changed.has("c") || changed.has("h");
     const [old, now] = [this.shapes[before[0]]?.[before[1]], this.shape()];
     const resized = old && (old.rows !== now.rows || old.keys !== now.keys);
     if ("view" in changes || resized) put("view", this.cleanView("view" in changes ? changes.view : null));
@@ -274,6 +277,7 @@ export class State extends EventTarget {
   readAddress() {
     const hash = typeof location === "undefined" ? "" : location.hash;
     this.lastHash = hash;
+    this.chosen ||= namesHead(hash);
     if (hash.length > 1) {
       this.reading = true;
       this.fromHash(hash);
@@ -318,6 +322,9 @@ export class State extends EventTarget {
     }
   }
 }
+
+/** Whether an address part names a layer or a head. @param {string} hash */
+export const namesHead = (hash) => /(^|[#&])[lh]=/.test(hash);
 
 /**
  * The fields of a state, by name.
