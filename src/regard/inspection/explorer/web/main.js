@@ -16,7 +16,7 @@ import { mountProfiles } from "./profiles.js";
 import { mountReader } from "./reader.js";
 import { formatNumber } from "./scales.js";
 import { Source } from "./source.js";
-import { State, namesHead } from "./state.js";
+import { namesHead, State } from "./state.js";
 import { TABS } from "./state_fields.js";
 import { mountTools } from "./tools.js";
 import { mountTraining } from "./training.js";
