@@ -244,6 +244,41 @@ def test_padding_changes_nothing(rule):
         assert name == "memory" or not np.asarray(grad[:, :, ~real]).any()
 
 
+@pytest.mark.parametrize(("rule", "normalise"), [("linear", True), ("gated delta per channel", False)])
+def test_packed_documents_are_documents_apart(rule, normalise):
+    arrays = {name: x for name, x in draw(rule, length=23).items() if x is not None}
+    arrays |= {"memory": np.zeros_like(arrays["memory"])}
+    # A number that comes back, a document of one token, and padding at a document's start and within.
+    ids, real = np.array([4] * 9 + [7] + [4] * 6 + [-1] * 7), np.ones(23, bool)
+    real[[10, 11, 14, 22]] = False
+    spans = [slice(0, 9), slice(9, 10), slice(10, 16), slice(16, 23)]
+    options = {"feature_map": "elu1", "normalise": normalise, "chunk": 8}
+    initial = None if normalise else linear.State(arrays["memory"])
+    tokens = {name: x for name, x in arrays.items() if name != "memory"}
+
+    def together(tokens):
+        return linear.attend(**tokens, segments=ids, valid=np.stack([real] * B), initial=initial, **options)
+
+    def apart(tokens):
+        each = [{name: x[:, :, span] for name, x in tokens.items()} for span in spans]
+        return jnp.concatenate(
+            [
+                linear.attend(**one, valid=real[None, span], **options)
+                for one, span in zip(each, spans, strict=True)
+            ],
+            axis=2,
+        )
+
+    def differentiate(call):
+        return jax.jit(
+            jax.value_and_grad(
+                lambda tokens: (lambda out: (jnp.sum(out**3), out))(call(tokens)), has_aux=True
+            )
+        )(tokens)
+
+    close(*map(differentiate, (together, apart)))
+
+
 def test_without_causality_queries_are_not_the_tokens_of_keys():
     arrays = draw("linear")
     taken = {n: x[:, :, :4] if n in ("key", "value") else x for n, x in arrays.items()}
@@ -373,6 +408,9 @@ WRONG = [
     (lambda: linear.attend(Q, N, N, valid=N[..., 0]), "valid: expected a boolean or integer array.*float32"),
     (lambda: linear.attend(Q, N, N, valid=np.ones((3, 11), bool)), r"valid: expected leading axes.*\(3,\)"),
     (lambda: linear.attend(Q, N, N, valid=np.ones((2, 10), bool)), "valid: expected 11 entries.*got 10"),
+    (lambda: linear.attend(Q, N, N, segments=np.ones((2, 10), int)), "segments: expected 11 entries.*got 10"),
+    (lambda: linear.attend(Q, N, N, segments=N[0, 0, 0]), "segments: expected .*integer"),
+    (lambda: linear.attend(Q, N, N, segments=np.arange(11), causal=False), "segments: expected None with causal"),
     (lambda: linear.attend(Q, N, N, initial=N), "initial: expected a regard.linear.State or None, got ndarray"),
     (lambda: linear.attend(Q, N, N, causal="no"), "causal: expected True or False, .*got 'no'"),
     (lambda: linear.attend(Q, N, N, normalise=1), "normalise: expected True or False, .*got 1"),

@@ -97,7 +97,7 @@ def predict_layers(
         raise ValueError(f"targets: expected shape {ids.shape[1:]}, got {named.shape}")
     check_range("targets", "tokens", named, vocab_size - 1, f"vocab_size={vocab_size}")
     contributions = None
-    if model.config.norm == "pre":
+    if model.config.norm == "pre" and all(event.projection is not None for event in events):
         directions = _find_directions(model, streams[-1], named)
         contributions = np.stack([_project(event, directions) for event in events])
     known, numbers = np.unique(np.concatenate([np.ravel(likeliest), named]), return_inverse=True)

@@ -63,7 +63,7 @@ class Recorder:
             rows = {key: row[0] for key, row in rows.items()}
             owner = self._modules.get(name)
             # That of the event has no numbers, as it was traced.
-            projection = getattr(owner, "output_projection", None)
+            projection = None if event.projection is None else getattr(owner, "output_projection", None)
             told = {"kind": event.kind, "backend": event.backend, "projection": projection}
             whole = make_call(take_example(problem, 0), rows, **told)
             places = self._positions.find(owner, name, whole.kind)

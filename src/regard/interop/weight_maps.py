@@ -64,6 +64,43 @@ def take_rows(index: int, count: int) -> Conversion:
     )
 
 
+def take_span(index: int, sizes: Sequence[int]) -> Conversion:
+    """Make the conversion of one of several parts of the rows of a tensor (out, in), of these sizes."""
+    ends = np.cumsum(sizes)[:-1]
+    return Conversion(
+        lambda tensor: np.split(tensor, ends)[index].T,
+        lambda parameters, _: np.concatenate([parameter.T for parameter in parameters]),
+        lambda shape, _: (sum(sizes), *shape[:-1]),
+        index,
+    )
+
+
+def take_taps(index: int, sizes: Sequence[int]) -> Conversion:
+    """Make the conversion of one of several parts of the channels of torch.nn.Conv1d, one group for each."""
+    span = take_span(index, sizes)
+    return Conversion(
+        lambda tensor: span.load(tensor[:, 0]),
+        lambda parameters, settings: span.store(parameters, settings)[:, None],
+        lambda shape, _: (sum(sizes), 1, shape[0]),
+        index,
+    )
+
+
+def take_half_of_heads(index: int, num_heads: int) -> Conversion:
+    """Make the conversion of one of two parameters whose heads take turns in the rows of a tensor."""
+
+    def load(tensor: np.ndarray) -> np.ndarray:
+        heads = tensor.reshape((num_heads, 2, -1, *tensor.shape[1:]))[:, index]
+        return heads.reshape((-1, *tensor.shape[1:])).T
+
+    def store(parameters: Sequence[np.ndarray], _: Settings) -> np.ndarray:
+        rows = [parameter.T for parameter in parameters]
+        heads = [array.reshape((num_heads, -1, *array.shape[1:])) for array in rows]
+        return np.concatenate(heads, axis=1).reshape((-1, *rows[0].shape[1:]))
+
+    return Conversion(load, store, lambda shape, _: (2 * shape[-1], *shape[:-1]), index)
+
+
 def take_every(index: int, count: int) -> Conversion:
     """Make the conversion of one of `count` parameters that take turns along the tensor's last axis."""
     return Conversion(

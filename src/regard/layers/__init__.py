@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from regard.loading import defer
 
 if TYPE_CHECKING:
-    from regard.layers.blocks import DecoderBlock, EncoderBlock
+    from regard.layers.blocks import DecoderBlock, DeltaBlock, EncoderBlock
+    from regard.layers.delta import DeltaCache, GatedDeltaNet, KimiDelta
     from regard.layers.derivation import derive
     from regard.layers.experts import Experts
     from regard.layers.feed_forward import FeedForward
@@ -18,9 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DecoderBlock",
+    "DeltaBlock",
+    "DeltaCache",
     "EncoderBlock",
     "Experts",
     "FeedForward",
+    "GatedDeltaNet",
+    "KimiDelta",
     "LatentAttention",
     "MultiHeadAttention",
     "derive",
@@ -30,7 +35,8 @@ __getattr__, __dir__ = defer(
     __name__,
     "models",
     __all__,
-    blocks="DecoderBlock EncoderBlock",
+    blocks="DecoderBlock DeltaBlock EncoderBlock",
+    delta="DeltaCache GatedDeltaNet KimiDelta",
     derivation="derive",
     experts="Experts",
     feed_forward="FeedForward",

@@ -11,13 +11,16 @@ from flax import nnx
 from regard.arguments import guided
 from regard.axes import ArrayLike
 from regard.cache import KVCache, PagedKVCache
-from regard.layers.choices import check_arguments
+from regard.layers.choices import check_arguments, check_choice
+from regard.layers.delta import DeltaCache, GatedDeltaNet, KimiDelta
 from regard.layers.experts import Experts
 from regard.layers.feed_forward import FeedForward
 from regard.layers.multi_head import Memory, MultiHeadAttention, check_features, unpack
 from regard.layers.residual import EPSILON, Residual
 from regard.masks import Mask
 from regard.scores import Score
+
+DELTAS = {"gated_delta": GatedDeltaNet, "kimi_delta": KimiDelta}
 
 
 @guided
@@ -80,7 +83,7 @@ class EncoderBlock(nnx.Module):
         rngs: nnx.Rngs,
     ):
         shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        _check_branches(attention, feed_forward)
+        _check_branches("attention", attention, MultiHeadAttention, feed_forward)
         self.attention = MultiHeadAttention(
             d_model, num_heads, **{"norm_epsilon": norm_epsilon, **(attention or {})}, **shared
         )
@@ -126,6 +129,94 @@ class EncoderBlock(nnx.Module):
         x = self.attention_residual.leave(x, attended)
         x = self.feed_forward_residual.leave(x, self.feed_forward(self.feed_forward_residual.enter(x)))
         return (x, seen) if has_more else x
+
+
+@guided
+class DeltaBlock(nnx.Module):
+    """Transformer block whose attention is the delta rule, of linear attention: most blocks of a hybrid.
+
+    With norm="pre" (and as in `EncoderBlock` for the others):
+
+    x = x + dropout(delta(norm(x)));  x = x + dropout(feed_forward(norm(x)))
+
+    Args:
+        d_model: width M.
+        num_heads: H, of values.
+        d_ff: width F of the feed-forward branch.
+        kind: "gated_delta" for `GatedDeltaNet`, "kimi_delta" for `KimiDelta`.
+        delta: further arguments of that layer, such as {"num_key_heads": 2}.
+        norm, norm_kind, norm_epsilon, dropout_rate, norm_input, feed_forward, dtype, param_dtype, rngs: as in
+            `EncoderBlock`.
+
+    Raises:
+        ValueError: as for the parts, or an unknown `norm` or `kind`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from regard.layers import DeltaBlock
+        >>> block = DeltaBlock(6, 3, 11, rngs=nnx.Rngs(0))
+        >>> block(jnp.ones((2, 5, 6)), segments=jnp.array([0, 0, 1, 1, 1])).shape
+        (2, 5, 6)
+
+    Reference: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2025, section 3.4.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        d_ff: int,
+        *,
+        kind: str = "gated_delta",
+        delta: Mapping[str, Any] | None = None,
+        norm: str = "pre",
+        norm_kind: str = "layer",
+        norm_epsilon: float = EPSILON,
+        dropout_rate: float = 0.0,
+        norm_input: bool = True,
+        feed_forward: Mapping[str, Any] | None = None,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        check_choice("kind", kind, DELTAS)
+        _check_branches("delta", delta, DELTAS[kind], feed_forward)
+        options = {"norm_epsilon": norm_epsilon, **(delta or {})}
+        self.delta = DELTAS[kind](d_model, num_heads, **options, **shared)
+        options = {"dropout_rate": dropout_rate, **(feed_forward or {})}
+        self.feed_forward = build_feed_forward(d_model, d_ff, **options, **shared)
+        residual = {"place": norm, "kind": norm_kind, "epsilon": norm_epsilon, "dropout_rate": dropout_rate}
+        self.delta_residual = Residual(d_model, norm_input=norm_input, **residual, **shared)
+        self.feed_forward_residual = Residual(d_model, **residual, **shared)
+
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        segments: ArrayLike | None = None,
+        cache: DeltaCache | None = None,
+        counts: ArrayLike | None = None,
+    ) -> Any:
+        """Run the block.
+
+        Args:
+            x: `(*B, T, M)`, the residual stream.
+            segments, cache, counts: as in `GatedDeltaNet`.
+
+        Returns:
+            Array of x's shape; with a cache, also a dict that holds the longer one as "cache".
+
+        Raises:
+            ValueError: an input of the wrong rank or width.
+        """
+        x = check_features("x", x, self.delta.d_model)
+        result = self.delta(self.delta_residual.enter(x), segments=segments, cache=cache, counts=counts)
+        read, seen = unpack(result, cache is not None)
+        x = self.delta_residual.leave(x, read)
+        x = self.feed_forward_residual.leave(x, self.feed_forward(self.feed_forward_residual.enter(x)))
+        return x if cache is None else (x, seen)
 
 
 @guided
@@ -188,7 +279,7 @@ class DecoderBlock(nnx.Module):
         rngs: nnx.Rngs,
     ):
         shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        _check_branches(attention, feed_forward, "memory_width")
+        _check_branches("attention", attention, MultiHeadAttention, feed_forward, "memory_width")
         options = {"norm_epsilon": norm_epsilon, **(attention or {})}
         self.self_attention = MultiHeadAttention(d_model, num_heads, **options, **shared)
         self.cross_attention = MultiHeadAttention(
@@ -257,9 +348,9 @@ def _branch_of(options: Mapping[str, Any]) -> type[FeedForward] | type[Experts]:
     return Experts if "num_experts" in options else FeedForward
 
 
-def _check_branches(attention: Any, feed_forward: Any, *own: str) -> None:
+def _check_branches(name: str, options: Any, layer: type, feed_forward: Any, *own: str) -> None:
     """Raise for further arguments of branches that they do not take, or that the block passes itself."""
     own = ("d_model", "num_heads", "d_ff", "dtype", "param_dtype", "rngs", *own)
-    check_arguments("attention", attention, MultiHeadAttention, own)
+    check_arguments(name, options, layer, own)
     branch = _branch_of(feed_forward if isinstance(feed_forward, Mapping) else {})
     check_arguments("feed_forward", feed_forward, branch, own)

@@ -79,6 +79,8 @@ def derive(
             f"layer: expected a MultiHeadAttention, got {type(layer).__name__}; of a block or a model,"
             " pass its attention layer"
         )
+    if layer.gate_projection is not None:
+        raise ValueError("layer: expected one without output_gate, which is not derived; got one with")
     if strange := options.keys() & {"aux", "cache", "counts"}:
         raise TypeError(
             f"{min(strange)}: expected none, as a derivation is of a call without it; leave it out"

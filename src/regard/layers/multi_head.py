@@ -76,6 +76,8 @@ class MultiHeadAttention(nnx.Module):
             `key_norm`, one for all heads), which bounds the scores.
         norm_epsilon: of these norms.
         sinks: whether each head has a learned logit, `sinks`, that joins the softmax and reads nothing.
+        output_gate: whether what the heads have read is multiplied by sigmoid(query Wz + bz), feature by
+            feature, before Wo: `gate_projection`, as in Qwen3.5.
         dropout_rate: in [0, 1), on the attention weights.
         dtype: dtype to compute in; None means that of inputs and parameters.
         param_dtype: dtype of the parameters.
@@ -100,7 +102,7 @@ class MultiHeadAttention(nnx.Module):
 
     Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2; grouped heads from Ainslie
     et al., "GQA", 2023; query_key_norm from Henry et al., "Query-Key Normalization for Transformers", 2020,
-    with the RMSNorm of Qwen3.
+    with the RMSNorm of Qwen3; output_gate from Qiu et al., "Gated Attention for Large Language Models", 2025.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class MultiHeadAttention(nnx.Module):
         query_key_norm: bool = False,
         norm_epsilon: float = EPSILON,
         sinks: bool = False,
+        output_gate: bool = False,
         dropout_rate: float = 0.0,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
@@ -133,7 +136,7 @@ class MultiHeadAttention(nnx.Module):
         sizes |= {"memory_width": memory_width} | ({} if head_dim is None else {"head_dim": head_dim})
         shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         flags = {"use_bias": use_bias, "output_bias": output_bias, "project_output": project_output}
-        flags |= {"query_key_norm": query_key_norm, "sinks": sinks}
+        flags |= {"query_key_norm": query_key_norm, "sinks": sinks, "output_gate": output_gate}
         check_options(sizes, precision=precision, **shared, **flags)
         check_initializers(kernel_init=kernel_init, bias_init=bias_init)
         check_heads(d_model, num_heads, num_key_heads, head_dim)
@@ -152,6 +155,7 @@ class MultiHeadAttention(nnx.Module):
         self.query_projection = linear(d_model, width, use_bias=use_bias)
         self.key_projection = linear(memory_width, key_width, use_bias=use_bias)
         self.value_projection = linear(memory_width, key_width, use_bias=use_bias)
+        self.gate_projection = linear(d_model, width, use_bias=use_bias) if output_gate else None
         output_bias = use_bias if output_bias is None else output_bias
         self.output_projection = linear(width, d_model, use_bias=output_bias) if project_output else None
         norm = functools.partial(build_norm, head_dim, "rms", epsilon=norm_epsilon, **shared)
@@ -273,7 +277,8 @@ class MultiHeadAttention(nnx.Module):
             cache = cache.append(*memory, counts)
             call, num_keys = functools.partial(cache.attend, heads, counts=counts), cache.slots
         rate, rng = draw_dropout(self.dropout, deterministic, rngs)
-        with called_by(self, kind, self.output_projection):
+        # Behind a gate, the projection does not take what heads have read as it is.
+        with called_by(self, kind, self.output_projection if self.gate_projection is None else None):
             out = call(
                 mask=place_mask(mask, leading, query.shape[-2], num_keys),
                 bias=place_bias(bias, leading),
@@ -287,6 +292,8 @@ class MultiHeadAttention(nnx.Module):
             )
         out, seen = unpack(out, aux)
         out = merge_heads(out)
+        if self.gate_projection is not None:
+            out = out * jax.nn.sigmoid(self.gate_projection(query))
         if self.output_projection is not None:
             out = self.output_projection(out)
         if rank == 2:

@@ -27,6 +27,7 @@ def attend(
     scale: float | Array | None = None,
     causal: bool = True,
     valid: ArrayLike | None = None,
+    segments: ArrayLike | None = None,
     initial: State | None = None,
     return_state: bool = False,
     chunk: int | None = None,
@@ -70,6 +71,10 @@ def attend(
         valid: boolean or integer array `(batch, ..., S)`, nonzero = a real token, aligned with the first
             leading axes of query. Other tokens change nothing, whatever they hold, NaN included; with
             `causal` they read 0. None means all are real.
+        segments: integer array `(batch, ..., S)`, aligned as `valid`: packed documents, each of which starts
+            with a state of zeros. A token whose number is another than that of the real token before it
+            starts one; a number that comes back is a new document. The first token goes on from `initial`.
+            The same as a `decay` of -inf at those tokens. With `causal` only.
         initial: the state to go on from; None is a state of zeros.
         return_state: also return the state after the last token.
         chunk: tokens evaluated together, a power of two; 1 is the recurrence, token by token. It changes
@@ -82,9 +87,9 @@ def attend(
 
     Raises:
         TypeError: an argument of the wrong type.
-        ValueError: shapes that do not fit, T other than S with `causal`, a decay above 0 of a valid token
-            outside jit, an unknown feature map, `normalise` together with `rate` or `scale`, a chunk that is
-            no power of two.
+        ValueError: shapes that do not fit, T other than S with `causal`, segments without it, a decay above 0
+            of a valid token outside jit, an unknown feature map, `normalise` together with `rate` or `scale`,
+            a chunk that is no power of two.
 
     Example:
         >>> import jax.numpy as jnp
@@ -97,6 +102,8 @@ def attend(
         [[2.0], [5.0]]
         >>> linear.attend(x, x, value, feature_map="elu1", normalise=True).tolist()
         [[2.0], [3.5]]
+        >>> linear.attend(x, x, value, scale=1.0, segments=[0, 1]).tolist()
+        [[2.0], [5.0]]
 
     Reference: Katharopoulos et al., "Transformers are RNNs", 2020, section 3.3; Yang et al., "Gated Linear
     Attention Transformers", 2024, section 4; Yang et al., "Gated Delta Networks", 2025, section 3; rules and
@@ -113,6 +120,7 @@ def attend(
         scale=scale,
         causal=causal,
         valid=valid,
+        segments=segments,
         initial=initial,
         chunk=chunk,
         precision=precision,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import check_flag, read_array, whole_number
+from regard.arguments import check_flag, integers, read_array, whole_number
 from regard.axes import Array
 from regard.engine.call import canonicalization
 from regard.engine.call.problem import Problem
@@ -100,6 +100,7 @@ def canonicalize(
     scale: Any,
     causal: bool,
     valid: Any,
+    segments: Any,
     initial: Any,
     chunk: Any,
     precision: Any,
@@ -125,6 +126,9 @@ def canonicalize(
         feature_map = "identity"
     width, per_token = key.shape[-1], (*batch, problem.S)
     decay = _check_decay(decay, per_token, width, valid)
+    if segments is not None:
+        starts = _find_starts(_check_segments(segments, problem, batch, causal), valid)[..., None]
+        decay = jnp.where(starts, -jnp.inf, jnp.zeros((), problem.accumulation) if decay is None else decay)
     rate = _check_rate(rate, per_token)
     memory, key_sum = _check_initial(initial, problem, batch, width, normalise)
     chunk = _check_chunk(chunk, problem.S, CHUNK if rate is None else CHUNK_OF_DELTA)
@@ -165,6 +169,36 @@ def _check_valid(valid: Any, problem: Problem, batch: tuple[int, ...]) -> Any:
     check_rows("valid", valid.shape[:-1], batch)
     check_width("valid", "key", valid.shape[-1], problem.S)
     return spread(valid, len(batch) + 1, trailing=1)
+
+
+def _check_segments(segments: Any, problem: Problem, batch: tuple[int, ...], causal: bool) -> Any:
+    segments = integers("segments", segments, wide=True)
+    if segments.ndim == 0:
+        raise TypeError(
+            "segments: expected an integer array (..., S) with one number per token, got a scalar"
+        )
+    if not causal:
+        raise ValueError(
+            "segments: expected None with causal=False, where every query reads the state after the last"
+            " document; got an array"
+        )
+    check_rows("segments", segments.shape[:-1], batch)
+    check_width("segments", "key", segments.shape[-1], problem.S)
+    return spread(segments, len(batch) + 1, trailing=1)
+
+
+def _find_starts(segments: Any, valid: Any) -> Array:
+    """Find the real tokens whose document is another than that of the real token before them."""
+    before = jnp.roll(segments, 1, -1)
+    first = jnp.arange(segments.shape[-1], dtype=jnp.int32) == 0
+    if valid is None:
+        return (segments != before) & ~first
+    # The number of the last real token before each, or of the token itself where there is none.
+    segments, valid = jnp.broadcast_arrays(segments, valid)
+    places = jnp.where(valid, jnp.arange(valid.shape[-1], dtype=jnp.int32), -1)
+    last = jnp.where(first, -1, jnp.roll(jax.lax.cummax(places, axis=places.ndim - 1), 1, -1))
+    before = jnp.take_along_axis(segments, jnp.maximum(last, 0), -1)
+    return (segments != before) & (last >= 0) & valid
 
 
 def _check_decay(decay: Any, per_token: tuple[int, ...], width: int, valid: Any) -> Any:

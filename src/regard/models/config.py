@@ -23,6 +23,7 @@ Activation = Literal["relu", "gelu_tanh", "gelu_erf", "gelu_quick", "silu"]
 Remat = Literal[
     "full", "nothing_saveable", "everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"
 ]
+Mixer = Literal["attention", "gated_delta", "kimi_delta"]
 CHOICES = {"positions": Positions, "norm": NormPlace, "norm_kind": NormKind, "activation": Activation}
 CAN_BE_0 = ("num_layers", "num_token_types")
 
@@ -78,6 +79,21 @@ class TransformerConfig:
     """RMSNorm over every head's queries and keys."""
     sinks: bool = False
     """A learned logit per head that takes part in the softmax and reads nothing."""
+    output_gate: bool = False
+    """What the heads have read is multiplied by the sigmoid of a map of the layer's input."""
+    mixers: tuple[Mixer, ...] = ("attention",)
+    """What mixes tokens, layer by layer and then over again: attention, or linear attention (the delta rule),
+    as in ("gated_delta", "gated_delta", "gated_delta", "attention"). Of a Decoder alone."""
+    delta_heads: int | None = None
+    """Heads of the delta rule's values; None means num_heads."""
+    delta_key_heads: int | None = None
+    """Heads of its queries and keys, a divisor of delta_heads; None means delta_heads."""
+    delta_head_dim: int | None = None
+    """Width of its queries and keys; None means the width of a head of attention."""
+    delta_value_dim: int | None = None
+    """Width of its values; None means delta_head_dim."""
+    conv_width: int = 4
+    """Tokens that the convolution before the delta rule reads."""
     windows: tuple[int | None, ...] = (None,)
     """Keys before the query's own that it sees (and as many after it, in an encoder), layer by layer and then
     over again; None means all."""
@@ -164,6 +180,7 @@ class TransformerConfig:
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), get_args(choices))
         self._check_windows()
+        self._check_mixers()
         self._check_experts()
         self._check_inputs()
         if self.remat is not None and not callable(self.remat):
@@ -185,6 +202,10 @@ class TransformerConfig:
     def window(self, layer: int) -> int | None:
         """Return the number of keys before the query's own that a layer sees; None means all."""
         return self.windows[layer % len(self.windows)]
+
+    def mixer(self, layer: int) -> Mixer:
+        """Return what mixes the tokens of a layer."""
+        return self.mixers[layer % len(self.mixers)]
 
     def feed_forward(self, layer: int) -> dict[str, Any]:
         """Return the width of a layer's feed-forward branch and its further arguments."""
@@ -240,6 +261,25 @@ class TransformerConfig:
         for window in windows:
             if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
                 raise ValueError(f"windows: expected None or numbers of keys of at least 0, got {windows!r}")
+
+    def _check_mixers(self) -> None:
+        if not isinstance(self.mixers, tuple) or not self.mixers:
+            raise ValueError(
+                f"mixers: expected a tuple such as ('gated_delta', 'attention'), got {self.mixers!r}"
+            )
+        for mixer in self.mixers:
+            check_choice("mixers", mixer, get_args(Mixer))
+        heads, key_heads = self.delta_heads or self.num_heads, self.delta_key_heads or 1
+        if heads % key_heads:
+            raise ValueError(f"delta_key_heads: expected a divisor of delta_heads = {heads}, got {key_heads}")
+        if "kimi_delta" not in self.mixers:
+            return
+        for name in ("delta_key_heads", "delta_value_dim"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name}: expected None with kimi_delta, where it is as for values and keys; got"
+                    f" {getattr(self, name)}"
+                )
 
     def _check_experts(self) -> None:
         check_activation(self.activation, self.gated, self.gate_limit)

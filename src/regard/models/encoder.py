@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from regard.arguments import guided
@@ -12,6 +13,10 @@ from regard.axes import ArrayLike
 from regard.layers import EncoderBlock
 from regard.layers.heads import name_mask
 from regard.masks import Mask
+from regard.masks.algebra import And
+from regard.masks.documents import Documents, Segments
+from regard.masks.grid import is_concrete
+from regard.masks.positional import Causal
 from regard.models.config import TransformerConfig, check_config
 from regard.models.embedding import TokenEmbedding
 from regard.models.padding import blank_padding, mask_padding
@@ -64,7 +69,8 @@ class Encoder(nnx.Module):
                 the batch axis works too.
             lengths: number of valid positions per row, at its start; None means all. What the padding
                 holds, NaN included, changes no result and no gradient.
-            mask: who else may not attend to whom; as in `MultiHeadAttention`.
+            mask: who else may not attend to whom; as in `MultiHeadAttention`. Where `config.mixers` has more
+                than attention, none or `masks.segments`, which layers of the delta rule know as well.
             token_types: segment of each token, `(batch, T)`, with `num_token_types`; None means 0.
             positions: where each token sits, `(T,)` or `(batch, T)`; None means 0..T-1. Packed documents
                 start again at 0, under `mask=masks.segments(ids, ids)`.
@@ -83,8 +89,10 @@ class Encoder(nnx.Module):
         )
         lengths = self.hidden_lengths(lengths)
         mask = name_mask(mask, hidden.shape[:-2], hidden.shape[-2], hidden.shape[-2])
+        is_hybrid = {*self.config.mixers} != {"attention"}
+        segments = _find_segments(mask) if is_hybrid else None
         mask = mask_padding(lengths, mask, hidden.shape[-2] if positions is not None else None)
-        hidden, seen = self.stack(hidden, mask=mask, positions=positions, aux=aux)
+        hidden, seen = self.stack(hidden, mask=mask, positions=positions, segments=segments, aux=aux)
         hidden = blank_padding(hidden, lengths)
         if "hidden" in aux:
             return hidden, {"blocks": seen, "embedding": embedding}
@@ -95,3 +103,30 @@ class Encoder(nnx.Module):
         if lengths is None or not self.config.class_token:
             return lengths
         return jnp.asarray(lengths, jnp.int32) + 1
+
+
+def _find_segments(mask: Mask | None) -> Any:
+    """Return the numbers of packed documents, of a mask that asks for no more than the delta rule can do."""
+    parts: list[Any] = []
+    pending = [] if mask is None else [mask]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, And):
+            pending += [part.left, part.right]
+        elif not isinstance(part, Causal):
+            parts.append(part)
+    if not parts:
+        return None
+    if len(parts) == 1 and isinstance(parts[0], Documents):
+        return parts[0].ids
+    if len(parts) == 1 and isinstance(parts[0], Segments) and _is_same(parts[0].query_ids, parts[0].key_ids):
+        return parts[0].query_ids
+    raise ValueError(
+        "mask: expected None or masks.segments(ids), as layers of the delta rule read all that came before in"
+        f" a document; got {mask!r}. Padding is said by lengths"
+    )
+
+
+def _is_same(ids: Any, others: Any) -> bool:
+    """Return whether two arrays of numbers are equal, as far as is known."""
+    return ids is others or not is_concrete((ids, others)) or np.array_equal(ids, others)

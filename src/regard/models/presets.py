@@ -117,6 +117,7 @@ GEMMA3: dict[str, Any] = {
     "output_softcap": None,
     "query_key_norm": True,
 }
+QWEN3_5: dict[str, Any] = {**LLAMA, "query_key_norm": True, "output_gate": True}
 GPT_OSS: dict[str, Any] = {
     **LLAMA,
     "norm_epsilon": 1e-5,

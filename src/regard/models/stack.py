@@ -19,7 +19,7 @@ from regard.axes import Array, ArrayLike, Int
 from regard.cache import KVCache
 from regard.cache.rows import row_integers
 from regard.engine.call.hooks import is_rewriting, one_run
-from regard.layers import DecoderBlock, EncoderBlock
+from regard.layers import DecoderBlock, DeltaBlock, DeltaCache, EncoderBlock
 from regard.layers.multi_head import Memory, unpack
 from regard.layers.residual import build_norm
 from regard.masks.grid import is_concrete
@@ -47,8 +47,8 @@ class DecodingCache:
 
     lengths: Int[Array, " batch"]
     """Tokens read so far, which is the position of the next one."""
-    layers: tuple[KVCache, ...]
-    """Keys and values of each block's self-attention."""
+    layers: tuple[KVCache | DeltaCache, ...]
+    """Keys and values of each block's self-attention, or its state of the delta rule."""
     memory: tuple[Memory, ...] | None = None
     """Keys and values of each block's cross-attention; None without a source."""
     memory_lengths: Any = None
@@ -83,6 +83,11 @@ class Stack(nnx.Module):
         causal: bool = False,
         rngs: nnx.Rngs,
     ):
+        if {*config.mixers} != {"attention"} and (not causal or block is DecoderBlock):
+            raise ValueError(
+                "mixers: expected attention alone but in a Decoder, as the delta rule reads what came before;"
+                f" got {config.mixers}"
+            )
         self.config, self.causal = config, causal
         self.blocks = nnx.List(
             [_build_block(config, number, block, rngs) for number in range(config.num_layers)]
@@ -103,7 +108,8 @@ class Stack(nnx.Module):
         mask: masks.Mask | None = None,
         memory_mask: masks.Mask | None = None,
         positions: ArrayLike | None = None,
-        caches: tuple[KVCache, ...] | None = None,
+        segments: ArrayLike | None = None,
+        caches: tuple[KVCache | DeltaCache, ...] | None = None,
         counts: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
     ) -> tuple[Array, tuple[dict[str, Any], ...]]:
@@ -115,6 +121,7 @@ class Stack(nnx.Module):
             mask: who may attend to whom, besides causality and windows.
             memory_mask: who may attend to what in the memory.
             positions: where each token of x sits; None means 0..T-1.
+            segments: packed documents, for blocks of the delta rule, which take no mask.
             caches: in decoding, one per block.
             counts: in decoding, how many new tokens per row are real.
             aux: names as in `attend`, or "hidden", the stream after each block.
@@ -127,13 +134,16 @@ class Stack(nnx.Module):
         shared = {"score": self._scores(), "aux": asked, "positions": positions}
 
         def call(number: int, block: Any, x: Array) -> tuple[Array, dict[str, Any]]:
-            options = {"mask": self._mask(number, mask), **shared}
+            options: dict[str, Any] = {"mask": self._mask(number, mask), **shared}
+            has_more = asked or caches is not None
+            if isinstance(block, DeltaBlock):
+                options, has_more = {"segments": segments}, caches is not None
             if caches is not None:
                 options |= {"cache": caches[number], "counts": counts}
             if memory is not None:
                 own = memory[number] if isinstance(memory, tuple) else memory
                 options |= {"memory": own, "memory_mask": memory_mask}
-            x, seen = unpack(block(x, **options), asked or caches is not None)
+            x, seen = unpack(block(x, **options), has_more)
             return x, {**seen, "hidden": x} if "hidden" in aux else seen
 
         with one_run():
@@ -153,8 +163,11 @@ class Stack(nnx.Module):
         batch, capacity, chunk = (whole_number(name, size, 1) for name, size in sizes.items())
         dtype = self._stream_dtype(embedding, batch, *memory[:1])
 
-        def start(number: int) -> KVCache:
+        def start(number: int) -> KVCache | DeltaCache:
             block: Any = self.blocks[number]
+            if isinstance(block, DeltaBlock):
+                cache = block.delta.start_cache(batch)
+                return dataclasses.replace(cache, recent=cache.recent.astype(dtype))
             attention = block.attention if isinstance(block, EncoderBlock) else block.self_attention
             window, slots = self.config.window(number), capacity
             projections, options = (attention.key_projection, attention.value_projection), {}
@@ -242,14 +255,26 @@ def _build_block(
     config: TransformerConfig, number: int, block: type[EncoderBlock] | type[DecoderBlock], rngs: nnx.Rngs
 ) -> nnx.Module:
     """Build the block of one layer as configured."""
+    shared: dict[str, Any] = {
+        "norm": config.norm,
+        "norm_kind": config.norm_kind,
+        "norm_epsilon": config.norm_epsilon,
+        "norm_input": config.first_norm or number > 0,
+        "dropout_rate": config.dropout_rate,
+        **config.feed_forward(number),
+        "rngs": rngs,
+    }
+    kind = config.mixer(number)
+    if kind != "attention":
+        sizes = {"head_dim": config.delta_head_dim or config.head_width, "conv_width": config.conv_width}
+        if kind == "gated_delta":
+            sizes |= {"num_key_heads": config.delta_key_heads, "value_dim": config.delta_value_dim}
+        return DeltaBlock(
+            config.d_model, config.delta_heads or config.num_heads, kind=kind, delta=sizes, **shared
+        )
     return block(
         config.d_model,
         config.num_heads,
-        norm=config.norm,
-        norm_kind=config.norm_kind,
-        norm_epsilon=config.norm_epsilon,
-        norm_input=config.first_norm or number > 0,
-        dropout_rate=config.dropout_rate,
         attention={
             "num_key_heads": config.num_key_heads,
             "head_dim": config.head_dim,
@@ -259,8 +284,8 @@ def _build_block(
             "rotary": config.rotary(number),
             "query_key_norm": config.query_key_norm,
             "sinks": config.sinks,
+            "output_gate": config.output_gate,
             "dropout_rate": config.attention_dropout_rate,
         },
-        **config.feed_forward(number),
-        rngs=rngs,
+        **shared,
     )

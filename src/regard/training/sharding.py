@@ -30,8 +30,10 @@ ROWS = ("data", "fsdp")
 BLOCK = re.compile(r"(^|/)blocks/\d+/")
 # The axes of an array that may be divided along "tensor", best first, by the end of the array's path.
 TENSOR_AXES: dict[str, tuple[int, ...]] = {
-    "(query|key|value)_projection/kernel": (1,),  # heads lie side by side
-    "(query|key|value)_projection/bias": (0,),
+    "(query|key|value|gate|rate|forget)_projection/kernel": (1,),  # heads lie side by side
+    "(query|key|value|gate)_projection/bias": (0,),
+    "(query|key|value)_taps": (1,),
+    "(log_speed|forget_bias)": (0,),
     "output_projection/kernel": (0,),
     "sinks": (0,),
     "relative_table": (1,),

@@ -13,6 +13,7 @@ from regard.interop.families.llama import Llama
 from regard.interop.families.mistral import Mistral
 from regard.interop.families.modernbert import ModernBert
 from regard.interop.families.qwen import Qwen2, Qwen3
+from regard.interop.families.qwen3_5 import Qwen35
 from regard.interop.families.qwen3_moe import Qwen3Moe
 from regard.interop.families.t5 import T5
 from regard.interop.families.vit import ViT
@@ -21,6 +22,6 @@ FAMILIES: dict[str, Family] = {
     family.kind: family
     for family in (
         *(Bert(), ModernBert(), ViT(), GPT2(), Llama(), Mistral(), Qwen2(), Qwen3(), Qwen3Moe()),
-        *(Gemma2(), Gemma3(), GptOss(), T5()),
+        *(Qwen35(), Gemma2(), Gemma3(), GptOss(), T5()),
     )
 }

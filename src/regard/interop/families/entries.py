@@ -28,7 +28,16 @@ HARMLESS = frozenset(_HARMLESS.split())
 # the same of partial_rotary_factor.
 IGNORED = {
     "attention_bias": ("mistral", "qwen2"),
-    "mlp_bias": ("mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss"),
+    "mlp_bias": (
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "qwen3_5_text",
+        "gemma2",
+        "gemma3_text",
+        "gpt_oss",
+    ),
 }
 
 

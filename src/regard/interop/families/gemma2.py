@@ -16,6 +16,7 @@ from regard.interop.families.family import WRITTEN_ACTIVATIONS, read_activation
 from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
 from regard.interop.families.windows import read_windows, write_windows
 from regard.interop.weight_maps import LESS_ONE, Pair, Settings
+from regard.layers import GatedDeltaNet
 from regard.models import Decoder, TransformerConfig
 from regard.models.presets import GEMMA2
 
@@ -49,15 +50,17 @@ def _widen(x: Array) -> Array:
     return x.astype(np.promote_types(x.dtype, jnp.float32))
 
 
-def _replace_norms(model: nnx.Module) -> None:
-    """Put a `GemmaNorm` in the place of every RMSNorm."""
+def replace_norms(model: nnx.Module) -> None:
+    """Put a `GemmaNorm` in the place of every RMSNorm but those of the delta rule."""
     for _, module in [*nnx.iter_modules(model)]:
+        if isinstance(module, GatedDeltaNet):
+            continue
         for name, part in [*vars(module).items()]:
             if isinstance(part, nnx.RMSNorm):
                 setattr(module, name, GemmaNorm(part))
 
 
-def _norm(tensor: str, parameter: str) -> tuple[Pair, Pair]:
+def pair_norm(tensor: str, parameter: str) -> tuple[Pair, Pair]:
     """Pair a norm's tensor with its parameter in a loaded model, and in one with norms that hold the sum."""
     stored, whole = f"{parameter}.scale_less_one", f"{parameter}.scale"
     return Pair(f"{tensor}.weight", stored), Pair(f"{tensor}.weight", whole, LESS_ONE)
@@ -78,14 +81,14 @@ class Gemma2(Llama):
     # transformers, too, goes by hidden_activation alone.
     harmless: ClassVar = (*Llama.harmless, "hidden_act")
     weights = build_map(
-        *_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.attention_residual.norm"),
-        *_norm(f"{LAYER}.post_attention_layernorm", f"{BLOCK}.attention_residual.branch_norm"),
-        *_norm(f"{LAYER}.pre_feedforward_layernorm", f"{BLOCK}.feed_forward_residual.norm"),
-        *_norm(f"{LAYER}.post_feedforward_layernorm", f"{BLOCK}.feed_forward_residual.branch_norm"),
-        *_norm("norm", "trunk.stack.final_norm"),
+        *pair_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.attention_residual.norm"),
+        *pair_norm(f"{LAYER}.post_attention_layernorm", f"{BLOCK}.attention_residual.branch_norm"),
+        *pair_norm(f"{LAYER}.pre_feedforward_layernorm", f"{BLOCK}.feed_forward_residual.norm"),
+        *pair_norm(f"{LAYER}.post_feedforward_layernorm", f"{BLOCK}.feed_forward_residual.branch_norm"),
+        *pair_norm("norm", "trunk.stack.final_norm"),
         # Gemma 3's.
-        *_norm(f"{LAYER}.self_attn.q_norm", f"{BLOCK}.attention.query_norm"),
-        *_norm(f"{LAYER}.self_attn.k_norm", f"{BLOCK}.attention.key_norm"),
+        *pair_norm(f"{LAYER}.self_attn.q_norm", f"{BLOCK}.attention.query_norm"),
+        *pair_norm(f"{LAYER}.self_attn.k_norm", f"{BLOCK}.attention.key_norm"),
     )
     head_dim = 256
     num_key_heads = 4
@@ -120,5 +123,5 @@ class Gemma2(Llama):
 
     def build(self, config: TransformerConfig, settings: Settings, rngs: nnx.Rngs) -> Decoder:
         model = Decoder(config, rngs=rngs)
-        _replace_norms(model)
+        replace_norms(model)
         return model

@@ -37,11 +37,14 @@ def read_windows(settings: Settings, window: int | None, sliding: list[bool]) ->
         raise ValueError(
             f"layer_types: expected one entry for each of {len(sliding)} layers, got {len(names)}"
         )
-    windows = tuple(read_window(window) if name == SLIDING else None for name in names)
-    for size in range(1, len(windows) + 1):
-        if all(one == windows[layer % size] for layer, one in enumerate(windows)):
-            return windows[:size]
-    return (None,)
+    return shorten(tuple(read_window(window) if name == SLIDING else None for name in names), (None,))
+
+
+def shorten(kinds: tuple[Any, ...], empty: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the shortest run that repeats to what every layer is; `empty` without layers."""
+    runs = (kinds[:size] for size in range(1, len(kinds) + 1))
+    repeats = (run for run in runs if all(kind == run[n % len(run)] for n, kind in enumerate(kinds)))
+    return next(repeats, empty)
 
 
 def write_windows(config: TransformerConfig) -> dict[str, Any]:

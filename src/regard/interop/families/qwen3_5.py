@@ -1,0 +1,159 @@
+"""Qwen 3.5, of text: a hybrid of gated delta layers and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from flax import nnx
+
+from regard.interop.families.entries import read_number, read_size
+from regard.interop.families.gemma2 import pair_norm, replace_norms
+from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
+from regard.interop.families.rotary import read_rotary, write_rotary
+from regard.interop.families.windows import FULL, shorten
+from regard.interop.weight_maps import (
+    UNCHANGED,
+    Pair,
+    Settings,
+    WeightMap,
+    linear,
+    take_half_of_heads,
+    take_span,
+    take_taps,
+)
+from regard.models import Decoder, TransformerConfig
+from regard.models.presets import QWEN3_5
+
+_LINEAR = "linear_attention"
+_MIXERS = {_LINEAR: "gated_delta", FULL: "attention"}
+_DELTA, _STORED = f"{BLOCK}.delta", f"{LAYER}.linear_attn"
+# How positions of images are laid out; those of text are the same in every part.
+_OF_IMAGES = ("mrope_section", "mrope_interleaved")
+_SHARE = "partial_rotary_factor"
+
+
+class Qwen35(Llama):
+    """Qwen 3.5 as a Decoder: most layers are `GatedDeltaNet`, the others attention with a gate."""
+
+    kind = "qwen3_5_text"
+    architecture = "Qwen3_5ForCausalLM"
+    sizes: ClassVar = {
+        **Llama.sizes,
+        "linear_num_value_heads": "delta_heads",
+        "linear_num_key_heads": "delta_key_heads",
+        "linear_key_head_dim": "delta_head_dim",
+        "linear_value_head_dim": "delta_value_dim",
+    }
+    entries: ClassVar = {**Llama.entries, "linear_conv_kernel_dim": "conv_width"}
+    choices: ClassVar = QWEN3_5
+    head_dim = 256
+    num_key_heads = 4
+
+    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+        more = super().read_more(settings, fields, length)
+        width = more["head_dim"]
+        rules = {**(settings.get("rope_scaling") or {}), **(settings.get("rope_parameters") or {})}
+        beside = settings.get(_SHARE)
+        share = rules.get(_SHARE, 0.25 if beside is None else beside)
+        turned = int(width * read_number(_SHARE, share))
+        return {**more, "rotary_width": turned, "mixers": _read_mixers(settings, fields["num_layers"])}
+
+    def write_more(self, config: TransformerConfig) -> dict[str, Any]:
+        kinds = {mixer: kind for kind, mixer in _MIXERS.items()}
+        mixers = [config.mixer(layer) for layer in range(config.num_layers)]
+        heads, width = config.delta_heads or config.num_heads, config.delta_head_dim or config.head_width
+        return {
+            **super().write_more(config),
+            "layer_types": [kinds.get(mixer, mixer) for mixer in mixers],
+            "linear_num_value_heads": heads,
+            "linear_num_key_heads": config.delta_key_heads or heads,
+            "linear_key_head_dim": width,
+            "linear_value_head_dim": config.delta_value_dim or width,
+        }
+
+    def read_positions(self, settings: Settings, *sizes: Any) -> dict[str, Any]:
+        rules = {name: settings.get(name) or {} for name in ("rope_parameters", "rope_scaling")}
+        plain = {
+            name: {key: value for key, value in rule.items() if key not in _OF_IMAGES}
+            for name, rule in rules.items()
+        }
+        found = read_rotary({**plain, "rope_theta": settings.get("rope_theta")}, *sizes)
+        if found["rotary_scaling"] is not None:
+            raise ValueError(f"rope_type: expected default for {self.kind}, got {rules}; not supported")
+        return found
+
+    def write_positions(self, config: TransformerConfig) -> dict[str, Any]:
+        written = write_rotary(config)
+        share = (config.rotary_width or config.head_width) / config.head_width
+        return {**written, "rope_parameters": {**written["rope_parameters"], _SHARE: share}}
+
+    def weight_map(self, config: TransformerConfig) -> WeightMap:
+        queries = f"{LAYER}.self_attn.q_proj"
+        heads, width = config.delta_heads or config.num_heads, config.delta_head_dim or config.head_width
+        keys = (config.delta_key_heads or heads) * width
+        spans = (keys, keys, heads * (config.delta_value_dim or width))
+        return build_map(
+            *(
+                Pair(f"{queries}.{stored}", f"{BLOCK}.attention.{name}_projection.{ours}", half)
+                for name, half in (
+                    ("query", take_half_of_heads(0, config.num_heads)),
+                    ("gate", take_half_of_heads(1, config.num_heads)),
+                )
+                for stored, ours in (("weight", "kernel"), ("bias", "bias"))
+            ),
+            *(
+                pair
+                for place, name in enumerate(("query", "key", "value"))
+                for pair in (
+                    Pair(
+                        f"{_STORED}.in_proj_qkv.weight",
+                        f"{_DELTA}.{name}_projection.kernel",
+                        take_span(place, spans),
+                    ),
+                    Pair(f"{_STORED}.conv1d.weight", f"{_DELTA}.{name}_taps", take_taps(place, spans)),
+                )
+            ),
+            *(
+                linear(f"{_STORED}.{stored}", f"{_DELTA}.{name}_projection")[0]
+                for stored, name in (
+                    ("in_proj_z", "gate"),
+                    ("in_proj_b", "rate"),
+                    ("in_proj_a", "forget"),
+                    ("out_proj", "output"),
+                )
+            ),
+            *(
+                Pair(f"{_STORED}.{stored}", f"{_DELTA}.{name}", UNCHANGED)
+                for stored, name in (
+                    ("A_log", "log_speed"),
+                    ("dt_bias", "forget_bias"),
+                    ("norm.weight", "norm.scale"),
+                )
+            ),
+            *pair_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.delta_residual.norm"),
+            *pair_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.attention_residual.norm"),
+            *pair_norm(f"{LAYER}.post_attention_layernorm", f"{BLOCK}.feed_forward_residual.norm"),
+            *pair_norm(f"{LAYER}.self_attn.q_norm", f"{BLOCK}.attention.query_norm"),
+            *pair_norm(f"{LAYER}.self_attn.k_norm", f"{BLOCK}.attention.key_norm"),
+            *pair_norm("norm", "trunk.stack.final_norm"),
+        )
+
+    def build(self, config: TransformerConfig, settings: Settings, rngs: nnx.Rngs) -> Decoder:
+        model = Decoder(config, rngs=rngs)
+        replace_norms(model)
+        return model
+
+
+def _read_mixers(settings: Settings, num_layers: int) -> tuple[Any, ...]:
+    """Return what mixes the tokens of every layer, as the shortest run that repeats."""
+    every = settings.get("full_attention_interval")
+    every = 4 if every is None else read_number("full_attention_interval", read_size("interval", every))
+    kinds = settings.get("layer_types") or [
+        _LINEAR if (layer + 1) % every else FULL for layer in range(num_layers)
+    ]
+    if len(kinds) != num_layers or not {*kinds} <= {*_MIXERS}:
+        raise ValueError(
+            f"layer_types: expected {_LINEAR} or {FULL} for each of {num_layers} layers, got {kinds!r}"
+        )
+    return shorten(tuple(_MIXERS[kind] for kind in kinds), ("attention",))

@@ -1,0 +1,396 @@
+"""Layers of the gated delta rule: linear attention with a short convolution, for hybrids with attention."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from regard import linear
+from regard.arguments import guided, integers, whole_number
+from regard.axes import Array, ArrayLike, Float, Int
+from regard.cache.rows import row_integers
+from regard.layers.choices import check_counts, check_initializers, check_kind, check_options
+from regard.layers.heads import check_heads, merge_heads, split_heads
+from regard.layers.multi_head import check_features
+from regard.layers.residual import EPSILON, build_norm
+from regard.layers.short_convolution import convolve, keep_newest
+from regard.masks.data import check_rows, check_width
+from regard.records import record
+
+
+@record
+class DeltaCache:
+    """What a layer of the delta rule keeps of the tokens so far; its size does not depend on their number.
+
+    A frozen pytree, every leaf with the batch first. Make one with the layer's `start_cache`.
+
+    Example:
+        >>> from flax import nnx
+        >>> from regard.layers import GatedDeltaNet
+        >>> cache = GatedDeltaNet(6, 3, rngs=nnx.Rngs(0)).start_cache(batch=2)
+        >>> cache.memory.shape, cache.recent.shape
+        ((2, 3, 2, 2), (2, 3, 18))
+    """
+
+    lengths: Int[Array, " batch"]
+    """Tokens read so far."""
+    memory: Float[Array, "batch H D E"]
+    """The matrix of each head, `State.memory` of `regard.linear`."""
+    recent: Float[Array, "batch N C"]
+    """What the convolution still reads of the newest tokens: queries, keys and values of all heads."""
+
+    @property
+    def batch(self) -> int:
+        """Number of rows."""
+        return self.lengths.shape[0]
+
+    @property
+    def overflowed(self) -> Any:
+        """False for every row, `(batch,)`: a state has room for any number of tokens."""
+        return self.lengths < 0
+
+    def rewind(self, lengths: ArrayLike) -> DeltaCache:
+        """Raise, as a state does not hold the tokens that it was made of.
+
+        Raises:
+            ValueError: always; says what to do.
+        """
+        raise ValueError(
+            "rewind: expected caches of keys and values, got one with a state of the delta rule, which no"
+            " token can be taken out of: keep the cache from before those tokens and read on from it; no draft"
+            " can be read ahead, either"
+        )
+
+
+class _Delta(nnx.Module):
+    """The parts that both layers share: projections, convolution, the rule, the norm and the output."""
+
+    def _build(
+        self,
+        sizes: dict[str, int],
+        widths: tuple[int, int, int],
+        norm_epsilon: float,
+        **options: Any,
+    ) -> Any:
+        """Build the shared parts; return what makes a linear map."""
+        kernel_init = options.pop("kernel_init")
+        check_options(sizes, **options)
+        check_initializers(kernel_init=kernel_init)
+        self.d_model, self.conv_width = sizes["d_model"], sizes["conv_width"]
+        self.precision = options.pop("precision")
+        linear_map = functools.partial(
+            nnx.Linear, use_bias=False, kernel_init=kernel_init, precision=self.precision, **options
+        )
+        heads, head_width, value_width = widths
+        key_width = self.num_key_heads * head_width
+        self.query_projection = linear_map(self.d_model, key_width)
+        self.key_projection = linear_map(self.d_model, key_width)
+        self.value_projection = linear_map(self.d_model, heads * value_width)
+        self.rate_projection = linear_map(self.d_model, heads)
+        self.output_projection = linear_map(heads * value_width, self.d_model)
+        rngs, dtype = options["rngs"], options["param_dtype"]
+        start = nnx.initializers.uniform(2 * self.conv_width**-0.5)
+
+        def taps(width: int) -> nnx.Param[Array]:
+            drawn = start(rngs.params(), (self.conv_width, width), dtype)
+            return nnx.Param(drawn - jnp.asarray(self.conv_width**-0.5, dtype))
+
+        self.query_taps, self.key_taps = taps(key_width), taps(key_width)
+        self.value_taps = taps(heads * value_width)
+        self.norm = build_norm(value_width, "rms", epsilon=norm_epsilon, param_dtype=dtype, rngs=rngs)
+        return linear_map
+
+    def start_cache(self, batch: int) -> DeltaCache:
+        """Make an empty cache for rows of any length.
+
+        Args:
+            batch: number of rows.
+        """
+        batch = whole_number("batch", batch, 1)
+        kernel = self.query_projection.kernel
+        dtype = self.query_projection.dtype or kernel.dtype
+        width = sum(taps.shape[-1] for taps in (self.query_taps, self.key_taps, self.value_taps))
+        shape = (batch, self.num_heads, self.head_dim, self.value_dim)
+        return DeltaCache(
+            jnp.zeros(batch, jnp.int32),
+            jnp.zeros(shape, jnp.promote_types(dtype, jnp.float32)),
+            jnp.zeros((batch, self.conv_width - 1, width), dtype),
+        )
+
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        segments: ArrayLike | None = None,
+        cache: DeltaCache | None = None,
+        counts: ArrayLike | None = None,
+    ) -> Any:
+        """Read each token of x from what the tokens before it wrote.
+
+        Args:
+            x: `(*B, T, M)`; with a cache `(batch, T, M)`.
+            segments: packed documents, integers `(batch, ..., T)` or `(T,)`, as in `linear.attend`: neither
+                the state nor the convolution reaches over the start of one.
+            cache: of `start_cache`, for decoding: the T tokens come after those read before.
+            counts: with a cache, how many of the T tokens are real, `(batch,)`; None means all. Padding at
+                the end of rows needs nothing, as no token reads a later one.
+
+        Returns:
+            Array of x's shape; with a cache, also a dict that holds the longer one as "cache".
+
+        Raises:
+            ValueError: an input of the wrong rank or width, a cache of another layer.
+        """
+        x = check_features("x", x, self.d_model)
+        check_counts(counts, cache)
+        T, leading = x.shape[-2], x.shape[:-2]
+        if cache is not None:
+            self._check_cache(cache, x)
+        if segments is not None:
+            segments = integers("segments", segments)
+            check_rows("segments", segments.shape[:-1], leading)
+            check_width("segments", "x", segments.shape[-1], T)
+            segments = segments.reshape(
+                segments.shape[:-1] + (1,) * (len(leading) + 1 - segments.ndim) + (T,)
+            )
+        projections = (self.query_projection, self.key_projection, self.value_projection)
+        features = jnp.concatenate([project(x) for project in projections], axis=-1)
+        taps = jnp.concatenate([self.query_taps[...], self.key_taps[...], self.value_taps[...]], axis=-1)
+        before = None if cache is None else cache.recent
+        mixed = jax.nn.silu(convolve(features, taps.astype(features.dtype), before, segments))
+        width = self.query_taps.shape[-1]
+        query, key, value = jnp.split(mixed, [width, 2 * width], axis=-1)
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        query, key = (split_heads(array, self.num_key_heads).astype(wide) for array in (query, key))
+        # Each key head serves heads that follow one another.
+        query, key = (
+            jnp.repeat(_normalise(array), self.num_heads // self.num_key_heads, axis=-3)
+            for array in (query, key)
+        )
+        options: Any = {"precision": self.precision}
+        if segments is not None:
+            options["segments"] = segments
+        if counts is not None:
+            counts = row_integers("counts", counts, *leading)
+            options["valid"] = jnp.arange(T, dtype=jnp.int32) < counts[:, None]
+        output, state = linear.attend(
+            query,
+            key,
+            split_heads(value, self.num_heads),
+            decay=self._decay(x, wide),
+            rate=jnp.moveaxis(jax.nn.sigmoid(self.rate_projection(x).astype(wide)), -1, -2),
+            initial=None if cache is None else linear.State(cache.memory.astype(wide)),
+            return_state=True,
+            **options,
+        )
+        output = self.norm(output) * self._gate(x, wide)
+        output = self.output_projection(merge_heads(output).astype(x.dtype))
+        if cache is None:
+            return output
+        added = jnp.full(leading, T, jnp.int32) if counts is None else jnp.clip(counts, 0, T)
+        recent = keep_newest(cache.recent, features, added)
+        memory = state.memory.astype(cache.memory.dtype)
+        return output, {"cache": DeltaCache(cache.lengths + added, memory, recent)}
+
+    def _decay(self, x: Array, wide: Any) -> Array:
+        raise NotImplementedError
+
+    def _gate(self, x: Array, wide: Any) -> Array:
+        raise NotImplementedError
+
+    def _check_cache(self, cache: Any, x: Array) -> None:
+        check_kind("cache", cache, DeltaCache)
+        own = jax.eval_shape(lambda: self.start_cache(cache.batch))
+        expected, given = ([leaf.shape for leaf in jax.tree.leaves(one)] for one in (own, cache))
+        if expected != given or x.shape[:-2] != (cache.batch,):
+            raise ValueError(
+                f"cache: expected the layer's own and x ({cache.batch}, T, {self.d_model}); got x {x.shape}"
+                f" and arrays {given} for {expected}; make it with the layer's start_cache"
+            )
+
+
+@guided
+class GatedDeltaNet(_Delta):
+    """Linear attention by the gated delta rule: every head replaces what its state holds under a key.
+
+    query, key, value = silu(convolution(x Wq, x Wk, x Wv)),  query and key then of length 1
+    S_t = A_t S_(t-1) + key_t u_t^T,  u_t = rate_t (value_t - key_t^T A_t S_(t-1))
+    read_t = query_t^T S_t / sqrt(D)
+    A_t = exp(-exp(log_speed) softplus(x Wa + forget_bias)),  rate_t = sigmoid(x Wb)
+    output = concat(norm(read) * silu(x Wz)) Wo
+
+    Time grows linearly with the length, and decoding has a state of one size. The convolution reads each
+    feature of a token and of the `conv_width - 1` before it, with taps of its own. As the hybrid of Qwen3.5
+    and Qwen3-Next: three such layers to one of attention.
+
+    Args:
+        d_model: width M of input and output.
+        num_heads: H, heads of values, each with a state.
+        num_key_heads: K, a divisor of `num_heads`: heads of queries and keys. None means H.
+        head_dim: D, the width of a query and key. None means `d_model // num_heads`.
+        value_dim: E, the width of a value. None means `head_dim`.
+        conv_width: tokens that the convolution reads.
+        norm_epsilon: of the norm of what each head has read.
+        dtype, param_dtype, kernel_init, precision, rngs: as in `MultiHeadAttention`. States, decays and norms
+            are float32 at least.
+
+    Raises:
+        ValueError: sizes below 1, heads that do not divide.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from regard.layers import GatedDeltaNet
+        >>> layer = GatedDeltaNet(6, num_heads=4, num_key_heads=2, head_dim=3, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 5, 6)), segments=jnp.array([0, 0, 1, 1, 1])).shape
+        (2, 5, 6)
+
+    Reference: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2025, section 3.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        num_key_heads: int | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        conv_width: int = 4,
+        norm_epsilon: float = EPSILON,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        kernel_init: Any = nnx.initializers.glorot_uniform(),  # noqa: B008 (a pure function)
+        precision: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        sizes = {"d_model": d_model, "num_heads": num_heads, "conv_width": conv_width}
+        sizes["num_key_heads"] = num_heads if num_key_heads is None else num_key_heads
+        sizes["head_dim"] = _width_of_heads(d_model, num_heads) if head_dim is None else head_dim
+        sizes["value_dim"] = sizes["head_dim"] if value_dim is None else value_dim
+        self.num_heads, self.num_key_heads = num_heads, sizes["num_key_heads"]
+        self.head_dim, self.value_dim = sizes["head_dim"], sizes["value_dim"]
+        options = {"dtype": dtype, "param_dtype": param_dtype, "precision": precision, "rngs": rngs}
+        widths = (num_heads, self.head_dim, self.value_dim)
+        linear_map = self._build(sizes, widths, norm_epsilon, kernel_init=kernel_init, **options)
+        check_heads(d_model, num_heads, self.num_key_heads, self.head_dim)
+        self.forget_projection = linear_map(d_model, num_heads)
+        self.gate_projection = linear_map(d_model, num_heads * self.value_dim)
+        self.log_speed = _draw_speeds(num_heads, param_dtype, rngs)
+        self.forget_bias = _draw_forgetting(num_heads, param_dtype, rngs)
+
+    def _decay(self, x: Array, wide: Any) -> Array:
+        """Return the log of what is kept, one factor per head, `(*B, H, T)`."""
+        amount = self.forget_projection(x).astype(wide) + self.forget_bias[...].astype(wide)
+        return -jnp.moveaxis(jnp.exp(self.log_speed[...].astype(wide)) * jax.nn.softplus(amount), -1, -2)
+
+    def _gate(self, x: Array, wide: Any) -> Array:
+        return jax.nn.silu(split_heads(self.gate_projection(x), self.num_heads).astype(wide))
+
+
+@guided
+class KimiDelta(_Delta):
+    """The gated delta rule with a factor per channel: every feature of a key is forgotten at its own speed.
+
+    As `GatedDeltaNet`, with E = D and
+
+    A_t = diag(exp(-exp(log_speed) softplus((x Wf) Wa + forget_bias)))
+    output = concat(norm(read) * sigmoid((x Wg) Wz)) Wo
+
+    where Wf and Wg have `head_dim` columns. As the hybrid of Kimi Linear, beside attention without positions.
+
+    Args:
+        d_model: width M of input and output.
+        num_heads: H.
+        head_dim: D, the width of queries, keys and values. None means `d_model // num_heads`.
+        conv_width, norm_epsilon: as in `GatedDeltaNet`.
+        dtype, param_dtype, kernel_init, precision, rngs: as there.
+
+    Raises:
+        ValueError: sizes below 1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from regard.layers import KimiDelta
+        >>> layer = KimiDelta(6, num_heads=3, rngs=nnx.Rngs(0))
+        >>> out, seen = layer(jnp.ones((2, 5, 6)), cache=layer.start_cache(batch=2))
+        >>> seen["cache"].lengths.tolist()
+        [5, 5]
+
+    Reference: Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture", 2025, section 3.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        conv_width: int = 4,
+        norm_epsilon: float = EPSILON,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        kernel_init: Any = nnx.initializers.glorot_uniform(),  # noqa: B008 (a pure function)
+        precision: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        head_dim = _width_of_heads(d_model, num_heads) if head_dim is None else head_dim
+        sizes = {"d_model": d_model, "num_heads": num_heads, "head_dim": head_dim, "conv_width": conv_width}
+        self.num_heads = self.num_key_heads = num_heads
+        self.head_dim = self.value_dim = head_dim
+        options = {"dtype": dtype, "param_dtype": param_dtype, "precision": precision, "rngs": rngs}
+        widths = (num_heads, head_dim, head_dim)
+        linear_map = self._build(sizes, widths, norm_epsilon, kernel_init=kernel_init, **options)
+        self.forget_entry, self.gate_entry = linear_map(d_model, head_dim), linear_map(d_model, head_dim)
+        self.forget_projection = linear_map(head_dim, num_heads * head_dim)
+        self.gate_projection = linear_map(head_dim, num_heads * head_dim)
+        self.log_speed = _draw_speeds(num_heads, param_dtype, rngs)
+        self.forget_bias = _draw_forgetting(num_heads * head_dim, param_dtype, rngs)
+
+    def _decay(self, x: Array, wide: Any) -> Array:
+        """Return the log of what is kept, one factor per channel, `(*B, H, T, D)`."""
+        amount = self.forget_projection(self.forget_entry(x)).astype(wide) + self.forget_bias[...].astype(
+            wide
+        )
+        speed = jnp.exp(self.log_speed[...].astype(wide))[:, None, None]
+        return -speed * jax.nn.softplus(split_heads(amount, self.num_heads))
+
+    def _gate(self, x: Array, wide: Any) -> Array:
+        return jax.nn.sigmoid(
+            split_heads(self.gate_projection(self.gate_entry(x)), self.num_heads).astype(wide)
+        )
+
+
+def _width_of_heads(d_model: int, num_heads: int) -> int:
+    whole_number("d_model", d_model, 1)
+    if d_model % whole_number("num_heads", num_heads, 1):
+        raise ValueError(
+            f"num_heads: expected a divisor of d_model = {d_model}, got {num_heads}; choose one, or give"
+            " head_dim"
+        )
+    return d_model // num_heads
+
+
+def _draw_speeds(num_heads: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Param[Array]:
+    """Draw the logs of how fast heads forget, of speeds in [1, 16]."""
+    return nnx.Param(jnp.log(jax.random.uniform(rngs.params(), num_heads, dtype, 1.0, 16.0)))
+
+
+def _draw_forgetting(width: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Param[Array]:
+    """Draw biases whose softplus lies in [0.001, 0.1], evenly on a log scale, as in Mamba."""
+    least, most = math.log(1e-3), math.log(0.1)
+    amount = jnp.exp(jax.random.uniform(rngs.params(), width, dtype, least, most))
+    return nnx.Param(amount + jnp.log(-jnp.expm1(-amount)))
+
+
+def _normalise(array: Float[Array, "*B H T D"]) -> Float[Array, "*B H T D"]:
+    """Divide by the length, with the small number added that keeps 0 at 0."""
+    return array * jax.lax.rsqrt(
+        jnp.sum(array * array, axis=-1, keepdims=True) + jnp.asarray(1e-6, array.dtype)
+    )

@@ -1,0 +1,48 @@
+"""The short convolution before the delta rule: each feature of a token with those of the tokens before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from regard.axes import Array, Float
+
+
+def convolve(
+    features: Float[Array, "*B T C"],
+    taps: Float[Array, "W C"],
+    before: Float[Array, "*B N C"] | None,
+    segments: Any,
+) -> Float[Array, "*B T C"]:
+    """Weigh each feature of a token and of those before it in its document.
+
+    output_tc = sum_n taps_nc features_(t - W + 1 + n)c; `before` holds the N = W - 1 rows before the first.
+    """
+    T, reach = features.shape[-2], taps.shape[0] - 1
+    padding = [(0, 0)] * (features.ndim - 2) + [(reach, 0), (0, 0)]
+    rows = jnp.pad(features, padding) if before is None else jnp.concatenate([before, features], axis=-2)
+    rows = rows.astype(features.dtype)
+    document = None
+    if segments is not None:
+        changes = segments != jnp.roll(segments, 1, -1)
+        # The first token is of the document that `before` ends with.
+        document = jnp.cumsum(changes & (jnp.arange(T, dtype=jnp.int32) > 0), axis=-1, dtype=jnp.int32)
+        document = jnp.pad(document, [(0, 0)] * (document.ndim - 1) + [(reach, 0)])
+    output = jnp.zeros_like(features)
+    for place in range(reach + 1):
+        read = jax.lax.slice_in_dim(rows, place, place + T, axis=-2)
+        if document is not None:
+            own = jax.lax.slice_in_dim(document, place, place + T, axis=-1) == document[..., reach:]
+            read = jnp.where(own[..., None], read, jnp.zeros_like(read))
+        output = output + read * taps[place]
+    return output
+
+
+def keep_newest(before: Array, features: Array, added: Array) -> Array:
+    """Return the last rows of `before` with `added` rows of features behind them, as many as there were."""
+    rows = jnp.concatenate([before, features.astype(before.dtype)], axis=-2)
+    reach = before.shape[-2]
+    places = added[:, None] + jnp.arange(reach, dtype=jnp.int32)
+    return jnp.take_along_axis(rows, places[..., None], axis=-2)
