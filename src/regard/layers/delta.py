@@ -62,8 +62,8 @@ class DeltaCache:
         """
         raise ValueError(
             "rewind: expected caches of keys and values, got one with a state of the delta rule, which no"
-            " token can be taken out of: keep the cache from before those tokens and read on from it; no draft"
-            " can be read ahead, either"
+            " token can be taken out of: keep the cache from before them and read on from it; a draft is of no"
+            " use here"
         )
 
 
