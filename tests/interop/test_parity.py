@@ -62,7 +62,7 @@ def run(name, pretrained, arrays, dtype):
         # After the last block, the references hold what the final norm makes of it, but for ViT.
         hidden = [seen["embedding"], *(block["hidden"] for block in seen["blocks"])]
         found["hidden"] = hidden if name == "vit" else hidden[:-1]
-        found["weights"] = [block["weights"] for block in seen["blocks"]]
+        found["weights"] = [block["weights"] for block in seen["blocks"] if block.keys() > {"hidden"}]
         return found
     found["source_hidden"] = [block["hidden"] for block in seen["encoder"][:-1]]
     found["hidden"] = [block["hidden"] for block in seen["decoder"][:-1]]

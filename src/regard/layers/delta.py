@@ -62,8 +62,8 @@ class DeltaCache:
         """
         raise ValueError(
             "rewind: expected caches of keys and values, got one with a state of the delta rule, which no"
-            " token can be taken out of: keep the cache from before them and read on from it; a draft is of no"
-            " use here"
+            " token can be taken out of: keep the cache from before them and read on from it, and generate"
+            " without a draft"
         )
 
 
@@ -106,11 +106,7 @@ class _Delta(nnx.Module):
         return linear_map
 
     def start_cache(self, batch: int) -> DeltaCache:
-        """Make an empty cache for rows of any length.
-
-        Args:
-            batch: number of rows.
-        """
+        """Make an empty cache for so many rows, of any length."""
         batch = whole_number("batch", batch, 1)
         kernel = self.query_projection.kernel
         dtype = self.query_projection.dtype or kernel.dtype
@@ -177,7 +173,7 @@ class _Delta(nnx.Module):
             options["segments"] = segments
         if counts is not None:
             counts = row_integers("counts", counts, *leading)
-            options["valid"] = jnp.arange(T, dtype=jnp.int32) < counts[:, None]
+            options["valid"] = jnp.arange(T, dtype=jnp.int32)[None] < counts[:, None]
         output, state = linear.attend(
             query,
             key,
@@ -286,8 +282,9 @@ class GatedDeltaNet(_Delta):
 
     def _decay(self, x: Array, wide: Any) -> Array:
         """Return the log of what is kept, one factor per head, `(*B, H, T)`."""
-        amount = self.forget_projection(x).astype(wide) + self.forget_bias[...].astype(wide)
-        return -jnp.moveaxis(jnp.exp(self.log_speed[...].astype(wide)) * jax.nn.softplus(amount), -1, -2)
+        amount = self.forget_projection(x).astype(wide) + _align(self.forget_bias[...].astype(wide), x)
+        speed = jnp.exp(_align(self.log_speed[...].astype(wide), x))
+        return -jnp.moveaxis(speed * jax.nn.softplus(amount), -1, -2)
 
     def _gate(self, x: Array, wide: Any) -> Array:
         return jax.nn.silu(split_heads(self.gate_projection(x), self.num_heads).astype(wide))
@@ -355,11 +352,10 @@ class KimiDelta(_Delta):
 
     def _decay(self, x: Array, wide: Any) -> Array:
         """Return the log of what is kept, one factor per channel, `(*B, H, T, D)`."""
-        amount = self.forget_projection(self.forget_entry(x)).astype(wide) + self.forget_bias[...].astype(
-            wide
-        )
+        amount = self.forget_projection(self.forget_entry(x)).astype(wide)
+        amount = split_heads(amount + _align(self.forget_bias[...].astype(wide), x), self.num_heads)
         speed = jnp.exp(self.log_speed[...].astype(wide))[:, None, None]
-        return -speed * jax.nn.softplus(split_heads(amount, self.num_heads))
+        return -jnp.expand_dims(speed, range(x.ndim - 2)) * jax.nn.softplus(amount)
 
     def _gate(self, x: Array, wide: Any) -> Array:
         return jax.nn.sigmoid(
@@ -387,6 +383,11 @@ def _draw_forgetting(width: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Param[Array]
     least, most = math.log(1e-3), math.log(0.1)
     amount = jnp.exp(jax.random.uniform(rngs.params(), width, dtype, least, most))
     return nnx.Param(amount + jnp.log(-jnp.expm1(-amount)))
+
+
+def _align(vector: Array, x: Array) -> Array:
+    """Give a vector of features the axes of x."""
+    return jnp.expand_dims(vector, range(x.ndim - 1))
 
 
 def _normalise(array: Float[Array, "*B H T D"]) -> Float[Array, "*B H T D"]:

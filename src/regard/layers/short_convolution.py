@@ -26,9 +26,9 @@ def convolve(
     rows = rows.astype(features.dtype)
     document = None
     if segments is not None:
-        changes = segments != jnp.roll(segments, 1, -1)
         # The first token is of the document that `before` ends with.
-        document = jnp.cumsum(changes & (jnp.arange(T, dtype=jnp.int32) > 0), axis=-1, dtype=jnp.int32)
+        changes = jnp.diff(segments, axis=-1, prepend=segments[..., :1]) != 0
+        document = jnp.cumsum(changes, axis=-1, dtype=jnp.int32)
         document = jnp.pad(document, [(0, 0)] * (document.ndim - 1) + [(reach, 0)])
     output = jnp.zeros_like(features)
     for place in range(reach + 1):
@@ -36,7 +36,7 @@ def convolve(
         if document is not None:
             own = jax.lax.slice_in_dim(document, place, place + T, axis=-1) == document[..., reach:]
             read = jnp.where(own[..., None], read, jnp.zeros_like(read))
-        output = output + read * taps[place]
+        output = output + read * jnp.expand_dims(taps[place], range(read.ndim - 1))
     return output
 
 
@@ -44,5 +44,5 @@ def keep_newest(before: Array, features: Array, added: Array) -> Array:
     """Return the last rows of `before` with `added` rows of features behind them, as many as there were."""
     rows = jnp.concatenate([before, features.astype(before.dtype)], axis=-2)
     reach = before.shape[-2]
-    places = added[:, None] + jnp.arange(reach, dtype=jnp.int32)
+    places = added[:, None] + jnp.arange(reach, dtype=jnp.int32)[None]
     return jnp.take_along_axis(rows, places[..., None], axis=-2)

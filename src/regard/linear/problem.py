@@ -190,13 +190,14 @@ def _check_segments(segments: Any, problem: Problem, batch: tuple[int, ...], cau
 def _find_starts(segments: Any, valid: Any) -> Array:
     """Find the real tokens whose document is another than that of the real token before them."""
     before = jnp.roll(segments, 1, -1)
-    first = jnp.arange(segments.shape[-1], dtype=jnp.int32) == 0
+    places = jnp.expand_dims(jnp.arange(segments.shape[-1], dtype=jnp.int32), range(segments.ndim - 1))
+    first = places == 0
     if valid is None:
         return (segments != before) & ~first
     # The number of the last real token before each, or of the token itself where there is none.
     segments, valid = jnp.broadcast_arrays(segments, valid)
-    places = jnp.where(valid, jnp.arange(valid.shape[-1], dtype=jnp.int32), -1)
-    last = jnp.where(first, -1, jnp.roll(jax.lax.cummax(places, axis=places.ndim - 1), 1, -1))
+    real = jnp.where(valid, places, -1)
+    last = jnp.where(first, -1, jnp.roll(jax.lax.cummax(real, axis=real.ndim - 1), 1, -1))
     before = jnp.take_along_axis(segments, jnp.maximum(last, 0), -1)
     return (segments != before) & (last >= 0) & valid
 
