@@ -143,6 +143,8 @@ def _resolve(config: TransformerConfig) -> dict[str, Any]:
     silent = {"dropout_rate", "attention_dropout_rate", "scan_layers", "remat"}
     if config.positions == "relative":
         silent.add("max_length")
+    if {*config.mixers} == {"attention"}:
+        silent |= {name for name in fields if name.startswith(("delta_", "conv_"))}
     silent |= {
         name
         for kind in ("rotary", "relative")
@@ -153,6 +155,11 @@ def _resolve(config: TransformerConfig) -> dict[str, Any]:
         "num_key_heads": config.num_key_heads or config.num_heads,
         "head_dim": config.head_width,
         "expert_width": config.expert_width or config.d_ff,
+        "delta_heads": config.delta_heads or config.num_heads,
+        "delta_key_heads": config.delta_key_heads or config.delta_heads or config.num_heads,
+        "delta_head_dim": config.delta_head_dim or config.head_width,
+        "delta_value_dim": config.delta_value_dim or config.delta_head_dim or config.head_width,
+        "mixers": [config.mixer(layer) for layer in range(config.num_layers)],
         "rotary_width": config.rotary_width or config.head_width,
         "output_bias": config.attention_bias if config.output_bias is None else config.output_bias,
         "attention_scale": config.attention_scale or config.head_width**-0.5,

@@ -10,7 +10,8 @@ from regard.loading import defer
 
 if TYPE_CHECKING:
     from regard.layers.blocks import DecoderBlock, DeltaBlock, EncoderBlock
-    from regard.layers.delta import DeltaCache, GatedDeltaNet, KimiDelta
+    from regard.layers.delta import GatedDeltaNet, KimiDelta
+    from regard.layers.delta_cache import DeltaCache
     from regard.layers.derivation import derive
     from regard.layers.experts import Experts
     from regard.layers.feed_forward import FeedForward
@@ -36,7 +37,8 @@ __getattr__, __dir__ = defer(
     "models",
     __all__,
     blocks="DecoderBlock DeltaBlock EncoderBlock",
-    delta="DeltaCache GatedDeltaNet KimiDelta",
+    delta="GatedDeltaNet KimiDelta",
+    delta_cache="DeltaCache",
     derivation="derive",
     experts="Experts",
     feed_forward="FeedForward",

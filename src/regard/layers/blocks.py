@@ -12,7 +12,8 @@ from regard.arguments import guided
 from regard.axes import ArrayLike
 from regard.cache import KVCache, PagedKVCache
 from regard.layers.choices import check_arguments, check_choice
-from regard.layers.delta import DeltaCache, GatedDeltaNet, KimiDelta
+from regard.layers.delta import GatedDeltaNet, KimiDelta
+from regard.layers.delta_cache import DeltaCache
 from regard.layers.experts import Experts
 from regard.layers.feed_forward import FeedForward
 from regard.layers.multi_head import Memory, MultiHeadAttention, check_features, unpack

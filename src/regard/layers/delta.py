@@ -8,63 +8,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from regard import linear
 from regard.arguments import guided, integers, whole_number
-from regard.axes import Array, ArrayLike, Float, Int
+from regard.axes import Array, ArrayLike, Float
 from regard.cache.rows import row_integers
 from regard.layers.choices import check_counts, check_initializers, check_kind, check_options
+from regard.layers.delta_cache import DeltaCache
 from regard.layers.heads import check_heads, merge_heads, split_heads
 from regard.layers.multi_head import check_features
-from regard.layers.residual import EPSILON, build_norm
+from regard.layers.residual import EPSILON, check_epsilon
 from regard.layers.short_convolution import convolve, keep_newest
 from regard.masks.data import check_rows, check_width
-from regard.records import record
-
-
-@record
-class DeltaCache:
-    """What a layer of the delta rule keeps of the tokens so far; its size does not depend on their number.
-
-    A frozen pytree, every leaf with the batch first. Make one with the layer's `start_cache`.
-
-    Example:
-        >>> from flax import nnx
-        >>> from regard.layers import GatedDeltaNet
-        >>> cache = GatedDeltaNet(6, 3, rngs=nnx.Rngs(0)).start_cache(batch=2)
-        >>> cache.memory.shape, cache.recent.shape
-        ((2, 3, 2, 2), (2, 3, 18))
-    """
-
-    lengths: Int[Array, " batch"]
-    """Tokens read so far."""
-    memory: Float[Array, "batch H D E"]
-    """The matrix of each head, `State.memory` of `regard.linear`."""
-    recent: Float[Array, "batch N C"]
-    """What the convolution still reads of the newest tokens: queries, keys and values of all heads."""
-
-    @property
-    def batch(self) -> int:
-        """Number of rows."""
-        return self.lengths.shape[0]
-
-    @property
-    def overflowed(self) -> Any:
-        """False for every row, `(batch,)`: a state has room for any number of tokens."""
-        return self.lengths < 0
-
-    def rewind(self, lengths: ArrayLike) -> DeltaCache:
-        """Raise, as a state does not hold the tokens that it was made of.
-
-        Raises:
-            ValueError: always; says what to do.
-        """
-        raise ValueError(
-            "rewind: expected caches of keys and values, got one with a state of the delta rule, which no"
-            " token can be taken out of: keep the cache from before them and read on from it, and generate"
-            " without a draft"
-        )
 
 
 class _Delta(nnx.Module):
@@ -81,6 +38,7 @@ class _Delta(nnx.Module):
         kernel_init = options.pop("kernel_init")
         check_options(sizes, **options)
         check_initializers(kernel_init=kernel_init)
+        check_epsilon(norm_epsilon)
         self.d_model, self.conv_width = sizes["d_model"], sizes["conv_width"]
         self.precision = options.pop("precision")
         linear_map = functools.partial(
@@ -102,7 +60,7 @@ class _Delta(nnx.Module):
 
         self.query_taps, self.key_taps = taps(key_width), taps(key_width)
         self.value_taps = taps(heads * value_width)
-        self.norm = build_norm(value_width, "rms", epsilon=norm_epsilon, param_dtype=dtype, rngs=rngs)
+        self.norm_epsilon, self.norm_scale = norm_epsilon, nnx.Param(jnp.ones(value_width, dtype))
         return linear_map
 
     def start_cache(self, batch: int) -> DeltaCache:
@@ -114,7 +72,7 @@ class _Delta(nnx.Module):
         shape = (batch, self.num_heads, self.head_dim, self.value_dim)
         return DeltaCache(
             jnp.zeros(batch, jnp.int32),
-            jnp.zeros(shape, jnp.promote_types(dtype, jnp.float32)),
+            jnp.zeros(shape, np.promote_types(dtype, jnp.float32)),
             jnp.zeros((batch, self.conv_width - 1, width), dtype),
         )
 
@@ -161,7 +119,7 @@ class _Delta(nnx.Module):
         mixed = jax.nn.silu(convolve(features, taps.astype(features.dtype), before, segments))
         width = self.query_taps.shape[-1]
         query, key, value = jnp.split(mixed, [width, 2 * width], axis=-1)
-        wide = jnp.promote_types(x.dtype, jnp.float32)
+        wide = np.promote_types(x.dtype, jnp.float32)
         query, key = (split_heads(array, self.num_key_heads).astype(wide) for array in (query, key))
         # Each key head serves heads that follow one another.
         query, key = (
@@ -184,7 +142,9 @@ class _Delta(nnx.Module):
             return_state=True,
             **options,
         )
-        output = self.norm(output) * self._gate(x, wide)
+        size = jnp.mean(output * output, axis=-1, keepdims=True) + jnp.asarray(self.norm_epsilon, wide)
+        scale = jnp.expand_dims(self.norm_scale[...].astype(wide), range(output.ndim - 1))
+        output = output * jax.lax.rsqrt(size) * scale * self._gate(x, wide)
         output = self.output_projection(merge_heads(output).astype(x.dtype))
         if cache is None:
             return output

@@ -18,13 +18,18 @@ def build_norm(
 ) -> nnx.LayerNorm | nnx.RMSNorm:
     """Build a LayerNorm, with a bias or without, or an RMSNorm, which does not subtract the mean either."""
     check_choice("norm_kind", kind, get_args(NormKind))
-    if not read_number("norm_epsilon", epsilon) >= 0:
-        raise ValueError(f"norm_epsilon: expected a number of at least 0, got {epsilon}")
+    check_epsilon(epsilon)
     options["epsilon"] = epsilon
     if kind == "rms":
         return nnx.RMSNorm(width, **options)
     # flax's default, E[x^2] - E[x]^2, cancels when a residual stream has drifted far from 0.
     return nnx.LayerNorm(width, use_bias=kind == "layer", use_fast_variance=False, **options)
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Raise for what no norm can add to a variance."""
+    if not read_number("norm_epsilon", epsilon) >= 0:
+        raise ValueError(f"norm_epsilon: expected a number of at least 0, got {epsilon}")
 
 
 class Residual(nnx.Module):

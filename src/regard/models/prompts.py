@@ -9,6 +9,7 @@ import numpy as np
 
 from regard.arguments import LARGEST, integers, whole_number
 from regard.axes import Array, Int
+from regard.cache import KVCache
 from regard.layers.choices import check_choice
 from regard.masks.grid import is_concrete
 from regard.models.decoder import Decoder
@@ -115,10 +116,10 @@ def canonicalize(
                 f"cache: expected room for {needed} tokens, those it has, the prompt and max_tokens; it has"
                 f" {_room(cache)} places. Give capacity= to the first call of a conversation"
             )
-        longest_chunk = min((layer.longest_chunk for layer in cache.model.layers), default=longest)
+        longest_chunk = min((layer.longest_chunk for layer in _stores(cache)), default=longest)
         most = longest_chunk - 1
         if rewind:
-            most = min([most, *(layer.spare for layer in cache.model.layers if layer.window is not None)])
+            most = min([most, *(layer.spare for layer in _stores(cache) if layer.window is not None)])
         if min(burst, max_tokens) > most + 1:
             raise ValueError(
                 f"draft_tokens: expected at most {most}, as many as windows of the cache have room for; got"
@@ -161,8 +162,13 @@ def _check_cache(model: Any, cache: Any, start_token: int | None, capacity: int 
 
 def _room(cache: TextCache) -> int:
     """Return the tokens per row that a cache has places for; layers that forget have no end."""
-    ends = [layer.capacity for layer in cache.model.layers if layer.window is None]
+    ends = [layer.capacity for layer in _stores(cache) if layer.window is None]
     return min(ends, default=2**31 - 1)
+
+
+def _stores(cache: TextCache) -> list[KVCache]:
+    """Return the caches of keys and values; states of the delta rule take any number of tokens."""
+    return [layer for layer in cache.model.layers if isinstance(layer, KVCache)]
 
 
 def vocabulary_size(model: Any, name: str = "model") -> int:

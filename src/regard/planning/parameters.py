@@ -37,9 +37,13 @@ def count_parameters(config: Any) -> dict[str, int]:
 
 
 def check_config(config: Any) -> None:
-    """Raise a TypeError for what is no `TransformerConfig`."""
+    """Raise for what is no `TransformerConfig`, or one of a hybrid."""
     if not hasattr(config, "vocab_size"):
         raise TypeError(f"config: expected a TransformerConfig, got {type(config).__name__}")
+    if {*config.mixers} != {"attention"}:
+        raise ValueError(
+            f"config: expected attention in every layer, of the rest nothing is planned; got {config.mixers}"
+        )
 
 
 def count_block(config: Any) -> dict[str, int]:
@@ -50,6 +54,7 @@ def count_block(config: Any) -> dict[str, int]:
     output_bias = config.attention_bias if config.output_bias is None else config.output_bias
     attention = 2 * width * queries + 2 * width * keys
     attention += config.attention_bias * (queries + 2 * keys) + output_bias * width
+    attention += config.output_gate * queries * (width + config.attention_bias)
     attention += config.query_key_norm * 2 * config.head_width + config.sinks * config.num_heads
     wide = 1 + config.gated
 

@@ -16,7 +16,6 @@ from regard.interop.families.family import WRITTEN_ACTIVATIONS, read_activation
 from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
 from regard.interop.families.windows import read_windows, write_windows
 from regard.interop.weight_maps import LESS_ONE, Pair, Settings
-from regard.layers import GatedDeltaNet
 from regard.models import Decoder, TransformerConfig
 from regard.models.presets import GEMMA2
 
@@ -51,10 +50,8 @@ def _widen(x: Array) -> Array:
 
 
 def replace_norms(model: nnx.Module) -> None:
-    """Put a `GemmaNorm` in the place of every RMSNorm but those of the delta rule."""
+    """Put a `GemmaNorm` in the place of every RMSNorm."""
     for _, module in [*nnx.iter_modules(model)]:
-        if isinstance(module, GatedDeltaNet):
-            continue
         for name, part in [*vars(module).items()]:
             if isinstance(part, nnx.RMSNorm):
                 setattr(module, name, GemmaNorm(part))

@@ -33,18 +33,20 @@ _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 _SHARE = "partial_rotary_factor"
 
 
+# Sizes of the delta rule, their fields, and what transformers takes where they are left out.
+_SIZES = {
+    "linear_num_value_heads": ("delta_heads", 32),
+    "linear_num_key_heads": ("delta_key_heads", 16),
+    "linear_key_head_dim": ("delta_head_dim", 128),
+    "linear_value_head_dim": ("delta_value_dim", 128),
+}
+
+
 class Qwen35(Llama):
     """Qwen 3.5 as a Decoder: most layers are `GatedDeltaNet`, the others attention with a gate."""
 
     kind = "qwen3_5_text"
     architecture = "Qwen3_5ForCausalLM"
-    sizes: ClassVar = {
-        **Llama.sizes,
-        "linear_num_value_heads": "delta_heads",
-        "linear_num_key_heads": "delta_key_heads",
-        "linear_key_head_dim": "delta_head_dim",
-        "linear_value_head_dim": "delta_value_dim",
-    }
     entries: ClassVar = {**Llama.entries, "linear_conv_kernel_dim": "conv_width"}
     choices: ClassVar = QWEN3_5
     head_dim = 256
@@ -57,7 +59,11 @@ class Qwen35(Llama):
         beside = settings.get(_SHARE)
         share = rules.get(_SHARE, 0.25 if beside is None else beside)
         turned = int(width * read_number(_SHARE, share))
-        return {**more, "rotary_width": turned, "mixers": _read_mixers(settings, fields["num_layers"])}
+        sizes = {
+            field: read_size(name, settings.get(name, default)) for name, (field, default) in _SIZES.items()
+        }
+        mixers = _read_mixers(settings, fields["num_layers"])
+        return {**more, **sizes, "rotary_width": turned, "mixers": mixers}
 
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:
         kinds = {mixer: kind for kind, mixer in _MIXERS.items()}
@@ -66,10 +72,13 @@ class Qwen35(Llama):
         return {
             **super().write_more(config),
             "layer_types": [kinds.get(mixer, mixer) for mixer in mixers],
-            "linear_num_value_heads": heads,
-            "linear_num_key_heads": config.delta_key_heads or heads,
-            "linear_key_head_dim": width,
-            "linear_value_head_dim": config.delta_value_dim or width,
+            **dict(
+                zip(
+                    _SIZES,
+                    (heads, config.delta_key_heads or heads, width, config.delta_value_dim or width),
+                    strict=True,
+                )
+            ),
         }
 
     def read_positions(self, settings: Settings, *sizes: Any) -> dict[str, Any]:
@@ -128,7 +137,7 @@ class Qwen35(Llama):
                 for stored, name in (
                     ("A_log", "log_speed"),
                     ("dt_bias", "forget_bias"),
-                    ("norm.weight", "norm.scale"),
+                    ("norm.weight", "norm_scale"),
                 )
             ),
             *pair_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.delta_residual.norm"),

@@ -1,0 +1,177 @@
+"""Layers of the delta rule are their recurrence, token by token, whatever is packed, padded or cached."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from regard.layers import DeltaBlock, GatedDeltaNet, KimiDelta, MultiHeadAttention
+
+M, T = 11, 37
+LAYERS = {
+    "gated": functools.partial(
+        GatedDeltaNet, M, 6, num_key_heads=3, head_dim=5, value_dim=7, conv_width=3, norm_epsilon=1e-3
+    ),
+    "kimi": functools.partial(KimiDelta, M, 3, head_dim=5, norm_epsilon=1e-3),
+}
+IDS = np.array([4] * 13 + [7] + [4] * 23)
+
+
+@pytest.fixture
+def wide(x64):
+    with jax.numpy_dtype_promotion("standard"):  # flax's norms compare dtypes
+        yield
+
+
+def build(kind, dtype=jnp.float64):
+    layer = LAYERS[kind](param_dtype=dtype, rngs=nnx.Rngs(3))
+    rng = np.random.default_rng(5)
+    for leaf in jax.tree.leaves(
+        nnx.state(layer, nnx.Param), is_leaf=lambda one: isinstance(one, nnx.Variable)
+    ):
+        leaf[...] = jnp.asarray(rng.normal(size=leaf.shape) * 0.5, dtype)
+    return layer
+
+
+def define(layer, x):
+    """One row (T, M) in NumPy, a token at a time."""
+    numbers = {
+        ".".join(path): np.asarray(leaf[...], np.float64)
+        for path, leaf in nnx.to_flat_state(nnx.state(layer))
+    }
+    sigmoid = lambda array: 1 / (1 + np.exp(-array))
+    project = lambda array, name: array @ numbers[f"{name}.kernel"]
+    heads, width, value_width = layer.num_heads, layer.head_dim, layer.value_dim
+    mixed = []
+    for name in ("query", "key", "value"):
+        rows, taps = project(x, f"{name}_projection"), numbers[f"{name}_taps"]
+        rows = np.concatenate([np.zeros((len(taps) - 1, rows.shape[1])), rows])
+        read = np.stack([(rows[t : t + len(taps)] * taps).sum(0) for t in range(len(x))])
+        mixed.append((read * sigmoid(read)).reshape(len(x), -1, value_width if name == "value" else width))
+    query, key = (
+        np.repeat(one / np.sqrt((one**2).sum(-1, keepdims=True) + 1e-6), heads // one.shape[1], axis=1)
+        for one in mixed[:2]
+    )
+    if isinstance(layer, KimiDelta):
+        amount = project(project(x, "forget_entry"), "forget_projection") + numbers["forget_bias"]
+        amount = amount.reshape(len(x), heads, width)
+        gate = sigmoid(project(project(x, "gate_entry"), "gate_projection"))
+    else:
+        amount = (project(x, "forget_projection") + numbers["forget_bias"])[..., None]
+        gate = project(x, "gate_projection")
+        gate = gate * sigmoid(gate)
+    kept = np.exp(-np.exp(numbers["log_speed"])[:, None] * np.log1p(np.exp(amount)))
+    rate = sigmoid(project(x, "rate_projection"))
+    state, output = np.zeros((heads, width, value_width)), []
+    for t in range(len(x)):
+        state = state * kept[t][..., None]
+        known = np.einsum("hde,hd->he", state, key[t])
+        state = state + key[t][..., None] * (rate[t][:, None] * (mixed[2][t] - known))[:, None]
+        output.append(np.einsum("hde,hd->he", state, query[t]) / np.sqrt(width))
+    output = np.stack(output)
+    output = output / np.sqrt((output**2).mean(-1, keepdims=True) + 1e-3) * numbers["norm_scale"]
+    return project(output.reshape(len(x), -1) * gate, "output_projection")
+
+
+def draw(*shape):
+    return np.random.default_rng(1).normal(size=shape)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_is_its_definition_packed_padded_and_cached(kind, wide):
+    layer, x = build(kind), draw(2, T, M)
+    whole = np.stack([define(layer, row) for row in x])
+    run = nnx.jit(lambda layer, x, **options: layer(x, **options))
+    close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-12 * np.abs(whole).max())
+    close(run(layer, x), whole)
+    close(run(layer, x[0]), whole[0])
+    spans = [slice(0, 13), slice(13, 14), slice(14, T)]
+    apart = np.concatenate([[define(layer, row[span]) for row in x] for span in spans], axis=1)
+    close(run(layer, x, segments=IDS), apart)
+    close(run(layer, x, segments=np.stack([IDS, IDS])), apart)
+    # Rows of other lengths, read piece by piece; what is not real is NaN and leaves no trace.
+    cache, lengths = layer.start_cache(2), np.zeros(2, int)
+    for counts in ((5, 2), (1, 0), (7, 16), (3, 1)):
+        piece = np.full((2, 16, M), np.nan)
+        for row, count in enumerate(counts):
+            piece[row, :count] = x[row, lengths[row] : lengths[row] + count]
+        out, seen = run(layer, piece, cache=cache, counts=np.array(counts))
+        cache = seen["cache"]
+        for row, count in enumerate(counts):
+            close(out[row, :count], whole[row, lengths[row] : lengths[row] + count])
+        lengths += counts
+        assert cache.lengths.tolist() == lengths.tolist()
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_gradients_and_their_transforms_are_those_of_the_recurrence(kind, wide):
+    layer, x, step = build(kind), draw(3, T, M)[0], 1e-5
+    graph, state = nnx.split(layer)
+    cotangent = draw(T, M)
+
+    @jax.jit
+    def loss(state, x):
+        return jnp.sum(nnx.merge(graph, state)(x, segments=IDS) * cotangent)
+
+    grads = jax.grad(loss, argnums=(0, 1))(state, x)
+    way = jax.tree.map(lambda leaf: draw(*leaf.shape), (state, x))
+    moved = [
+        jax.tree.map(lambda leaf, on, sign=sign: leaf + sign * step * on, (state, x), way) for sign in (1, -1)
+    ]
+    slope = (loss(*moved[0]) - loss(*moved[1])) / (2 * step)
+    found = sum(jnp.vdot(one, on) for one, on in zip(*map(jax.tree.leaves, (grads, way)), strict=True))
+    np.testing.assert_allclose(found, slope, rtol=1e-6)
+    each = jax.vmap(jax.checkpoint(lambda x: nnx.merge(graph, state)(x)))(np.stack([x, 2 * x]))
+    np.testing.assert_allclose(each[1], layer(2 * x), rtol=0, atol=1e-12 * np.abs(each[1]).max())
+
+
+def test_bfloat16_keeps_states_in_float32():
+    layer = build("gated", jnp.float32)
+    narrow = LAYERS["gated"](dtype=jnp.bfloat16, rngs=nnx.Rngs(3))
+    nnx.update(narrow, nnx.state(layer))
+    x = draw(2, 5, M).astype(np.float32)
+    out, seen = nnx.jit(lambda layer, x: layer(x, cache=layer.start_cache(2)))(narrow, x.astype(jnp.bfloat16))
+    assert (out.dtype, seen["cache"].memory.dtype, seen["cache"].recent.dtype) == (
+        jnp.bfloat16,
+        jnp.float32,
+        jnp.bfloat16,
+    )
+    np.testing.assert_allclose(out.astype(np.float32), layer(x), atol=0.05 * float(jnp.abs(layer(x)).max()))
+
+
+def test_an_output_gate_weighs_what_heads_have_read():
+    layer = MultiHeadAttention(6, 2, output_gate=True, rngs=nnx.Rngs(0))
+    x = draw(2, 5, 6).astype(np.float32)
+    plain = MultiHeadAttention(6, 2, project_output=False, rngs=nnx.Rngs(0))
+    for name in ("query", "key", "value"):
+        nnx.update(getattr(plain, f"{name}_projection"), nnx.state(getattr(layer, f"{name}_projection")))
+    gate = 1 / (1 + np.exp(-np.asarray(layer.gate_projection(x))))
+    np.testing.assert_allclose(layer(x), layer.output_projection(plain(x) * gate), atol=1e-6)
+
+
+X = np.ones((2, 5, M), np.float32)
+build_kimi = functools.partial(build, "kimi", jnp.float32)
+RNGS = nnx.Rngs(0)
+WRONG = [
+    (lambda: GatedDeltaNet(M, 6, rngs=RNGS), "num_heads: expected a divisor of d_model = 11, got 6"),
+    (lambda: GatedDeltaNet(M, 6, num_key_heads=4, head_dim=2, rngs=RNGS), "num_key_heads: expected a div"),
+    (lambda: KimiDelta(M, 3, head_dim=0, rngs=RNGS), "head_dim: expected an integer of at least 1, got 0"),
+    (lambda: GatedDeltaNet(M, 1, conv_width=0, rngs=RNGS), "conv_width: expected an integer of at least 1"),
+    (lambda: DeltaBlock(M, 1, 3, kind="delta", rngs=RNGS), "kind: expected one of gated_delta, kimi_delta"),
+    (lambda: DeltaBlock(M, 1, 3, delta={"heads": 1}, rngs=RNGS), r"delta\['heads'\]"),
+    (lambda: build_kimi()(X[..., :5]), r"x: expected shape \(\*B, length, 11\)"),
+    (lambda: build_kimi()(X, segments=np.ones((3, 5), int)), "segments: expected leading axes"),
+    (lambda: build_kimi()(X, segments=np.ones(4, int)), "segments: expected 5 entries"),
+    (lambda: build_kimi()(X, counts=[1, 2]), "counts: expected None without a cache"),
+    (lambda: build_kimi()(X, cache=build_kimi().start_cache(3)), "cache: expected the layer's own"),
+    (lambda: build_kimi().start_cache(2).rewind([1, 1]), "rewind: expected caches of keys and values"),
+]  # fmt: skip
+
+
+def test_bad_input_is_explained():
+    for call, message in WRONG:
+        with pytest.raises((ValueError, TypeError), match=message):
+            call()
