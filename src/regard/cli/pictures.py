@@ -70,7 +70,7 @@ def _draw_histories(task: Task, lines: list[metrics.Line]) -> Iterator[Picture]:
     labels = {"entropy": "Entropy (nats)", "max_score": "Largest logit"}
     for name, label in labels.items():
         steps, heads, values = read_heads(lines, name)
-        if steps:
+        if heads:
             title = f"{task.name}: {label[0].lower()}{label[1:]} of every head"
             drawing = figures.head_history(steps, heads, values, label=label, title=title)
             yield f"heads-{name.replace('_', '-')}", drawing

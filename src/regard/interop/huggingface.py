@@ -170,8 +170,8 @@ def save(
 
     Args:
         model: an Encoder (bert, modernbert, vit), a Decoder (gpt2, llama, mistral, qwen2, qwen3, qwen3_moe,
-            gemma2, gemma3_text, gpt_oss) or an EncoderDecoder (t5), as config.json of that kind can describe
-            it.
+            qwen3_5_text, gemma2, gemma3_text, gpt_oss) or an EncoderDecoder (t5), as config.json of that kind
+            can describe it.
         directory: a folder, created when missing.
         kind: a `model_type` of transformers.
         settings: entries of config.json beside those that follow from the model, such as bos_token_id; of a

@@ -1,4 +1,4 @@
-"""Flax NNX modules: multi-head and latent attention, feed-forward branches, mixtures of experts, and blocks.
+"""Flax NNX modules: attention, linear attention, feed-forward branches, mixtures of experts, and blocks.
 
 Start from `MultiHeadAttention`, or from `EncoderBlock` and `DecoderBlock`; `derive` shows a layer's call step
 by step. Needs the extra `regard[models]`.

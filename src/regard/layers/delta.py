@@ -22,46 +22,40 @@ from regard.layers.multi_head import check_features
 from regard.layers.residual import EPSILON, check_epsilon
 from regard.layers.short_convolution import convolve, keep_newest
 from regard.masks.data import check_rows, check_width
+from regard.masks.grid import spread
 
 
 class _Delta(nnx.Module):
     """The parts that both layers share: projections, convolution, the rule, the norm and the output."""
 
-    def _build(
-        self,
-        sizes: dict[str, int],
-        widths: tuple[int, int, int],
-        norm_epsilon: float,
-        **options: Any,
-    ) -> Any:
-        """Build the shared parts; return what makes a linear map."""
-        kernel_init = options.pop("kernel_init")
+    d_model: int
+    num_heads: int
+    num_key_heads: int
+    head_dim: int
+    value_dim: int
+    conv_width: int
+
+    def _build(self, sizes: dict[str, int], *, norm_epsilon: float, kernel_init: Any, **options: Any) -> Any:
+        """Build the shared parts, of these sizes by name; return what makes a linear map."""
         check_options(sizes, **options)
         check_initializers(kernel_init=kernel_init)
         check_epsilon(norm_epsilon)
-        self.d_model, self.conv_width = sizes["d_model"], sizes["conv_width"]
-        self.precision = options.pop("precision")
-        linear_map = functools.partial(
-            nnx.Linear, use_bias=False, kernel_init=kernel_init, precision=self.precision, **options
+        for name, size in sizes.items():
+            setattr(self, name, size)
+        check_heads(self.d_model, self.num_heads, self.num_key_heads, self.head_dim)
+        self.precision, self.norm_epsilon = options["precision"], norm_epsilon
+        build = functools.partial(nnx.Linear, use_bias=False, kernel_init=kernel_init, **options)
+        key_width, value_width = self.num_key_heads * self.head_dim, self.num_heads * self.value_dim
+        self.query_projection, self.key_projection = (build(self.d_model, key_width) for _ in range(2))
+        self.value_projection = build(self.d_model, value_width)
+        self.rate_projection = build(self.d_model, self.num_heads)
+        self.output_projection = build(value_width, self.d_model)
+        taps = functools.partial(
+            _draw_taps, self.conv_width, dtype=options["param_dtype"], rngs=options["rngs"]
         )
-        heads, head_width, value_width = widths
-        key_width = self.num_key_heads * head_width
-        self.query_projection = linear_map(self.d_model, key_width)
-        self.key_projection = linear_map(self.d_model, key_width)
-        self.value_projection = linear_map(self.d_model, heads * value_width)
-        self.rate_projection = linear_map(self.d_model, heads)
-        self.output_projection = linear_map(heads * value_width, self.d_model)
-        rngs, dtype = options["rngs"], options["param_dtype"]
-        start = nnx.initializers.uniform(2 * self.conv_width**-0.5)
-
-        def taps(width: int) -> nnx.Param[Array]:
-            drawn = start(rngs.params(), (self.conv_width, width), dtype)
-            return nnx.Param(drawn - jnp.asarray(self.conv_width**-0.5, dtype))
-
-        self.query_taps, self.key_taps = taps(key_width), taps(key_width)
-        self.value_taps = taps(heads * value_width)
-        self.norm_epsilon, self.norm_scale = norm_epsilon, nnx.Param(jnp.ones(value_width, dtype))
-        return linear_map
+        self.query_taps, self.key_taps, self.value_taps = taps(key_width), taps(key_width), taps(value_width)
+        self.norm_scale = nnx.Param(jnp.ones(self.value_dim, options["param_dtype"]))
+        return build
 
     def start_cache(self, batch: int) -> DeltaCache:
         """Make an empty cache for so many rows, of any length."""
@@ -106,12 +100,10 @@ class _Delta(nnx.Module):
         if cache is not None:
             self._check_cache(cache, x)
         if segments is not None:
-            segments = integers("segments", segments)
-            check_rows("segments", segments.shape[:-1], leading)
-            check_width("segments", "x", segments.shape[-1], T)
-            segments = segments.reshape(
-                segments.shape[:-1] + (1,) * (len(leading) + 1 - segments.ndim) + (T,)
-            )
+            documents = integers("segments", segments)
+            check_rows("segments", documents.shape[:-1], leading)
+            check_width("segments", "x", documents.shape[-1], T)
+            segments = spread(documents, len(leading) + 1, trailing=1)
         projections = (self.query_projection, self.key_projection, self.value_projection)
         features = jnp.concatenate([project(x) for project in projections], axis=-1)
         taps = jnp.concatenate([self.query_taps[...], self.key_taps[...], self.value_taps[...]], axis=-1)
@@ -229,14 +221,10 @@ class GatedDeltaNet(_Delta):
         sizes["num_key_heads"] = num_heads if num_key_heads is None else num_key_heads
         sizes["head_dim"] = _width_of_heads(d_model, num_heads) if head_dim is None else head_dim
         sizes["value_dim"] = sizes["head_dim"] if value_dim is None else value_dim
-        self.num_heads, self.num_key_heads = num_heads, sizes["num_key_heads"]
-        self.head_dim, self.value_dim = sizes["head_dim"], sizes["value_dim"]
         options = {"dtype": dtype, "param_dtype": param_dtype, "precision": precision, "rngs": rngs}
-        widths = (num_heads, self.head_dim, self.value_dim)
-        linear_map = self._build(sizes, widths, norm_epsilon, kernel_init=kernel_init, **options)
-        check_heads(d_model, num_heads, self.num_key_heads, self.head_dim)
-        self.forget_projection = linear_map(d_model, num_heads)
-        self.gate_projection = linear_map(d_model, num_heads * self.value_dim)
+        build = self._build(sizes, norm_epsilon=norm_epsilon, kernel_init=kernel_init, **options)
+        self.forget_projection = build(d_model, num_heads)
+        self.gate_projection = build(d_model, num_heads * self.value_dim)
         self.log_speed = _draw_speeds(num_heads, param_dtype, rngs)
         self.forget_bias = _draw_forgetting(num_heads, param_dtype, rngs)
 
@@ -298,15 +286,13 @@ class KimiDelta(_Delta):
         rngs: nnx.Rngs,
     ):
         head_dim = _width_of_heads(d_model, num_heads) if head_dim is None else head_dim
-        sizes = {"d_model": d_model, "num_heads": num_heads, "head_dim": head_dim, "conv_width": conv_width}
-        self.num_heads = self.num_key_heads = num_heads
-        self.head_dim = self.value_dim = head_dim
+        sizes = {"d_model": d_model, "num_heads": num_heads, "num_key_heads": num_heads}
+        sizes |= {"head_dim": head_dim, "value_dim": head_dim, "conv_width": conv_width}
         options = {"dtype": dtype, "param_dtype": param_dtype, "precision": precision, "rngs": rngs}
-        widths = (num_heads, head_dim, head_dim)
-        linear_map = self._build(sizes, widths, norm_epsilon, kernel_init=kernel_init, **options)
-        self.forget_entry, self.gate_entry = linear_map(d_model, head_dim), linear_map(d_model, head_dim)
-        self.forget_projection = linear_map(head_dim, num_heads * head_dim)
-        self.gate_projection = linear_map(head_dim, num_heads * head_dim)
+        build = self._build(sizes, norm_epsilon=norm_epsilon, kernel_init=kernel_init, **options)
+        self.forget_entry, self.gate_entry = build(d_model, head_dim), build(d_model, head_dim)
+        self.forget_projection = build(head_dim, num_heads * head_dim)
+        self.gate_projection = build(head_dim, num_heads * head_dim)
         self.log_speed = _draw_speeds(num_heads, param_dtype, rngs)
         self.forget_bias = _draw_forgetting(num_heads * head_dim, param_dtype, rngs)
 
@@ -331,6 +317,12 @@ def _width_of_heads(d_model: int, num_heads: int) -> int:
             " head_dim"
         )
     return d_model // num_heads
+
+
+def _draw_taps(conv_width: int, width: int, *, dtype: Any, rngs: nnx.Rngs) -> nnx.Param[Array]:
+    """Draw the factors of a convolution, evenly in 1 / sqrt(conv_width) of 0."""
+    bound = conv_width**-0.5
+    return nnx.Param(jax.random.uniform(rngs.params(), (conv_width, width), dtype, -bound, bound))
 
 
 def _draw_speeds(num_heads: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Param[Array]:

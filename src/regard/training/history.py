@@ -60,7 +60,7 @@ def training_document(run_directory: str | Path) -> dict[str, Any]:
     maps = []
     for name, unit in MAPS.items():
         steps, rows, values = read_heads(lines, name)
-        if steps:
+        if rows:
             held = {"rows": rows, "steps": steps, "values": values.astype(np.float32)}
             maps.append({"name": name, "unit": unit, **held})
     return {"title": directory.resolve().name, "curves": curves, "maps": maps}

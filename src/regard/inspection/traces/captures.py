@@ -196,8 +196,8 @@ class _Watcher:
             raise ValueError(
                 "capture: expected at least one call of regard.attend in the block, got none. What jax.jit or"
                 " nnx.jit compiled before does not call it again: call the model itself, outside jit, or use"
-                " inspection.observe(fn), which traces it anew. Layers"
-                " of Flax need attention_fn=regard.interop.flax.attention_fn"
+                " inspection.observe(fn), which traces it anew. Layers of Flax need"
+                " attention_fn=regard.interop.flax.attention_fn; linear attention has no weights to look at"
             )
         known, positions = name_owners(model), Positions(model)
         names = [

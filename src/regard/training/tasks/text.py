@@ -297,7 +297,10 @@ class Text(Task):
         inputs = self.held_out["inputs"][:1, :TOKENS_DRAWN]
         _, aux = self.read_with_weights(model, {"inputs": inputs})
         labels = [_make_visible(self._spell(token)) for token in np.asarray(inputs[0])]
-        weights = np.asarray(aux["blocks"][-1]["weights"][0])
+        blocks = [block["weights"] for block in aux["blocks"] if "weights" in block]
+        if not blocks:
+            return
+        weights = np.asarray(blocks[-1][0])
         focus = np.trace(weights, offset=-1, axis1=1, axis2=2)
         yield from draw_heads(weights, labels, labels, "text: what each token reads", focus=focus)
 
