@@ -57,8 +57,8 @@ FOLDERS = {
     " transforms edges checking ours",
     "planning": "chips candidates estimates rings search reports planner residuals parameters steps",
     "linear": "halving problem chunks attention",
-    "layers": "choices heads dropout residual projections multi_head latent_attention derivation feed_forward"
-    " experts blocks",
+    "layers": "choices heads dropout residual projections multi_head latent_attention"
+    " short_convolution delta_cache delta derivation feed_forward experts blocks",
     "models": "config padding embedding depth stack pooling encoder decoder encoder_decoder classifier"
     " presets sampling prompts prefill writing speculation generation beams",
     "training": "settings compilation metrics corpora vocabularies token_files lazy_modules task accuracy"
@@ -77,8 +77,8 @@ FOLDERS = {
     "interop": "arguments jax_nn flax equinox flex torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax"
     " onnx_ops weight_files weight_maps families.entries families.family families.windows families.rotary"
     " families.bert families.vit families.gpt2 families.llama families.mistral families.qwen families.gemma2"
-    " families.gemma3 families.qwen3_moe families.t5 families.gpt_oss families.modernbert families"
-    " huggingface_configs tokenizer_files sentence_modules huggingface sentence_embeddings",
+    " families.gemma3 families.qwen3_moe families.qwen3_5 families.t5 families.gpt_oss families.modernbert"
+    " families huggingface_configs tokenizer_files sentence_modules huggingface sentence_embeddings",
     "cli": "plain console declaration continuation spelling text_models interruption displays overview"
     " pictures sources text_readers commands.conformance commands.demo commands.train commands.generate"
     " commands.plot commands.inspect commands.view commands.explain commands.plan commands.tune"

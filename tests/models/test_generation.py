@@ -55,7 +55,7 @@ def build_pair(**options):
 
 def spoil(model):
     broken = nnx.clone(model)
-    broken.head.kernel[...] = jnp.asarray(broken.head.kernel[...]).at[0, 0].set(jnp.nan)
+    broken.head.kernel = nnx.Param(jnp.asarray(broken.head.kernel[...]).at[0, 0].set(jnp.nan))
     return broken
 
 

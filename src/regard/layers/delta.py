@@ -50,11 +50,10 @@ class _Delta(nnx.Module):
         self.value_projection = build(self.d_model, value_width)
         self.rate_projection = build(self.d_model, self.num_heads)
         self.output_projection = build(value_width, self.d_model)
-        taps = functools.partial(
-            _draw_taps, self.conv_width, dtype=options["param_dtype"], rngs=options["rngs"]
-        )
+        dtype, rngs = options["param_dtype"], options["rngs"]
+        taps = functools.partial(_draw_taps, self.conv_width, dtype=dtype, rngs=rngs)
         self.query_taps, self.key_taps, self.value_taps = taps(key_width), taps(key_width), taps(value_width)
-        self.norm_scale = nnx.Param(jnp.ones(self.value_dim, options["param_dtype"]))
+        self.norm_scale = nnx.Param(jnp.ones(self.value_dim, dtype))
         return build
 
     def start_cache(self, batch: int) -> DeltaCache:
@@ -327,13 +326,13 @@ def _draw_taps(conv_width: int, width: int, *, dtype: Any, rngs: nnx.Rngs) -> nn
 
 def _draw_speeds(num_heads: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Param[Array]:
     """Draw the logs of how fast heads forget, of speeds in [1, 16]."""
-    return nnx.Param(jnp.log(jax.random.uniform(rngs.params(), num_heads, dtype, 1.0, 16.0)))
+    return nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (num_heads,), dtype, 1.0, 16.0)))
 
 
 def _draw_forgetting(width: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Param[Array]:
     """Draw biases whose softplus lies in [0.001, 0.1], evenly on a log scale, as in Mamba."""
     least, most = math.log(1e-3), math.log(0.1)
-    amount = jnp.exp(jax.random.uniform(rngs.params(), width, dtype, least, most))
+    amount = jnp.exp(jax.random.uniform(rngs.params(), (width,), dtype, least, most))
     return nnx.Param(amount + jnp.log(-jnp.expm1(-amount)))
 
 

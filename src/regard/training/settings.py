@@ -142,7 +142,7 @@ class DecoderSizes(LayerSizes):
     head_dim: MaybeCount = None
     """Width of a head, even; None: d_model / num_heads."""
     mixers: tuple[Literal["attention", "gated_delta", "kimi_delta"], ...] = ("attention",)
-    """Mixers of tokens, layer by layer and then over again: attention, or linear attention (the delta rule)."""
+    """Mixers of tokens, layer by layer and then over again: attention, or linear attention (delta rule)."""
     rotary_base: Annotated[float, POSITIVE] = 10_000.0
     """Ratio between the longest and the shortest wavelength of rotary positions."""
     num_experts: MaybeCount = None

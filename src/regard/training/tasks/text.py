@@ -288,21 +288,18 @@ class Text(Task):
         """Add what each layer would predict, and what each head adds to it."""
         row = example.batch["inputs"]
         documents = number_documents(row, self.vocabulary.mark)
-        return inspection.predict_layers(
-            trace, model, row, self._spell, mask=masks.segments(documents, documents)
-        )
+        mask = masks.segments(documents, documents)
+        return inspection.predict_layers(trace, model, row, self._spell, mask=mask)
 
     def pictures(self, model: nnx.Module) -> Iterator[Picture]:
         """Draw the beginning of the held-out text: what each token reads to predict the next."""
         inputs = self.held_out["inputs"][:1, :TOKENS_DRAWN]
         _, aux = self.read_with_weights(model, {"inputs": inputs})
         labels = [_make_visible(self._spell(token)) for token in np.asarray(inputs[0])]
-        blocks = [block["weights"] for block in aux["blocks"] if "weights" in block]
-        if not blocks:
-            return
-        weights = np.asarray(blocks[-1][0])
-        focus = np.trace(weights, offset=-1, axis1=1, axis2=2)
-        yield from draw_heads(weights, labels, labels, "text: what each token reads", focus=focus)
+        for block in [block for block in aux["blocks"] if block][-1:]:  # linear attention has no weights
+            weights = np.asarray(block["weights"][0])
+            focus = np.trace(weights, offset=-1, axis1=1, axis2=2)
+            yield from draw_heads(weights, labels, labels, "text: what each token reads", focus=focus)
 
     def _spell(self, token: Any) -> str:
         spelled = self.vocabulary.spell(int(token))
