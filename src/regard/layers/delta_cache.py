@@ -10,7 +10,7 @@ from regard.records import record
 
 @record
 class DeltaCache:
-    """What a layer of the delta rule keeps of the tokens so far; its size does not depend on their number.
+    """State of a layer of the delta rule after the tokens so far; its size does not depend on their number.
 
     A frozen pytree, every leaf with the batch first. Make one with the layer's `start_cache`.
 
