@@ -27,7 +27,7 @@ class DeltaCache:
     memory: Float[Array, "batch H D E"]
     """The matrix of each head, `State.memory` of `regard.linear`."""
     recent: Float[Array, "batch N C"]
-    """What the convolution still reads of the newest tokens: queries, keys and values of all heads."""
+    """Newest tokens that the convolution still reads: queries, keys and values of all heads."""
 
     @property
     def batch(self) -> int:

@@ -80,9 +80,9 @@ class TransformerConfig:
     sinks: bool = False
     """A learned logit per head that takes part in the softmax and reads nothing."""
     output_gate: bool = False
-    """What the heads have read is multiplied by the sigmoid of a map of the layer's input."""
+    """True if a sigmoid of the layer's input weighs what the heads have read, feature by feature."""
     mixers: tuple[Mixer, ...] = ("attention",)
-    """What mixes tokens, layer by layer and then over again: attention, or linear attention (the delta rule),
+    """Mixers of tokens, layer by layer and then over again: attention, or linear attention (the delta rule),
     as in ("gated_delta", "gated_delta", "gated_delta", "attention"). Of a Decoder alone."""
     delta_heads: int | None = None
     """Heads of the delta rule's values; None means num_heads."""
