@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import oracle
-from regard import masks
 from regard.interop.jax_nn import dot_product_attention
 
 B, T, S, N, K, H = 2, 5, 11, 6, 3, 7
@@ -78,28 +77,6 @@ def test_jax_nn_agrees(loose):
         np.testing.assert_allclose(*(np.asarray(x)[some] for x in (residual, other)), atol=3e-6)
         assert np.all(np.asarray(residual)[~some] == -np.inf)
         assert some.all() == ("query_seq_lengths" not in kwargs)
-
-
-def test_a_call_without_batch_is_one_row():
-    """One row of data for one example, not one per head; lengths may be traced."""
-    arrays, per_head = draw(batch=()), MASK[0]
-
-    @jax.jit
-    def call(arrays, lengths):
-        said = {"key_value_seq_lengths": lengths, "is_causal": True}
-        mask = masks.lengths(lengths) & masks.causal()
-        given = (said, {"mask": mask}, {"mask": per_head})
-        return [dot_product_attention(*arrays, **options) for options in given]
-
-    found = call(arrays, jnp.array([4], jnp.int32))
-    keep = np.tri(T, S, dtype=bool) & (np.arange(S) < 4)
-    for out, kept in zip(found, (keep, keep, per_head), strict=True):
-        assert out.shape == (T, N, H)
-        np.testing.assert_allclose(swap(out), evaluate(arrays, keep=kept).output, atol=1e-6)
-    together = jax.jit(jax.vmap(lambda q, k, v, n: dot_product_attention(q, k, v, key_value_seq_lengths=n)))
-    stacked, lengths = draw(batch=(3, 2)), np.array([[1, 11], [4, 0], [5, 6]], np.int32)
-    expected = evaluate(stacked, keep=(np.arange(S) < lengths[..., None])[:, :, None, None]).output
-    np.testing.assert_allclose(swap(together(*stacked, lengths)), expected, atol=1e-6)
 
 
 def test_masks_and_biases_of_fewer_axes_are_aligned_from_the_last_on():

@@ -235,14 +235,6 @@ def test_one_example_needs_no_batch():
     assert (aux["weights"].shape, aux["entropy"].shape) == ((H, T, T), (H, T))
 
 
-def test_vmap_over_examples_equals_the_batch():
-    layer, x, memory = build(memory_width=W), draw(22, B, T, M), draw(23, B, S, W)
-    lengths = jnp.array([3, 6])
-    one = lambda query, memory, length: layer(query, memory, mask=masks.lengths(length[None]))
-    valid = (np.arange(S) < np.asarray(lengths)[:, None])[:, None, None]
-    assert_close(jax.jit(jax.vmap(one))(x, memory, lengths), multi_head(layer, x, memory, keep=valid)[0])
-
-
 def test_batches_equal_examples_also_where_all_sizes_agree():
     layer, x = build_drawn(MultiHeadAttention, 2, 1), draw(24, 2, 2, 2)
     found, expected = nnx.jit(lambda layer, x: (layer(x), [layer(example) for example in x]))(layer, x)

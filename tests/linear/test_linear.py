@@ -246,35 +246,23 @@ def test_padding_changes_nothing(rule):
 
 @pytest.mark.parametrize(("rule", "normalise"), [("linear", True), ("gated delta per channel", False)])
 def test_packed_documents_are_documents_apart(rule, normalise):
-    arrays = {name: x for name, x in draw(rule, length=23).items() if x is not None}
-    arrays |= {"memory": np.zeros_like(arrays["memory"])}
+    tokens = {name: x for name, x in draw(rule, length=23).items() if x is not None and name != "memory"}
     # A number that comes back, a document of one token, and padding at a document's start and within.
     ids, real = np.array([4] * 9 + [7] + [4] * 6 + [-1] * 7), np.ones(23, bool)
     real[[10, 11, 14, 22]] = False
-    spans = [slice(0, 9), slice(9, 10), slice(10, 16), slice(16, 23)]
-    options = {"feature_map": "elu1", "normalise": normalise, "chunk": 8}
-    initial = None if normalise else linear.State(arrays["memory"])
-    tokens = {name: x for name, x in arrays.items() if name != "memory"}
+    attend = functools.partial(linear.attend, feature_map="elu1", normalise=normalise, chunk=8)
 
     def together(tokens):
-        return linear.attend(**tokens, segments=ids, valid=np.stack([real] * B), initial=initial, **options)
+        return attend(**tokens, segments=ids, valid=np.stack([real] * B))
 
     def apart(tokens):
-        each = [{name: x[:, :, span] for name, x in tokens.items()} for span in spans]
-        return jnp.concatenate(
-            [
-                linear.attend(**one, valid=real[None, span], **options)
-                for one, span in zip(each, spans, strict=True)
-            ],
-            axis=2,
-        )
+        spans = [slice(0, 9), slice(9, 10), slice(10, 16), slice(16, 23)]
+        each = [({name: x[:, :, span] for name, x in tokens.items()}, real[None, span]) for span in spans]
+        return jnp.concatenate([attend(**part, valid=valid) for part, valid in each], axis=2)
 
     def differentiate(call):
-        return jax.jit(
-            jax.value_and_grad(
-                lambda tokens: (lambda out: (jnp.sum(out**3), out))(call(tokens)), has_aux=True
-            )
-        )(tokens)
+        loss = lambda tokens: (lambda out: (jnp.sum(out**3), out))(call(tokens))
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(tokens)
 
     close(*map(differentiate, (together, apart)))
 

@@ -3,8 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from regard.theory import contract, explain_einsum
 
@@ -71,25 +69,3 @@ def test_kinds_are_checked():
         explain_einsum(("ia", "ja"))
     with pytest.raises(TypeError, match="operand 1: expected a floating-point array, got int32"):
         contract("i,i->", np.ones(2), np.ones(2, np.int32))
-
-
-LETTERS = st.text("ijab", min_size=0, max_size=3).map(lambda text: "".join(dict.fromkeys(text)))
-
-
-@settings(max_examples=15)
-@given(LETTERS, LETTERS, st.data())
-def test_any_contraction_is_numpys(first, second, data):
-    every = sorted(set(first + second))
-    output = "".join(data.draw(st.permutations(every)))[: data.draw(st.integers(0, len(every)))]
-    subscripts = f"{first},{second}->{output}"
-    size = dict(zip("ijab", (2, 3, 5, 7), strict=True))
-    rng = np.random.default_rng(1)
-    arrays = [rng.normal(size=[size[i] for i in text]) for text in (first, second)]
-    with jax.enable_x64(True):
-        found = contract(subscripts, *arrays)
-        np.testing.assert_allclose(found, np.einsum(subscripts, *arrays), rtol=1e-12, atol=1e-12)
-    told = explain_einsum(subscripts, *arrays)
-    assert told.output_shape == found.shape
-    assert {*told.free, *told.batch, *told.summed} == set(every)
-    assert told.multiplications == np.prod([size[i] for i in every], initial=1)
-    assert str(told)
