@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import agreement, cases, comparisons, gpu_rates, measuring, models, peers, report
+from benchmarks import agreement, cases, comparisons, gpu_rates, measuring, peers, report
 from regard import attend
 from regard.engine.backends import cudnn
 from regard.tuning import interleave
@@ -123,34 +123,6 @@ def test_a_comparison_waits_for_every_result_after_a_warm_up():
     found["rate"] = {"one": 3000, "other": 2000}
     expected = "two: one 2 ms, 3,000 tokens per second; other 3 ms (1.5 times), 2,000 tokens per second"
     assert comparisons.describe(found) == expected
-
-
-COMPARISONS = {
-    "linear softmax": lambda: comparisons.compare_linear((32, 64)),
-    "jit": lambda: comparisons.compare_jit([(1, 2, 3, 2)]),
-    "plain": lambda: comparisons.compare_options((1, 2, 64, 8)),
-    "forward readout": lambda: comparisons.compare_readouts((1, 2, 64, 8)),
-    "copy decode int8": lambda: comparisons.compare_cache({"small": (2, 4, 2, 32, 8)}),
-    "pattern bernoulli": lambda: comparisons.compare_dropout((2, 3, 5, 7)),
-    "regard flax": lambda: models.compare_training(length=13, batch=3, num_layers=1, d_model=20, num_heads=2),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("names", COMPARISONS)
-def test_comparisons_time_every_call(names):
-    for comparison in COMPARISONS[names]():
-        found = comparison.measure(1)
-        timed = list(found["median_seconds"])
-        assert timed[: len(names.split())] == names.split()
-        assert list(found["ratio"]) == timed[1:]
-        assert comparisons.describe(found).startswith(f"{comparison.title}: {timed[0]} ")
-
-
-def test_tile_lists_are_built_and_counted():
-    (comparison,) = comparisons.compare_tile_lists(length=2048, window=300)
-    # The diagonal of 4 x 4 tiles, and the tiles beside it.
-    assert comparison.note.startswith("7 of 16 tiles kept, ")
 
 
 def test_every_option_of_a_case_is_measured_as_it_is_defined():

@@ -1,5 +1,7 @@
 """Keys that an indexer chooses are those of a sort of all scores, by NumPy."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,11 +57,43 @@ def test_the_largest_scores_of_what_the_mask_keeps_are_chosen(weighted, monkeypa
         )
 
 
+@pytest.mark.parametrize("chosen", [False, True])
+def test_the_divergence_of_indexer_and_attention(chosen, monkeypatch):
+    """With the definition's gradients, to the indexer alone; over all keys and over the chosen."""
+    monkeypatch.setattr(indexing, "MOST_SCORES", 2 * S * 16)
+    heads = 2 * rng.normal(size=(2, 6, T, 5)), rng.normal(size=(2, 2, S, 5))
+    keep = np.stack([np.tri(T, S, dtype=bool)] * 2)
+    keep[1, 7] = False
+    indices = np.where(keep, rng.random((2, T, S)).argsort(-1), S).argsort(-1)[..., :COUNT]
+    indices = np.where(np.take_along_axis(keep, indices, -1), indices, -1)
+    options = {"indices": indices} if chosen else {"mask": masks.from_array(keep[:, None])}
+    kept = (indices[..., None] == np.arange(S)).any(-2) if chosen else keep
+
+    def define(query, key, weights, own, read):
+        scores = jnp.einsum(
+            "bhts,bht->bts", jax.nn.relu(jnp.einsum("bhtd,bsd->bhts", query, key) / 7**0.5), weights
+        )
+        products = jnp.einsum("bntd,bnsd->bnts", own, jnp.repeat(read, 3, 1)) / 5**0.5
+        target = jax.nn.softmax(jnp.where(kept[:, None], products, -1e300), -1).mean(1)
+        logs = jax.nn.log_softmax(jnp.where(kept, scores, -1e300), -1)
+        return jnp.where(kept, target * (jnp.log(jnp.where(kept, target, 1)) - logs), 0).sum(-1)
+
+    with jax.enable_x64(True):
+        call, arrays = partial(readouts.index_divergence, **options), (query, key, weights, *heads)
+        found = jax.jit(lambda *arrays: call(*arrays[:3], attention=arrays[3:]))
+        np.testing.assert_allclose(found(*arrays), define(*arrays), rtol=0, atol=1e-13)
+        differentiate = lambda call: jax.grad(lambda *arrays: jnp.sum(call(*arrays) ** 2), range(5))(*arrays)
+        grads, true_grads = map(differentiate, (found, define))
+        for grad, true_grad in zip(grads[:3], true_grads, strict=False):
+            np.testing.assert_allclose(grad, true_grad, rtol=0, atol=1e-12 * np.abs(true_grad).max())
+        assert not any(np.any(grad) for grad in grads[3:])
+
+
 def test_memory_is_linear_and_wrong_calls_are_told():
     shapes = [
         jax.ShapeDtypeStruct(shape, "float32") for shape in ((4, 1 << 17, 64), (1 << 17, 64), (4, 1 << 17))
     ]
-    choose = lambda *arrays: readouts.choose_keys(*arrays, count=64, mask=masks.causal())
+    choose, diverge = partial(readouts.choose_keys, count=64, mask=masks.causal()), readouts.index_divergence
     assert jax.jit(choose).lower(*shapes).compile().memory_analysis().temp_size_in_bytes < 1 << 28
     arrays = [np.ones(shape, "float32") for shape in ((3, 5, 7), (5, 7), (3, 5))]
     assert readouts.choose_keys(arrays[0] * np.nan, *arrays[1:], count=2).tolist() == [[-1, -1]] * 5
@@ -67,6 +101,10 @@ def test_memory_is_linear_and_wrong_calls_are_told():
         "count: expected an integer of at least 1": lambda: readouts.choose_keys(*arrays, count=0),
         "weights: expected one number per head": lambda: readouts.index_scores(*arrays[:2], np.ones((5, 3))),
         "key: expected rows of 7 numbers": lambda: readouts.index_scores(arrays[0], np.ones((5, 6))),
+        "attention: expected query": lambda: diverge(*arrays, attention=[arrays[0], arrays[0][:2]]),
+        "mask: expected None with indices": lambda: diverge(
+            *arrays, attention=[arrays[0]] * 2, indices=[[0]] * 5, mask=masks.causal()
+        ),
         r"indices: expected shape \(\*B, T, C\)": lambda: readouts.index_scores(*arrays, indices=[0, 1]),
     }.items():  # fmt: skip
         with pytest.raises(ValueError, match=message):

@@ -112,13 +112,98 @@ def index_scores(
     query, key, weights, scale = _check(query, key, weights, scale)
     if indices is None:
         return _score("...td,...sd->...ts", query, key, weights, scale)
+    chosen = _check_indices(indices, (*query.shape[:-3], query.shape[-2]))
+    return _score_chosen(query, key, weights, scale, chosen)
+
+
+@guided
+def index_divergence(
+    query: ArrayLike,
+    key: ArrayLike,
+    weights: ArrayLike | None = None,
+    *,
+    attention: tuple[ArrayLike, ArrayLike],
+    indices: ArrayLike | None = None,
+    mask: Mask | ArrayLike | None = None,
+    scale: float | None = None,
+    attention_scale: float | None = None,
+    query_offset: Any = None,
+    key_offset: Any = None,
+    query_positions: ArrayLike | None = None,
+    key_positions: ArrayLike | None = None,
+) -> Float[Array, "*B T"]:
+    """Compute how far an indexer is from the attention that it chooses keys for: what it is trained on.
+
+    divergence_t = sum_s target_ts (log target_ts - log softmax_s(score_ts))
+    target_ts = (1/N) sum_n softmax_s(attention_scale sum_a q_nta k_nsa)
+
+    Both softmaxes, and the sum, run over the same keys: all that the mask keeps, or the chosen ones alone
+    with `indices`. Dense training of an indexer takes the first, training beside sparse attention the second.
+    Scores of some queries are formed at a time and again for the gradient, so memory is linear in T and S.
+
+    Args:
+        query, key, weights, scale: of the indexer, as in `choose_keys`.
+        attention: query `(*B, N, T, A)` and key `(*B, K, S, A)` of attention, N a multiple of K. They get no
+            gradient.
+        indices: integer array `(*B, T, C)`, as `choose_keys` returns it, each key once; None means all.
+        mask: as in `choose_keys`; None with `indices`, which a mask was kept to before.
+        attention_scale: None means 1/sqrt(A).
+        query_offset, key_offset, query_positions, key_positions: as in `attend`.
+
+    Returns:
+        Nats, at least 0, in the accumulation dtype; 0 where a query has no key.
+
+    Raises:
+        TypeError, ValueError: as `choose_keys`; arrays that do not fit, a mask beside indices.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import masks, readouts
+        >>> x = jnp.eye(3)
+        >>> readouts.index_divergence(x[None], x, attention=(x[None], x[None]), mask=masks.causal()).tolist()
+        [0.0, 0.0, 0.0]
+
+    Reference: DeepSeek-AI, "DeepSeek-V3.2", 2025, equations 3 and 4.
+    """
+    inputs = _check(query, key, weights, scale)
+    (*leading, _, length, _), (num_keys, _) = inputs[0].shape, inputs[1].shape[-2:]
+    own = _check_attention(attention, tuple(leading), length, num_keys)
+    attention_scale = own[0].shape[-1] ** -0.5 if attention_scale is None else attention_scale
+    places = {"query_offset": query_offset, "key_offset": key_offset}
+    places |= {"query_positions": query_positions, "key_positions": key_positions}
+    if indices is not None:
+        if mask is not None:
+            raise ValueError("mask: expected None with indices, which choose_keys keeps to a mask; got both")
+        indices = _check_indices(indices, (*leading, length))
+    problem = canonicalize(inputs[0][..., :1, :, :], *[inputs[1][..., None, :, :]] * 2, mask=mask, **places)
+    return _diverge(inputs, own, read_number("attention_scale", attention_scale), indices, problem)
+
+
+def _check_attention(
+    attention: Any, leading: tuple[int, ...], length: int, num_keys: int
+) -> tuple[Array, Array]:
+    if not isinstance(attention, tuple | list) or len(attention) != 2:
+        raise TypeError(f"attention: expected a pair of arrays, query and key, got {attention!r}")
+    query, key = (float_array(f"attention[{place}]", array, 3) for place, array in enumerate(attention))
+    heads, key_heads = query.shape[-3], key.shape[-3]
+    fits = (query.shape[-2], key.shape[-2], query.shape[-1]) == (length, num_keys, key.shape[-1])
+    if not fits or not key_heads or heads % key_heads or not heads:
+        raise ValueError(
+            f"attention: expected query (*B, N, {length}, A) and key (*B, K, {num_keys}, A), N a multiple of"
+            f" K; got {query.shape} and {key.shape}"
+        )
+    return jnp.broadcast_to(query, (*leading, *query.shape[-3:])), jnp.broadcast_to(
+        key, (*leading, *key.shape[-3:])
+    )
+
+
+def _check_indices(indices: Any, shape: tuple[int, ...]) -> Array:
     chosen = integers("indices", indices)
-    shape = (*query.shape[:-3], query.shape[-2])
     if chosen.ndim != len(shape) + 1 or any(
         own not in (1, size) for own, size in zip(chosen.shape, shape, strict=False)
     ):
         raise ValueError(f"indices: expected shape (*B, T, C) with (*B, T) = {shape}, got {chosen.shape}")
-    return _score_chosen(query, key, weights, scale, jnp.asarray(chosen))
+    return jnp.asarray(chosen)
 
 
 def _check(query: Any, key: Any, weights: Any, scale: Any) -> tuple[Array, Array, Any, Any]:
@@ -148,6 +233,7 @@ def _score(subscripts: str, query: Array, key: Array, weights: Any, scale: Any) 
     """Sum the heads' scores one after the other: a third of the time of all at once, and of the memory."""
     sums = accumulation_dtype(query, key)
 
+    @partial(jax.checkpoint, prevent_cse=False)
     def score_head(query: Array, weight: Any) -> Array:
         products = jnp.einsum(subscripts, query, key, preferred_element_type=sums) * jnp.asarray(scale, sums)
         return products if weight is None else jax.nn.relu(products) * weight[..., None].astype(sums)
@@ -157,13 +243,18 @@ def _score(subscripts: str, query: Array, key: Array, weights: Any, scale: Any) 
     return jax.lax.scan(lambda total, head: (total + score_head(*head), None), score_head(*first), rest)[0]
 
 
+@partial(jnp.vectorize, signature="(s,d),(t,c)->(t,c,d)")
+def _gather(key: Array, chosen: Array) -> Array:
+    """Gather the keys that are listed for each query; some row where a list names none."""
+    return key.at[chosen].get(mode="clip")
+
+
 @partial(jax.jit, static_argnames="count")
 def _choose(query: Array, key: Array, weights: Any, scale: Any, problem: Problem, count: int) -> Array:
     *leading, _, length, _ = query.shape
     if 0 in (*query.shape[:-1], problem.S):
         return jnp.zeros((*leading, length, count), jnp.int32)
     size = min(max(MOST_SCORES // (math.prod(leading) * problem.S), 1), length)
-    axes = len(problem.leading)
 
     def step(start: Array) -> Array:
         rows = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
@@ -171,21 +262,36 @@ def _choose(query: Array, key: Array, weights: Any, scale: Any, problem: Problem
             *("...td,...sd->...ts", rows(query, axis=-2), key),
             *(None if weights is None else rows(weights, axis=-1), scale),
         )
-        if problem.mask is not None:
-            grid = Grid.tile(
-                *(Span(start, size), Span(None, problem.S), problem.query_offset, axes, problem.key_offset)
-            )
-            keep = problem.mask.keep(grid)
-            scores = jnp.where(keep.reshape((*keep.shape[:-3], *keep.shape[-2:])), scores, -jnp.inf)
+        keep = _keep(problem, start, size)
+        scores = scores if keep is None else jnp.where(keep, scores, -jnp.inf)
         best, chosen = jax.lax.top_k(jnp.where(jnp.isnan(scores), -jnp.inf, scores), count)
         chosen = jnp.sort(jnp.where(best == -jnp.inf, problem.S, chosen.astype(jnp.int32)), -1)
         return jnp.where(chosen == problem.S, -1, chosen)
 
-    # The last step takes up rows of the one before it.
-    starts = jnp.minimum(jnp.arange(0, length, size, dtype=jnp.int32), length - size)
-    steps = jnp.moveaxis(jax.lax.map(step, starts), 0, -3)
-    first = steps[..., :-1, :, :].reshape((*leading, -1, count))
-    return jnp.concatenate([first, steps[..., -1, first.shape[-2] - length :, :]], -2)
+    return _join(jax.lax.map(step, _start_steps(length, size)), length)
+
+
+def _start_steps(length: int, size: int) -> Array:
+    """Return the first row of each step; the last one takes up rows of the one before it."""
+    return jnp.minimum(jnp.arange(0, length, size, dtype=jnp.int32), length - size)
+
+
+def _join(steps: Array, length: int) -> Array:
+    """Join the rows (count, *B, size, X) of steps, each once: (*B, T, X)."""
+    *leading, size, width = steps.shape[1:]
+    first = jnp.moveaxis(steps[:-1], 0, -3).reshape((*leading, -1, width))
+    return jnp.concatenate([first, steps[-1][..., size + first.shape[-2] - length :, :]], -2)
+
+
+def _keep(problem: Problem, start: Array, size: int) -> Array | None:
+    """Return which keys some rows of queries may be paired with, without an axis of heads; None means all."""
+    if problem.mask is None:
+        return None
+    axes = len(problem.leading)
+    keep = problem.mask.keep(
+        Grid.tile(*(Span(start, size), Span(None, problem.S), problem.query_offset, axes, problem.key_offset))
+    )
+    return keep.reshape((*keep.shape[:-3], *keep.shape[-2:]))
 
 
 @jax.jit
@@ -199,16 +305,82 @@ def _score_chosen(query: Array, key: Array, weights: Any, scale: Any, chosen: Ar
     steps = {"query": split_rows(query, count, size), "chosen": split_rows(chosen, count, size)}
     if weights is not None:
         steps["weights"] = split_rows(weights[..., None], count, size)
-    gather = jnp.vectorize(
-        lambda rows, index: rows.at[index].get(mode="clip"), signature="(s,d),(t,c)->(t,c,d)"
-    )
 
     @partial(jax.checkpoint, prevent_cse=False)
     def step(carry: None, rows: dict[str, Array]) -> tuple[None, Array]:
         own = rows["weights"][..., 0] if "weights" in rows else None
-        scores = _score("...td,...tcd->...tc", rows["query"], gather(key, rows["chosen"]), own, scale)
+        scores = _score("...td,...tcd->...tc", rows["query"], _gather(key, rows["chosen"]), own, scale)
         return carry, jnp.where((rows["chosen"] >= 0) & (rows["chosen"] < num_keys), scores, -jnp.inf)
 
     _, stacked = jax.lax.scan(step, None, steps)
     joined = jnp.moveaxis(stacked, 0, -3)
     return joined.reshape((*joined.shape[:-3], -1, choices))[..., :length, :]
+
+
+@jax.jit
+def _diverge(inputs: Any, attention: Any, attention_scale: Any, chosen: Any, problem: Problem) -> Array:
+    query, key, weights, scale = inputs
+    own_query, own_key = attention
+    *leading, _, length, _ = query.shape
+    sums = accumulation_dtype(query, key)
+    choices = problem.S if chosen is None else chosen.shape[-1]
+    if 0 in (*leading, length, choices):
+        return jnp.zeros((*leading, length), sums)
+    most = MOST_SCORES // (math.prod(leading) * choices) if chosen is None else problem.S // choices
+    size = min(max(most, 1 if chosen is None else 8), length)
+    starts = _start_steps(length, size)
+    places = (starts[:, None] + jnp.arange(size, dtype=jnp.int32)[None]).reshape(-1)
+
+    def split(array: Array) -> Array:
+        rows = jnp.take(array, places, axis=-2)
+        return jnp.moveaxis(rows.reshape((*array.shape[:-2], -1, size, array.shape[-1])), -3, 0)
+
+    steps = {"query": split(query), "own": split(own_query), "start": starts}
+    if weights is not None:
+        steps["weights"] = split(weights[..., None])
+    if chosen is not None:
+        steps["chosen"] = split(jnp.broadcast_to(chosen, (*leading, length, choices)))
+
+    @partial(jax.checkpoint, prevent_cse=False)
+    def step(carry: None, rows: dict[str, Array]) -> tuple[None, Array]:
+        subscripts, read, keep = "...td,...sd->...ts", key, None
+        if chosen is None:
+            keep = _keep(problem, rows["start"], size)
+        else:
+            subscripts, read = "...td,...tcd->...tc", _gather(key, rows["chosen"])
+            keep = (rows["chosen"] >= 0) & (rows["chosen"] < problem.S)
+        own = rows["weights"][..., 0] if "weights" in rows else None
+        scores = _score(subscripts, rows["query"], read, own, scale)
+        target = _average_weights(subscripts, rows, own_key, attention_scale, keep)
+        keep = jnp.ones(scores.shape, bool) if keep is None else jnp.broadcast_to(keep, scores.shape)
+        logs = jax.nn.log_softmax(jnp.where(keep, scores, jnp.finfo(sums).min), axis=-1)
+        # Of nothing, nothing: a row without keys has no target.
+        terms = jnp.where(keep & (target > 0), target * (jnp.log(jnp.where(target > 0, target, 1)) - logs), 0)
+        return carry, terms.sum(-1, keepdims=True)
+
+    return _join(jax.lax.scan(step, None, steps)[1], length)[..., 0]
+
+
+def _average_weights(subscripts: str, rows: Any, key: Array, scale: Any, keep: Any) -> Array:
+    """Average the weights of attention's heads over the keys kept, one head after the other."""
+    query, sums = (
+        jax.lax.stop_gradient(jnp.moveaxis(rows["own"], -3, 0)),
+        accumulation_dtype(rows["own"], key),
+    )
+    group, keys = query.shape[0] // key.shape[-3], jax.lax.stop_gradient(jnp.moveaxis(key, -3, 0))
+
+    def weigh(number: Array) -> Array:
+        own_key = jax.lax.dynamic_index_in_dim(keys, number // group, keepdims=False)
+        own_key = own_key if "chosen" not in rows else _gather(own_key, rows["chosen"])
+        own_query = jax.lax.dynamic_index_in_dim(query, number, keepdims=False)
+        scores = jnp.einsum(subscripts, own_query, own_key, preferred_element_type=sums) * jnp.asarray(
+            scale, sums
+        )
+        if keep is None:
+            return jax.nn.softmax(scores, axis=-1)
+        weights = jax.nn.softmax(jnp.where(keep, scores, jnp.finfo(sums).min), axis=-1)
+        return jnp.where(keep, weights, 0)
+
+    numbers = jnp.arange(query.shape[0], dtype=jnp.int32)
+    total, _ = jax.lax.scan(lambda total, n: (total + weigh(n), None), weigh(numbers[0]), numbers[1:])
+    return total / query.shape[0]
