@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import jax
 
 import regard
-from regard.arguments import check_kind, read_number, read_path, whole_number
+from regard.arguments import LARGEST, check_kind, read_number, read_path, whole_number
 from regard.engine.call.options import ScoreOptions
 from regard.inspection.tokens import Tokens as Tokens
 from regard.inspection.traces.arrays import read_calls
@@ -127,7 +127,10 @@ class Trace:
     def __getitem__(self, index: int | str) -> Call:
         """Return a call by number, or the first one of this name."""
         if not isinstance(index, str):
-            return self.calls[index]
+            number = whole_number("index", index, -LARGEST)
+            if not -len(self.calls) <= number < len(self.calls):
+                raise IndexError(f"index: expected one of the trace's {len(self.calls)} calls, got {index}")
+            return self.calls[number]
         for call in self.calls:
             if call.name == index:
                 return call
