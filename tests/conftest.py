@@ -69,6 +69,13 @@ def x64():
         yield
 
 
+@pytest.fixture
+def wide(x64):
+    """Float64 models: Flax's norms ask for at least float32, which strict promotion takes for a mixture."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 # Cases of half a second and more without which nineteen in twenty faults of MUTANTS.md are still seen.
 SLOW = frozenset((Path(__file__).parent / "slow_cases.txt").read_text().splitlines())
 

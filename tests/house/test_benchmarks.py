@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import agreement, cases, comparisons, gpu_rates, measuring, peers, report
+from benchmarks import agreement, cases, comparisons, measuring, peers, report
 from regard import attend
-from regard.engine.backends import cudnn
 from regard.tuning import interleave
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries warn as they like
@@ -136,49 +135,6 @@ def test_every_option_of_a_case_is_measured_as_it_is_defined():
     for option in ({"cap": None}, {"sinks": False}, {"aux": ()}):
         others = agreement.compute_reference(replace(case, **option), inputs)
         assert agreement.largest_error(found, others)[0] > 0.05, option
-
-
-def test_rates_go_on_where_a_process_ended_and_every_refusal_has_its_row(small, monkeypatch, capsys):
-    """As on a GPU whose kernels refuse this device; one peer fails always, and ends the first process."""
-
-    def fail(case, inputs):
-        raise RuntimeError("no|such thing")
-
-    assert gpu_rates.measure_gpu_rates(1)["missing"] == "no NVIDIA GPU"
-    asked = [peer for peer in gpu_rates.PEERS if peer.name in ("cudnn", "mosaic_gpu", peers.OWN)]
-    causal = replace(TINY, mask="causal", dtype="bfloat16")
-    monkeypatch.setattr(gpu_rates, "CASES", (causal, replace(TINY, name="other")))
-    monkeypatch.setattr(gpu_rates, "PEERS", (*asked, peers.Peer("broken", fail)))
-    monkeypatch.setattr(gpu_rates, "BURST_SECONDS", 0)
-    monkeypatch.setattr(gpu_rates.jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(cudnn, "find_capability", lambda: "it needs an NVIDIA GPU")  # that one remembers
-    out, runs = small / "rates.json", []
-
-    def run_here(command, check):
-        runs.append(command)
-        if len(runs) > 1:
-            return SimpleNamespace(returncode=gpu_rates.work(gpu_rates.read_options(command[3:])))
-        gpu_rates._write(out, gpu_rates.measure_gpu_rates(1, ()), ("tiny", "forward", ["broken"]))
-        return SimpleNamespace(returncode=-6)
-
-    monkeypatch.setattr(gpu_rates.subprocess, "run", run_here)
-    words = ["--cases=tiny", "--rounds=1", f"--out={out}"]
-    assert gpu_rates.main(words) == 0
-    assert gpu_rates.main(words) == 0  # nothing is left
-    assert [len(entry["median_seconds"]) for entry in json.loads(out.read_text())["cases"]] == [1, 1]
-    printed = capsys.readouterr().out
-    table = printed[printed.rindex("| case |") :]
-    refusal = "backend '{0}' cannot serve this call: it needs an NVIDIA GPU"
-    for row in (
-        "| tiny, forward and backward | regard (",
-        *(f"| tiny, forward | {name} | | | | {refusal.format(name)}" for name in ("cudnn", "mosaic_gpu")),
-        "| tiny, forward | broken | | | | failed: it did not come to an end",
-        "| tiny, forward and backward | broken | | | | failed: RuntimeError: no/such thing |",
-    ):
-        assert row in table
-
-
-# The command
 
 
 def run(*words):

@@ -23,13 +23,6 @@ def in_float64(model):
     return nnx.merge(graph, jax.tree.map(widen, state))
 
 
-@pytest.fixture
-def wide(x64):
-    """Models in float64 whose embeddings are of float32."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 def without_head(model, name, head, output=0.0):
     """The model with a head's rows of Wo set to 0, and what they make of `output` in the bias."""
     layer = model = nnx.clone(model)

@@ -29,13 +29,6 @@ def checkpoint(tmp_path_factory):
     return functools.cache(lambda name: drawn_weights.fill(tmp_path_factory.mktemp(name), name))
 
 
-@pytest.fixture
-def wide(x64):
-    """Float64 models: flax's norms compare dtypes in a way that strict promotion refuses there."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 def mark_padding(arrays):
     """Lengths per row, and 1 at the valid positions."""
     mask = arrays.get("input attention_mask")

@@ -20,12 +20,6 @@ LAYERS = {
 IDS = np.array([4] * 13 + [7] + [4] * 23)
 
 
-@pytest.fixture
-def wide(x64):
-    with jax.numpy_dtype_promotion("standard"):  # flax's norms compare dtypes
-        yield
-
-
 def build(kind, dtype=jnp.float64):
     layer = LAYERS[kind](param_dtype=dtype, rngs=nnx.Rngs(3))
     rng = np.random.default_rng(5)

@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
 
 import drawn_weights
@@ -49,12 +48,6 @@ def build(rank, dtype):
 
 def build_small(**options):
     return build_drawn(LatentAttention, 24, 3, **{"latent_dim": 5, "head_dim": 4, "rotary_dim": 2, **options})
-
-
-@pytest.fixture
-def wide(x64):
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 def test_it_is_that_of_torch_whole_and_through_its_cache(wide):

@@ -22,13 +22,6 @@ SCAN = {"scan_layers": True}
 BOTH = {**SCAN, "remat": "full"}
 
 
-@pytest.fixture
-def wide(x64):
-    """Float64 models: Flax's norms ask for at least float32, which strict promotion takes for a mixture."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 def build(kind, **options):
     """A model in float64 where that is on, so that another order of sums is no excuse."""
     model = build_drawn(kind, TransformerConfig(**{**SIZES, **options}))

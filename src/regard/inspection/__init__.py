@@ -5,8 +5,8 @@ at any length, exact windows of its weights. `Trace.save` and `load` keep it in 
 a page to look around in. `find_heads` searches for heads by what they read. `observe` returns statistics from
 inside `jit`; `intervene` changes calls while a model runs: heads switched off, or given what another run
 computed; `sweep_heads` and `attribute_heads` say what each head is worth, `predict_layers`
-what each layer would predict. `figures` draws, with the extra
-`regard[look]`. Names load on first use.
+what each layer would predict, `decompose_score` why a head looked where it did. `figures` draws, with the
+extra `regard[look]`. Names load on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from regard.inspection.layer_predictions import predict_layers
     from regard.inspection.observations import observe
     from regard.inspection.rollouts import roll_out, roll_out_row
+    from regard.inspection.score_parts import ScoreParts, decompose_score
     from regard.inspection.tokens import Tokens
     from regard.inspection.traces import Call, Trace, capture, load, record, record_repeats
 
-__all__ = ["Call", "Change", "FoundHead", "Tokens", "Trace"]
-__all__ += ["attribute_heads", "capture", "contribute", "explorer", "figures", "find_heads", "intervene"]
+__all__ = ["Call", "Change", "FoundHead", "ScoreParts", "Tokens", "Trace", "attribute_heads", "capture"]
+__all__ += ["contribute", "decompose_score", "explorer", "figures", "find_heads", "intervene"]
 __all__ += ["load", "observe", "predict_layers", "read_layers", "record", "record_repeats"]
 __all__ += ["roll_out", "roll_out_row", "sweep_heads", "weigh_values"]
 
@@ -41,6 +42,7 @@ __getattr__, __dir__ = defer(
     layer_predictions="predict_layers",
     observations="observe",
     rollouts="roll_out roll_out_row",
+    score_parts="ScoreParts decompose_score",
     tokens="Tokens",
     traces="Call Trace capture load record record_repeats",
 )

@@ -1,0 +1,231 @@
+"""Why a head looked there: the score of one pair, split over what wrote into the residual stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from regard.arguments import integers, whole_number
+from regard.axes import ArrayLike
+from regard.engine.call.hooks import CallEvent, watch
+
+Parts = dict[str, np.ndarray]  # what each writer adds to the stream, (2, M): at the query and at the key
+BIAS = "biases"
+
+
+@dataclass(frozen=True)
+class ScoreParts:
+    """The score of one query and one key, as a sum over pairs of writers.
+
+    score = sum_ab parts_ab
+
+    Writers are "tokens" and "positions", the embedding's parts; "layer 2 head 5", what a head wrote; "layer 2
+    attention bias", "layer 2 feed-forward", "layer 2 delta"; and "biases", those of the norms and maps on the
+    way to the score.
+    """
+
+    writers: tuple[str, ...]
+    """Names, of the rows and of the columns of `parts`."""
+    parts: np.ndarray
+    """float64 `(C, C)`: what writer a, by the query, and writer b, by the key, add to the score together."""
+    score: float
+    """The score as the model has it, scaled, before softcap, bias and mask."""
+
+    @property
+    def by_query(self) -> np.ndarray:
+        """What each writer adds by way of the query, `(C,)`."""
+        return self.parts.sum(1)
+
+    @property
+    def by_key(self) -> np.ndarray:
+        """What each writer adds by way of the key, `(C,)`."""
+        return self.parts.sum(0)
+
+    def largest(self, count: int = 5) -> list[tuple[str, str, float]]:
+        """Return the pairs of writers that add most, of either sign: (by the query, by the key, how much)."""
+        order = np.argsort(-np.abs(self.parts), axis=None)[: whole_number("count", count, 1)]
+        places = zip(*np.unravel_index(order, self.parts.shape), strict=True)
+        return [(self.writers[a], self.writers[b], float(self.parts[a, b])) for a, b in places]
+
+    def __str__(self) -> str:
+        rows = [f"{value:+8.3f}  {a} x {b}" for a, b, value in self.largest(8)]
+        return "\n".join([f"score {self.score:.3f}, of which (query x key)", *rows])
+
+
+def decompose_score(
+    model: Any, tokens: ArrayLike, *, layer: int, head: int, query: int, key: int, **options: Any
+) -> ScoreParts:
+    """Split the score of one query and one key over all that wrote into their residual streams.
+
+    score = scale (turn_i(norm(x_i) Wq + bq)) . (turn_j(norm(x_j) Wk + bk)),  x = sum_a x_a
+
+    Every x_a is what the embedding, a head, a feed-forward branch or a bias wrote at that position. Norms on
+    the way have the size that they had, so that all is linear, and the parts sum to the score up to rounding;
+    a writer that were left out would change these sizes, too, which the parts do not show. The model runs
+    once, outside `jit`.
+
+    Args:
+        model: a `regard.models.Decoder`, in evaluation mode.
+        tokens: `(T,)` or `(1, T)`.
+        layer, head: whose score; of a hybrid, a layer of attention.
+        query, key: positions in the row of tokens, from 0.
+        **options: of the model's call: mask, positions.
+
+    Returns:
+        Parts, in float64, whose sum is the score.
+
+    Raises:
+        TypeError: a model of another kind, numbers that are none.
+        ValueError: no such layer, head or position; a layer without attention.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from regard import inspection
+        >>> from regard.models import Decoder, TransformerConfig
+        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+        >>> model = Decoder(config, rngs=nnx.Rngs(0))
+        >>> found = inspection.decompose_score(model, jnp.array([1, 2, 3]), layer=1, head=2, query=2, key=0)
+        >>> found.writers[:3], len(found.writers), abs(found.parts.sum() - found.score) < 1e-5
+        (('tokens', 'positions', 'layer 0 head 0'), 8, True)
+
+    Reference: Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021, on composition.
+    """
+    from regard.layers import DeltaBlock
+    from regard.models import Decoder
+
+    if not isinstance(model, Decoder):
+        raise TypeError(f"model: expected a regard.models.Decoder, got {type(model).__name__}")
+    ids = jnp.atleast_2d(integers("tokens", tokens))
+    limits = {"layer": model.config.num_layers, "head": model.config.num_heads}
+    limits |= {"query": ids.shape[-1], "key": ids.shape[-1]}
+    for name, number in {"layer": layer, "head": head, "query": query, "key": key}.items():
+        if whole_number(name, number, 0) >= limits[name]:
+            raise ValueError(f"{name}: expected a number below {limits[name]}, got {number}")
+    blocks: Any = model.trunk.stack.blocks
+    if isinstance(blocks[layer], DeltaBlock):
+        raise ValueError(f"layer: expected one of attention, got {layer}, which is of the delta rule")
+    events: list[CallEvent] = []
+    with watch(events.append):
+        _, seen = model.trunk(ids, aux=("hidden",), **options)
+    streams = [seen["embedding"], *(block["hidden"] for block in seen["blocks"])]
+    calls, places = iter(events), [query, key]
+    parts = _split_embedding(model.trunk.embedding, ids, streams[0], places)
+    for number in range(layer):
+        event = None if isinstance(blocks[number], DeltaBlock) else next(calls)
+        _add_block(parts, f"layer {number}", blocks[number], event, streams[number : number + 2], places)
+    attention, event = blocks[layer].attention, next(calls)
+    enter = blocks[layer].attention_residual
+    norm = None if enter.place == "post" else enter.norm
+    inputs = _hold_norm(parts, norm)
+    sides = []
+    for side, (map_, head_norm) in enumerate(
+        ((attention.query_projection, attention.query_norm), (attention.key_projection, attention.key_norm))
+    ):
+        own = head if side == 0 else head // (attention.num_heads // attention.num_key_heads)
+        columns = slice(own * attention.head_dim, (own + 1) * attention.head_dim)
+        rows = {name: part[side] @ _read(map_.kernel)[:, columns] for name, part in inputs.items()}
+        if map_.bias is not None:
+            rows[BIAS] = rows.get(BIAS, 0) + _read(map_.bias)[columns]
+        rows = _hold_norm(rows, head_norm)
+        sides.append(_turn(attention.rotary, rows, event, side, places[side]))
+    writers = tuple(dict.fromkeys([*sides[0], *sides[1]]))
+    empty = np.zeros(attention.head_dim)
+    ours, theirs = (np.stack([side.get(name, empty) for name in writers]) for side in sides)
+    return ScoreParts(writers, float(event.problem.scale) * ours @ theirs.T, _measure(event, head, places))
+
+
+def _read(array: Any) -> np.ndarray:
+    return np.asarray(array[...], np.float64)
+
+
+def _split_embedding(embedding: Any, ids: Any, stream: Any, places: list[int]) -> Parts:
+    whole = _read(stream)[0, places]
+    if embedding.norm is not None:
+        return {"tokens": whole}
+    tokens = _read(embedding.entry(ids, None))[0, places]
+    return {"tokens": tokens, "positions": whole - tokens} if (whole != tokens).any() else {"tokens": tokens}
+
+
+def _add_block(
+    parts: Parts, title: str, block: Any, event: CallEvent | None, streams: list[Any], places: list[int]
+) -> None:
+    """Add what the branches of a block wrote, given the streams before and after it."""
+    before, after = _read(streams[0])[0, places], _read(streams[1])[0, places]
+    residual = block.delta_residual if event is None else block.attention_residual
+    entered = residual.enter(streams[0])
+    if event is None:
+        branch = {f"{title} delta": _read(block.delta(entered))[0, places]}
+    else:
+        branch = _split_heads(title, block.attention, event, entered, places)
+    branch = _hold_norm(branch, residual.branch_norm)
+    _merge(parts, branch)
+    if residual.place != "post":
+        middle = before + sum(branch.values())
+        parts[f"{title} feed-forward"] = after - middle
+        return
+    _replace(parts, _hold_norm(parts, residual.norm))
+    middle = jnp.asarray(sum(parts.values()), streams[0].dtype)
+    parts[f"{title} feed-forward"] = _read(block.feed_forward(middle[None]))[0]
+    _replace(parts, _hold_norm(parts, block.feed_forward_residual.norm))
+
+
+def _split_heads(title: str, attention: Any, event: CallEvent, entered: Any, places: list[int]) -> Parts:
+    """Return what each head wrote, and the bias of the projection."""
+    read = _read(event.output)[0][:, places]  # (H, 2, E)
+    if attention.gate_projection is not None:
+        gate = 1 / (1 + np.exp(-_read(attention.gate_projection(entered))[0, places]))
+        read = read * np.moveaxis(gate.reshape((len(places), *read.shape[::2])), 0, 1)
+    kernel = _read(attention.output_projection.kernel).reshape((*read.shape[::2], -1))
+    wrote = np.einsum("hpe,hem->hpm", read, kernel)
+    parts = {f"{title} head {head}": wrote[head] for head in range(len(wrote))}
+    bias = attention.output_projection.bias
+    if bias is not None:
+        parts[f"{title} attention bias"] = np.stack([_read(bias)] * len(places))
+    return parts
+
+
+def _hold_norm(parts: Parts, norm: Any) -> Parts:
+    """Norm the parts with the size that their sum has, so that they sum to the norm of the sum."""
+    if norm is None:
+        return dict(parts)
+    total, scale, bias = sum(parts.values()), _read(norm.scale), getattr(norm, "bias", None)
+    has_mean = hasattr(norm, "use_bias")  # a LayerNorm
+    center = (lambda x: x - x.mean(-1, keepdims=True)) if has_mean else (lambda x: x)
+    size = np.sqrt((center(total) ** 2).mean(-1, keepdims=True) + norm.epsilon)
+    normed = {name: center(part) * scale / size for name, part in parts.items()}
+    if bias is not None:
+        normed[BIAS] = normed.get(BIAS, 0) + np.broadcast_to(_read(bias), np.shape(total))
+    return normed
+
+
+def _turn(rotary: Any, rows: Parts, event: CallEvent, side: int, place: int) -> Parts:
+    """Turn the parts of a query or key by its position."""
+    if rotary is None:
+        return rows
+    grid = event.problem.grid()
+    positions = grid.query_position[..., 0] if side == 0 else grid.key_position[..., 0, :]
+    where = np.asarray(positions).reshape((-1, np.shape(positions)[-1]))[0, place]
+    stacked = np.stack([*rows.values()])
+    turned = rotary(jnp.asarray(stacked, jnp.result_type(float)), jnp.full(len(stacked), where, jnp.int32))
+    return dict(zip(rows, np.asarray(turned, np.float64), strict=True))
+
+
+def _measure(event: CallEvent, head: int, places: list[int]) -> float:
+    """Return the score as the call had it."""
+    query, key = _read(event.problem.query)[0], _read(event.problem.key)[0]
+    own_key = key[head // (len(query) // len(key))]
+    return float(event.problem.scale) * float(query[head, places[0]] @ own_key[places[1]])
+
+
+def _merge(parts: Parts, more: Parts) -> None:
+    for name, part in more.items():
+        parts[name] = parts[name] + part if name in parts else part
+
+
+def _replace(parts: Parts, others: Parts) -> None:
+    parts.clear()
+    parts.update(others)
