@@ -24,7 +24,14 @@ class ScoreParts:
 
     Writers are "tokens" and "positions", the embedding's parts; "layer 2 head 5", what a head wrote; "layer 2
     attention bias", "layer 2 feed-forward", "layer 2 delta"; and "biases", those of the norms and maps on the
-    way to the score.
+    way to the score. `str` of it lists the largest parts.
+
+    Example:
+        >>> import numpy as np
+        >>> from regard.inspection import ScoreParts
+        >>> found = ScoreParts(("tokens", "biases"), np.array([[2.0, 0.5], [-1.0, 0.0]]), 1.5)
+        >>> found.by_key.tolist(), found.largest(1)
+        ([1.0, 0.5], [('tokens', 'tokens', 2.0)])
     """
 
     writers: tuple[str, ...]
