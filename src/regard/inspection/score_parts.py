@@ -1,4 +1,4 @@
-"""Why a head looked there: the score of one pair, split over what wrote into the residual stream."""
+"""Parts of a score: one query and one key, split over what wrote into their residual streams."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class ScoreParts:
 
     @property
     def by_query(self) -> np.ndarray:
-        """What each writer adds by way of the query, `(C,)`."""
+        """Sums over keys' writers: what each adds by way of the query, `(C,)`."""
         return self.parts.sum(1)
 
     @property
     def by_key(self) -> np.ndarray:
-        """What each writer adds by way of the key, `(C,)`."""
+        """Sums over queries' writers: what each adds by way of the key, `(C,)`."""
         return self.parts.sum(0)
 
     def largest(self, count: int = 5) -> list[tuple[str, str, float]]:
@@ -96,7 +96,7 @@ def decompose_score(
         >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
         >>> model = Decoder(config, rngs=nnx.Rngs(0))
         >>> found = inspection.decompose_score(model, jnp.array([1, 2, 3]), layer=1, head=2, query=2, key=0)
-        >>> found.writers[:3], len(found.writers), abs(found.parts.sum() - found.score) < 1e-5
+        >>> found.writers[:3], len(found.writers), bool(abs(found.parts.sum() - found.score) < 1e-5)
         (('tokens', 'positions', 'layer 0 head 0'), 8, True)
 
     Reference: Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021, on composition.

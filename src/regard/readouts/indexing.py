@@ -151,7 +151,7 @@ def index_divergence(
         query_offset, key_offset, query_positions, key_positions: as in `attend`.
 
     Returns:
-        Nats, at least 0, in the accumulation dtype; 0 where a query has no key.
+        Nats, at least 0 but for rounding, in the accumulation dtype; 0 where a query has no key.
 
     Raises:
         TypeError, ValueError: as `choose_keys`; arrays that do not fit, a mask beside indices.
@@ -160,8 +160,10 @@ def index_divergence(
         >>> import jax.numpy as jnp
         >>> from regard import masks, readouts
         >>> x = jnp.eye(3)
-        >>> readouts.index_divergence(x[None], x, attention=(x[None], x[None]), mask=masks.causal()).tolist()
-        [0.0, 0.0, 0.0]
+        >>> pair = 4 * x[None], x[None]
+        >>> apart = readouts.index_divergence(x[None], x, attention=pair, mask=masks.causal())
+        >>> [f"{nats:.3f}" for nats in apart]
+        ['0.000', '0.194', '0.284']
 
     Reference: DeepSeek-AI, "DeepSeek-V3.2", 2025, equations 3 and 4.
     """
