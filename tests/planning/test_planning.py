@@ -56,7 +56,7 @@ def test_amounts_are_read():
     texts = (7, "128k", "1_048_576", " 2G ", "1.5k")
     assert [planning.read_amount(text) for text in texts] == [7, 131072, 1048576, 1 << 31, 1536]
     for text in ("", "M", "-3", "1.1k", "1e6", "12q", 0, "nan", "1.0e999"):
-        with pytest.raises(ValueError, match="expected a whole number such as 4096, 128k"):
+        with pytest.raises(ValueError, match="expected a whole number of at least 1, such as 4096, 128k"):
             planning.read_amount(text)
 
 
@@ -495,7 +495,7 @@ def test_the_command_refuses_what_makes_no_sense(capsys):
     for arguments, code, message in (
         ([*MODEL, "--backward", "--width", "64"], 2, "leave out --width, --backward, for"),
         ([*MODEL, "--model", "gpt2,depth=3"], 2, "such as num_layers=4; got 'depth=3'"),
-        ([*MODEL, "--model", "gpt3"], 2, "preset: expected one of "),
+        ([*MODEL, "--model", "gpt3"], 2, "--model: expected one of "),
         (["plan", *COMMAND[1:3], *COMMAND[5:]], 2, "plan needs --heads, or a --model that says them"),
         ([*COMMAND, "--fix", "data=2, data=1"], 2, "--fix: expected every axis once, got data twice"),
         ([*COMMAND, "--remat"], 2, "--remat is for a training step; give --model"),

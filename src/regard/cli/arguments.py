@@ -19,6 +19,7 @@ from regard.training.run_configs import describe_store
 
 _STYLE = ("CascadeSubcommandArgs", "OmitArgPrefixes", "OmitSubcommandPrefixes", "FlagCreatePairsOff")
 _HELP = ("--help", "-h")
+_PATHS = ("--out", "--files", "--save", "--compare")  # whose bytes are the file system's
 ABOUT = "Attention for JAX: exact, composable, inspectable. `regard --version` prints versions."
 # Names of settings in a sentence about them: with an underscore, before "must", or before their value.
 _NAMES = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b|^[a-z]+(?= must)|\b[a-z]+(?==)")
@@ -27,6 +28,12 @@ _NAMES = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b|^[a-z]+(?= must)|\b[a-z]+(?==)")
 def parse_arguments(words: Sequence[str]) -> Command:
     """Turn words into a command, or exit: 0 after help or versions, 2 after what was not understood."""
     words = list(words)
+    for before, word in zip(["", *words], words, strict=False):
+        flag = word[:-1] if word.startswith("--") and word.endswith("=") else before if not word else ""
+        if flag.startswith("--"):
+            _refuse("regard", f"{flag} needs a value, got an empty one")
+        if any("\ud800" <= letter <= "\udfff" for letter in word) and not before.startswith(_PATHS):
+            _refuse("regard", f"{before or 'a command'}: expected text in UTF-8, got {word!r}")
     named = {command.__name__.lower(): command for command in commands.COMMANDS}
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
@@ -42,7 +49,11 @@ def parse_arguments(words: Sequence[str]) -> Command:
         if place is not None:
             word = words.pop(place)
             kind = _choose(program, name, word, kinds)
-            only = [(name, Annotated[kind, conf.arg(name="")])]
+            only: list[Any] = [(name, Annotated[kind, conf.arg(name="")])]
+            if "--smoke" in words and conf is not plain:  # then its smaller settings are the defaults
+                from regard.training.tasks import shrink
+
+                only = [(*only[0], dataclasses.field(default=shrink(kind())))]
             command = dataclasses.make_dataclass(command.__name__, only, bases=(command,), frozen=True)
             program, description = f"{program} {word}", kind.__doc__
     parsed = _read(command, program, description, words)
@@ -69,6 +80,8 @@ def find_extra(words: Sequence[str]) -> str:
 def name_options(text: str, command: Command) -> str:
     """Return a message of the library with a command's options in place of the arguments that they are."""
     names = [field.name for field in dataclasses.fields(command)]  # pyright: ignore[reportArgumentType]
+    argument = text.partition(":")[0]
+    text = command.ALIASES.get(argument, argument) + text[len(argument) :]
     inside = "|".join(name for name in names if "_" in name)
     text = re.sub(rf"^({'|'.join(names)})(?=: expected)", _name_flag, text)
     # Of columns of spaces, two are taken by the hyphens; what has slashes is a path.

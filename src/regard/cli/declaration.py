@@ -45,11 +45,13 @@ class Command:
         RUNS: module and function that run it, for a command that has no `run` of its own.
         CHOICES: its subcommands by name, for each field that holds one.
         EXTRA: the extra that brings what it needs; None for a command of the core.
+        ALIASES: arguments of the library that are options of another name, and their fields.
     """
 
     RUNS: ClassVar[str]
     CHOICES: ClassVar[Mapping[str, Mapping[str, type]]] = {}
     EXTRA: ClassVar[str | None] = "all"
+    ALIASES: ClassVar[Mapping[str, str]] = {}
     output: Any = Output()
 
     def load(self) -> Callable[..., int]:

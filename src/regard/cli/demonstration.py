@@ -9,7 +9,7 @@ from typing import Any
 
 from regard.cli import pictures
 from regard.cli.commands import Demo, Inspect
-from regard.cli.console import Console, expected_errors, new_table
+from regard.cli.console import Console, UsageError, expected_errors, new_table
 from regard.cli.continuation import describe_next, spell_command
 from regard.cli.inspecting import run_inspecting
 from regard.cli.overview import describe_devices
@@ -59,6 +59,8 @@ def run_demonstration(command: Demo, console: Console) -> int:
     """Train, draw and sum up; return 1 when a task misses its goal or diverges, 130 when interrupted."""
     start = time.perf_counter()
     out = command.out or Path("out") / ("demo-smoke" if command.smoke else "demo")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out: expected a directory, or a new name; got {out}, which is a file")
     console.say(f"Four tasks on {describe_devices()}; results go to {out}")
     entries: list[Entry] = []
     for run in open_all(command, out):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
+from regard.arguments import read_number
 from regard.conformance.edges import EDGES
 from regard.conformance.features import KEYWORDS, Features, find_features
 from regard.conformance.judging import Judge
@@ -80,6 +82,9 @@ def check(
         raise TypeError(f"fn: expected a function of query, key and value; got {type(fn).__name__}")
     started = time.monotonic()
     taken = find_features(fn, features)
+    for word, number in (("tolerance", tolerance), ("seconds", seconds)):
+        if not 0 < read_number(word, number) < math.inf:
+            raise ValueError(f"{word}: expected a number above 0, got {number}")
     subject = Subject(fn, axes, taken, arrays, seconds)
     imported, name = name_function(fn)
     judge = Judge(subject, imported, name, tolerance)

@@ -201,7 +201,9 @@ def read_amount(text: str | int) -> int:
     except (ValueError, OverflowError):
         amount = number = 0
     if number < 1 or number != amount:
-        raise ValueError(f"expected a whole number such as 4096, 128k, 1M or 1_048_576, got {text!r}")
+        raise ValueError(
+            f"expected a whole number of at least 1, such as 4096, 128k, 1M or 1_048_576, got {text!r}"
+        )
     return number
 
 

@@ -1,5 +1,6 @@
 """Settings that tasks share: goals, sizes, optimization, cadence. Importing this module loads no JAX."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -25,7 +26,8 @@ RATE = Range("in [0, 1)", lambda value: 0 <= value < 1)
 INT32 = Range("from -2**31 to 2**31 - 1", lambda value: -(2**31) <= value < 2**31)
 MOST = Range("at most 2**31 - 1", lambda value: value < 2**31)  # int32 counts it
 VOCABULARY = Range("at most 2**30", lambda value: value <= 2**30)  # int32 holds its tokens, and marks beside
-POSITIVE = Range("above 0", lambda value: value > 0)
+NOT_NEGATIVE = Range("at least 0 and finite", lambda value: 0 <= value < math.inf)
+POSITIVE = Range("above 0 and finite", lambda value: 0 < value < math.inf)
 Count = Annotated[int, at_least(1), MOST]
 MaybeCount = Annotated[int | None, at_least(1), MOST]
 DataSeed = Annotated[int, Range("from 0 to 2**63 - 1", lambda value: 0 <= value < 2**63)]
@@ -189,9 +191,9 @@ class Optimization(Settings):
     fifth of the steps is left and then linear to 0, or constant."""
     warmup_steps: Annotated[int, at_least(0), MOST] = 0
     """Updates over which the learning rate rises linearly from 0."""
-    clip_norm: Annotated[float, at_least(0)] = 1.0
+    clip_norm: Annotated[float, NOT_NEGATIVE] = 1.0
     """Gradients with a larger global norm are scaled down to it; 0 leaves them alone."""
-    weight_decay: Annotated[float, at_least(0)] = 0.0
+    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.0
     """Decoupled weight decay on matrices (arrays of two axes or more: not biases, not gains)."""
     nan: Literal["stop", "skip"] = "stop"
     """Treatment of an update whose loss or gradients are not finite: stop ends the run, which can go on from

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.declaration import Command, Output, conf, option
@@ -25,6 +25,7 @@ class Conformance(Command):
     """
 
     EXTRA = "train"
+    ALIASES: ClassVar = {"features": "feature"}
 
     function: Annotated[str, conf.Positional, option("MODULE:FUNCTION")]
     """A module or a file, and the function in it to check."""
@@ -77,12 +78,15 @@ def find_function(text: str) -> Callable[..., Any]:
         home, name = "regard.conformance.ours", "attend_by_keywords"
     try:
         module: Any = _load_file(Path(home)) if home.endswith(".py") else import_module(home)
-    except Exception as error:  # whatever the file does
+    except (Exception, SystemExit) as error:  # whatever the file does
+        if Path(home).exists() and not home.endswith(".py"):
+            raise UsageError(f"{home}: expected a module, or a file that ends in .py") from error
         raise UsageError(f"{home}: cannot be imported: {type(error).__name__}: {error}") from error
     for part in name.split("."):
         module = getattr(module, part, None)
     if not callable(module):
-        raise UsageError(f"{home}: expected a function of the name {name}, which is not there")
+        found = "which is not there" if module is None else f"got {module!r}, which cannot be called"
+        raise UsageError(f"{home}: expected a function of the name {name}, {found}")
     return module
 
 

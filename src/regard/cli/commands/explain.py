@@ -62,11 +62,14 @@ class Explain(Command):
 
 
 def _parse_shape(flag: str, text: str) -> tuple[int, ...]:
-    """Read a shape such as 1,8,4096,64."""
+    """Read a shape such as 1,8,4096,64, of sizes that int32 counts."""
+    most = 2**31 - 1
     try:
         shape = tuple(int(word) for word in text.strip(" ()").split(",") if word.strip())
     except ValueError:
         shape = ()
-    if len(shape) < 2 or min(shape) < 0:
-        raise UsageError(f"{flag} must be whole numbers such as 1,8,4096,64, at least two, got {text!r}")
+    if len(shape) < 2 or min(shape) < 0 or max(shape) > most:
+        raise UsageError(
+            f"{flag} must be whole numbers up to {most} such as 1,8,4096,64, at least two, got {text!r}"
+        )
     return shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from regard.cli.console import Console, RunFailedError, UsageError, expected_errors
 from regard.cli.declaration import Command, Output, option
@@ -27,6 +27,7 @@ class Plan(Command):
     """
 
     EXTRA = "train"
+    ALIASES: ClassVar = {"precision": "dtype", "preset": "model", "fixed": "fix"}
 
     length: Annotated[str, option("N")]
     """Tokens, such as 4096, 128k or 1M: powers of 1024."""
