@@ -236,7 +236,7 @@ def load_newest(
             before = f"go on from step {int(saved[-1].name)}" if saved else "start again"
             raise CheckpointError(
                 f"{error}\nnothing was changed; remove {newest} to {before}"
-                + ("; --resume newest-whole does so by itself" if saved else "")
+                + ("; regard train --resume newest-whole does so by itself" if saved else "")
             ) from error
     return None, damaged
 

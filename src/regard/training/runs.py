@@ -346,7 +346,7 @@ def _read_config(directory: Path) -> _Config | None:
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
             f"{path} is damaged or not Regard's ({type(error).__name__}: {error}); "
-            "give another --out, or remove the directory yourself"
+            "bring the file back from a copy, or train with another --out"
         ) from error
     return _Config(task, config["seed"], config["versions"], config["kept"], config["continued_from"])
 
