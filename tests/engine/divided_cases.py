@@ -1,6 +1,7 @@
 """Calls of `attend` in divided programs, with eight devices, compared with one; not a test by itself."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import cudnn_model
 from collectives import count_kinds, count_sent
 from mesh_cases import draw
-from regard import attend, masks, scores
+from regard import attend, linear, masks, scores
 from regard.engine.backends import cudnn, splash_tpu
 from regard.layers import EncoderBlock
 
@@ -226,21 +227,30 @@ def _in_the_mesh_of_the_context(call, arrays, place):
     return found
 
 
+def _explicit(call, arrays, place):
+    mesh = jax.make_mesh((8,), ("b",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        rows = [np.concatenate([array] * 2) for array in arrays]
+        return np.asarray(jax.jit(call)(*jax.device_put(rows, NamedSharding(mesh, P("b")))))[:BATCH]
+
+
+def _call_linear(query, key, value):
+    return linear.attend(query, key, value, decay=-abs(value[..., 0]), segments=np.arange(59) // 23, chunk=16)
+
+
 def check_programs():
     """Run programs around a call on divided arrays; fail where one differs from the call on one device."""
     mesh = jax.make_mesh((2, 4), ("b", "h"), axis_types=(AxisType.Auto,) * 2)
     place = NamedSharding(mesh, P("b", "h"))
     arrays = draw(*[(BATCH, HEADS, 59, D)] * 3)
 
-    def call(query, key, value):
-        return attend(query, key, value, mask=masks.causal(), backend="tiled")
-
-    expected, placed = jax.jit(call)(*arrays), jax.device_put(arrays, place)
-    for program in (
-        _in_scan, _exported, _mapped_by_name, _manual_in_part, _gradient_inside, _in_the_mesh_of_the_context
-    ):  # fmt: skip
-        found = program(call, placed, place)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6, err_msg=program.__name__)
+    tiled = functools.partial(attend, mask=masks.causal(), backend="tiled")
+    placed = jax.device_put(arrays, place)
+    programs = (_in_scan, _exported, _mapped_by_name, _manual_in_part, _gradient_inside, _explicit)
+    pairs = itertools.product((tiled, _call_linear), programs)
+    for call, program in (*pairs, (tiled, _in_the_mesh_of_the_context)):
+        found, expected = program(call, placed, place), jax.jit(call)(*arrays)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=program.__name__)
 
 
 def check_training_step():

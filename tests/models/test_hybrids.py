@@ -78,34 +78,20 @@ def test_what_layers_have_to_show_is_their_own():
 
 
 def test_what_cannot_be_is_explained():
+    change, packed = functools.partial(dataclasses.replace, CONFIG), masks.segments([1] * 19, [2] * 19)
     for call, message in (
         (lambda: Encoder(CONFIG, rngs=nnx.Rngs(0)), "mixers: expected attention alone but in a Decoder"),
         (lambda: EncoderDecoder(CONFIG, target_vocab_size=7, rngs=nnx.Rngs(0)), "mixers: expected attention"),
-        (lambda: dataclasses.replace(CONFIG, mixers=()), "mixers: expected a tuple"),
-        (
-            lambda: dataclasses.replace(CONFIG, mixers=("mamba",)),
-            "mixers: expected one of attention, gated_delta",
-        ),
-        (
-            lambda: dataclasses.replace(CONFIG, delta_heads=4, delta_key_heads=3),
-            "delta_key_heads: expected a div",
-        ),
-        (
-            lambda: dataclasses.replace(CONFIG, delta_value_dim=3),
-            "delta_value_dim: expected None with kimi_delta",
-        ),
+        (lambda: change(mixers=()), "mixers: expected a tuple"),
+        (lambda: change(mixers=("mamba",)), "mixers: expected one of attention, gated_delta"),
+        (lambda: change(delta_heads=4, delta_key_heads=3), "delta_key_heads: expected a divisor"),
+        (lambda: change(delta_value_dim=3), "delta_value_dim: expected None with kimi_delta"),
         (
             lambda: build()(TOKENS, mask=masks.sliding_window(3)),
             r"mask: expected None or masks.segments\(ids\)",
         ),
-        (
-            lambda: build()(TOKENS, mask=masks.segments([1] * 19, [2] * 19)),
-            "mask: expected None or masks.segments",
-        ),
-        (
-            lambda: generate(build(), [[1, 2]], max_tokens=5, draft=build()),
-            "rewind: .* generate without a draft",
-        ),
+        (lambda: build()(TOKENS, mask=packed), "mask: expected None or masks.segments"),
+        (lambda: generate(build(), [[1, 2]], max_tokens=5, draft=build()), "rewind: .* without a draft"),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -34,7 +34,7 @@ class Carried(NamedTuple):
 def run(problem: LinearProblem) -> tuple[Array, Carried]:
     """Compute the output and the state after the last row."""
     config = problem.config
-    carried = Carried(problem.memory, problem.key_sum)
+    carried = _vary(Carried(problem.memory, problem.key_sum), problem)
     chunks = _cut(problem)
     advance = partial(_advance, config, problem.scale)
     if chunks.key.shape[0] == 1:
@@ -44,7 +44,19 @@ def run(problem: LinearProblem) -> tuple[Array, Carried]:
         # A chunk is computed again for its gradient, so that only the states between chunks are kept.
         carried, output = jax.lax.scan(jax.checkpoint(advance, prevent_cse=False), carried, chunks)
     output = _read_all(problem, carried) if output is None else _mend(output, config)
+    # In two steps, each of which explicitly divided axes survive.
+    output = output.reshape((*config.batch, *output.shape[1:]))
     return output.reshape((*config.leading, *output.shape[-2:])), carried
+
+
+def _vary(carried: Carried, problem: LinearProblem) -> Carried:
+    """Let a first state lie on the mesh as later ones do, in `shard_map` and on explicit axes."""
+    # Sums of no numbers: zeros of which JAX knows what they depend on, and where they lie.
+    leaves = [leaf for leaf in jax.tree.leaves(problem) if jnp.ndim(leaf)]
+    zero: Any = sum(jnp.sum(leaf[..., :0].astype(problem.config.dtype)) for leaf in leaves)
+    for array in (problem.key, problem.value):
+        zero = zero + jnp.sum(_line_up(problem.config, array[..., :0, :]).astype(zero.dtype), (1, 2))
+    return jax.tree.map(lambda array: array + jnp.expand_dims(zero, range(1, array.ndim)), carried)
 
 
 def _cut(problem: LinearProblem) -> Chunk:

@@ -35,8 +35,8 @@ def decay_products(
     half = size // 2
     parts = decay_products(_halve(rows), _halve(key), _halve(keep), precision)
     # Rows of the later half read what keys of the earlier half wrote.
-    reading = rows[:, half:] * parts.until[1::2, :, None]
-    written = key[:, :half] * parts.after[0::2]
+    reading = rows[:, half:] * _pair(parts.until)[1][:, :, None]
+    written = key[:, :half] * _pair(parts.after)[0]
     lower = jnp.einsum(
         "nrd,nsd->nrs", reading.reshape((count, half * heads, width)), written, precision=precision
     )
@@ -48,7 +48,7 @@ def decay_weights(keep: Float[Array, "N C 1"]) -> Decayed:
     if keep.shape[1] == 1:
         return Decayed(jnp.ones_like(keep)[..., None], keep, jnp.ones_like(keep))
     parts = decay_weights(_halve(keep))
-    lower = parts.until[1::2, :, None] * jnp.swapaxes(parts.after[0::2], -1, -2)[:, None]
+    lower = _pair(parts.until)[1][:, :, None] * jnp.swapaxes(_pair(parts.after)[0], -1, -2)[:, None]
     return _join(parts, lower)
 
 
@@ -60,7 +60,7 @@ def invert(below: Float[Array, "N C C"], precision: Any = None) -> Array:
     half = size // 2
     corners = jnp.stack((below[:, :half, :half], below[:, half:, half:]), 1)
     inverse = invert(corners.reshape((2 * below.shape[0], half, half)), precision)
-    first, last = inverse[0::2], inverse[1::2]
+    first, last = _pair(inverse)
     lower = jnp.matmul(below[:, half:, :half], first, precision=precision)
     lower = -jnp.matmul(last, lower, precision=precision)
     return _corners(first, lower, last)
@@ -68,16 +68,24 @@ def invert(below: Float[Array, "N C C"], precision: Any = None) -> Array:
 
 def _halve(array: Array) -> Array:
     """Halve blocks (N, C, ...) to (2N, C/2, ...): neighbours are the halves of one block."""
-    return array.reshape((2 * array.shape[0], array.shape[1] // 2, *array.shape[2:]))
+    # In two steps, each of which an explicitly divided first axis survives.
+    count, size, *rest = array.shape
+    return array.reshape((count, 2, size // 2, *rest)).reshape((2 * count, size // 2, *rest))
+
+
+def _pair(array: Array) -> tuple[Array, Array]:
+    """Return the first and the second of every two neighbours."""
+    pairs = array.reshape((array.shape[0] // 2, 2, *array.shape[1:]))
+    return pairs[:, 0], pairs[:, 1]
 
 
 def _join(parts: Decayed, lower: Array) -> Decayed:
     """Join neighbouring blocks, given what the later one reads of the earlier."""
-    until, after = parts.until, parts.after
-    last = until[1::2]
-    until = jnp.concatenate((until[0::2], last * until[0::2, -1:]), 1)
-    after = jnp.concatenate((after[0::2] * last[:, -1:], after[1::2]), 1)
-    return Decayed(_corners(parts.products[0::2], lower, parts.products[1::2]), until, after)
+    (first_until, last_until), (first_after, last_after) = _pair(parts.until), _pair(parts.after)
+    first_products, last_products = _pair(parts.products)
+    until = jnp.concatenate((first_until, last_until * first_until[:, -1:]), 1)
+    after = jnp.concatenate((first_after * last_until[:, -1:], last_after), 1)
+    return Decayed(_corners(first_products, lower, last_products), until, after)
 
 
 def _corners(first: Array, lower: Array, last: Array) -> Array:

@@ -281,6 +281,8 @@ def _start_steps(length: int, size: int) -> Array:
 def _join(steps: Array, length: int) -> Array:
     """Join the rows (count, *B, size, X) of steps, each once: (*B, T, X)."""
     *leading, size, width = steps.shape[1:]
+    if len(steps) == 1:
+        return steps[0]
     first = jnp.moveaxis(steps[:-1], 0, -3).reshape((*leading, -1, width))
     return jnp.concatenate([first, steps[-1][..., size + first.shape[-2] - length :, :]], -2)
 
