@@ -3,7 +3,7 @@
     python examples/hybrid_recall.py
 
 A row tells pairs of a name and a value, each name once, and then asks for all of them in another order. The
-delta rule writes value under name, in two heads of 4 x 4 numbers: eight pairs do not fit. Attention looks the
+delta rule writes value under name, in two heads of 4 x 4 numbers: six pairs do not fit. Attention looks the
 name up among all keys. It needs the layer before it, whose short convolution lays name and value together.
 """
 
@@ -16,7 +16,7 @@ from flax import nnx
 
 from regard.models import Decoder, TransformerConfig
 
-PAIRS, WORDS, ROWS = 8, 12, 64  # WORDS names, and as many values
+PAIRS, WORDS, ROWS = 6, 8, 64  # WORDS names, and as many values
 
 
 def draw(rng):
@@ -62,4 +62,4 @@ def train(mixers, steps):
 
 if __name__ == "__main__":
     for mixers in (("gated_delta", "gated_delta"), ("gated_delta", "attention")):
-        train(mixers, steps=int(sys.argv[1]) if sys.argv[1:] else 500)
+        train(mixers, steps=int(sys.argv[1]) if sys.argv[1:] else 600)

@@ -19,7 +19,6 @@ from regard.training.run_configs import describe_store
 
 _STYLE = ("CascadeSubcommandArgs", "OmitArgPrefixes", "OmitSubcommandPrefixes", "FlagCreatePairsOff")
 _HELP = ("--help", "-h")
-_PATHS = ("--out", "--files", "--save", "--compare")  # whose bytes are the file system's
 ABOUT = "Attention for JAX: exact, composable, inspectable. `regard --version` prints versions."
 # Names of settings in a sentence about them: with an underscore, before "must", or before their value.
 _NAMES = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b|^[a-z]+(?= must)|\b[a-z]+(?==)")
@@ -29,11 +28,12 @@ def parse_arguments(words: Sequence[str]) -> Command:
     """Turn words into a command, or exit: 0 after help or versions, 2 after what was not understood."""
     words = list(words)
     for before, word in zip(["", *words], words, strict=False):
-        flag = word[:-1] if word.startswith("--") and word.endswith("=") else before if not word else ""
-        if flag.startswith("--"):
+        flag, equals, value = word.partition("=") if word.startswith("--") else (before, "=", word)
+        if flag.startswith("--") and equals and not value:
             _refuse("regard", f"{flag} needs a value, got an empty one")
-        if any("\ud800" <= letter <= "\udfff" for letter in word) and not before.startswith(_PATHS):
-            _refuse("regard", f"{before or 'a command'}: expected text in UTF-8, got {word!r}")
+        # Paths may have any bytes.
+        if flag in ("--text", "--prompt") and any("\ud800" <= letter <= "\udfff" for letter in value):
+            _refuse("regard", f"{flag}: expected text in UTF-8, got {value!r}")
     named = {command.__name__.lower(): command for command in commands.COMMANDS}
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]

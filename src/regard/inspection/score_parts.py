@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -103,10 +104,13 @@ def decompose_score(
     """
     from regard.layers import DeltaBlock
     from regard.models import Decoder
+    from regard.models.encoder import find_segments
 
     if not isinstance(model, Decoder):
         raise TypeError(f"model: expected a regard.models.Decoder, got {type(model).__name__}")
     ids = jnp.atleast_2d(integers("tokens", tokens))
+    if ids.shape[0] != 1:
+        raise ValueError(f"tokens: expected those of one row, (T,) or (1, T), got shape {ids.shape}")
     limits = {"layer": model.config.num_layers, "head": model.config.num_heads}
     limits |= {"query": ids.shape[-1], "key": ids.shape[-1]}
     for name, number in {"layer": layer, "head": head, "query": query, "key": key}.items():
@@ -121,9 +125,14 @@ def decompose_score(
     streams = [seen["embedding"], *(block["hidden"] for block in seen["blocks"])]
     calls, places = iter(events), [query, key]
     parts = _split_embedding(model.trunk.embedding, ids, streams[0], places)
-    for number in range(layer):
-        event = None if isinstance(blocks[number], DeltaBlock) else next(calls)
-        _add_block(parts, f"layer {number}", blocks[number], event, streams[number : number + 2], places)
+    for number, block in enumerate(blocks[:layer]):
+        entered = _find_residual(block).enter(streams[number])
+        if isinstance(block, DeltaBlock):
+            read = block.delta(entered, segments=find_segments(options.get("mask")))
+            branch = {f"layer {number} delta": _read(read)[0, places]}
+        else:
+            branch = _split_heads(f"layer {number}", block.attention, next(calls), entered, places)
+        _add_block(parts, f"layer {number}", block, branch, streams[number : number + 2], places)
     attention, event = blocks[layer].attention, next(calls)
     enter = blocks[layer].attention_residual
     norm = None if enter.place == "post" else enter.norm
@@ -157,17 +166,17 @@ def _split_embedding(embedding: Any, ids: Any, stream: Any, places: list[int]) -
     return {"tokens": tokens, "positions": whole - tokens} if (whole != tokens).any() else {"tokens": tokens}
 
 
+def _find_residual(block: Any) -> Any:
+    """Return the residual connection around what mixes the tokens."""
+    return getattr(block, "delta_residual", None) or block.attention_residual
+
+
 def _add_block(
-    parts: Parts, title: str, block: Any, event: CallEvent | None, streams: list[Any], places: list[int]
+    parts: Parts, title: str, block: Any, branch: Parts, streams: list[Any], places: list[int]
 ) -> None:
-    """Add what the branches of a block wrote, given the streams before and after it."""
+    """Add what the first branch of a block wrote, and the second, given the streams before and after it."""
     before, after = _read(streams[0])[0, places], _read(streams[1])[0, places]
-    residual = block.delta_residual if event is None else block.attention_residual
-    entered = residual.enter(streams[0])
-    if event is None:
-        branch = {f"{title} delta": _read(block.delta(entered))[0, places]}
-    else:
-        branch = _split_heads(title, block.attention, event, entered, places)
+    residual = _find_residual(block)
     branch = _hold_norm(branch, residual.branch_norm)
     _merge(parts, branch)
     if residual.place != "post":
@@ -184,7 +193,7 @@ def _split_heads(title: str, attention: Any, event: CallEvent, entered: Any, pla
     """Return what each head wrote, and the bias of the projection."""
     read = _read(event.output)[0][:, places]  # (H, 2, E)
     if attention.gate_projection is not None:
-        gate = 1 / (1 + np.exp(-_read(attention.gate_projection(entered))[0, places]))
+        gate = _read(jax.nn.sigmoid(attention.gate_projection(entered)))[0, places]
         read = read * np.moveaxis(gate.reshape((len(places), *read.shape[::2])), 0, 1)
     kernel = _read(attention.output_projection.kernel).reshape((*read.shape[::2], -1))
     wrote = np.einsum("hpe,hem->hpm", read, kernel)

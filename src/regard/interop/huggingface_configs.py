@@ -144,7 +144,7 @@ def _resolve(config: TransformerConfig) -> dict[str, Any]:
     silent = {"dropout_rate", "attention_dropout_rate", "scan_layers", "remat"}
     if config.positions == "relative":
         silent.add("max_length")
-    if {*config.mixers} == {"attention"}:
+    if not config.is_hybrid:
         silent |= {name for name in fields if name.startswith(("delta_", "conv_"))}
     silent |= {
         name

@@ -46,7 +46,8 @@ class _Delta(nnx.Module):
         self.precision, self.norm_epsilon = options["precision"], norm_epsilon
         build = functools.partial(nnx.Linear, use_bias=False, kernel_init=kernel_init, **options)
         key_width, value_width = self.num_key_heads * self.head_dim, self.num_heads * self.value_dim
-        self.query_projection, self.key_projection = (build(self.d_model, key_width) for _ in range(2))
+        self.query_projection = build(self.d_model, key_width)
+        self.key_projection = build(self.d_model, key_width)
         self.value_projection = build(self.d_model, value_width)
         self.rate_projection = build(self.d_model, self.num_heads)
         self.output_projection = build(value_width, self.d_model)
@@ -111,12 +112,7 @@ class _Delta(nnx.Module):
         width = self.query_taps.shape[-1]
         query, key, value = jnp.split(mixed, [width, 2 * width], axis=-1)
         wide = np.promote_types(x.dtype, jnp.float32)
-        query, key = (split_heads(array, self.num_key_heads).astype(wide) for array in (query, key))
-        # Each key head serves heads that follow one another.
-        query, key = (
-            jnp.repeat(_normalise(array), self.num_heads // self.num_key_heads, axis=-3)
-            for array in (query, key)
-        )
+        query, key = self._spread_heads(query.astype(wide)), self._spread_heads(key.astype(wide))
         options: Any = {"precision": self.precision}
         if segments is not None:
             options["segments"] = segments
@@ -144,6 +140,11 @@ class _Delta(nnx.Module):
         memory = state.memory.astype(cache.memory.dtype)
         return output, {"cache": DeltaCache(cache.lengths + added, memory, recent)}
 
+    def _spread_heads(self, features: Array) -> Array:
+        """Return heads of length 1, each for the heads of values that follow one another."""
+        heads = _normalise(split_heads(features, self.num_key_heads))
+        return jnp.repeat(heads, self.num_heads // self.num_key_heads, axis=-3)
+
     def _decay(self, x: Array, wide: Any) -> Array:
         raise NotImplementedError
 
@@ -153,7 +154,8 @@ class _Delta(nnx.Module):
     def _check_cache(self, cache: Any, x: Array) -> None:
         check_kind("cache", cache, DeltaCache)
         own = jax.eval_shape(lambda: self.start_cache(cache.batch))
-        expected, given = ([leaf.shape for leaf in jax.tree.leaves(one)] for one in (own, cache))
+        expected = [leaf.shape for leaf in jax.tree.leaves(own)]
+        given = [leaf.shape for leaf in jax.tree.leaves(cache)]
         if expected != given or x.shape[:-2] != (cache.batch,):
             raise ValueError(
                 f"cache: expected the layer's own and x ({cache.batch}, T, {self.d_model}); got x {x.shape}"

@@ -203,6 +203,11 @@ class TransformerConfig:
         """Return the number of keys before the query's own that a layer sees; None means all."""
         return self.windows[layer % len(self.windows)]
 
+    @property
+    def is_hybrid(self) -> bool:
+        """True where a mixer is no attention."""
+        return {*self.mixers} != {"attention"}
+
     def mixer(self, layer: int) -> Mixer:
         """Return what mixes the tokens of a layer."""
         return self.mixers[layer % len(self.mixers)]

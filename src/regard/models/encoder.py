@@ -89,8 +89,7 @@ class Encoder(nnx.Module):
         )
         lengths = self.hidden_lengths(lengths)
         mask = name_mask(mask, hidden.shape[:-2], hidden.shape[-2], hidden.shape[-2])
-        is_hybrid = {*self.config.mixers} != {"attention"}
-        segments = _find_segments(mask) if is_hybrid else None
+        segments = find_segments(mask) if self.config.is_hybrid else None
         mask = mask_padding(lengths, mask, hidden.shape[-2] if positions is not None else None)
         hidden, seen = self.stack(hidden, mask=mask, positions=positions, segments=segments, aux=aux)
         hidden = blank_padding(hidden, lengths)
@@ -105,7 +104,7 @@ class Encoder(nnx.Module):
         return jnp.asarray(lengths, jnp.int32) + 1
 
 
-def _find_segments(mask: Mask | None) -> Any:
+def find_segments(mask: Mask | None) -> Any:
     """Return the numbers of packed documents, of a mask that asks for no more than the delta rule can do."""
     parts: list[Any] = []
     pending = [] if mask is None else [mask]

@@ -83,7 +83,7 @@ class Stack(nnx.Module):
         causal: bool = False,
         rngs: nnx.Rngs,
     ):
-        if {*config.mixers} != {"attention"} and (not causal or block is DecoderBlock):
+        if config.is_hybrid and (not causal or block is DecoderBlock):
             raise ValueError(
                 "mixers: expected attention alone but in a Decoder, as the delta rule reads what came before;"
                 f" got {config.mixers}"

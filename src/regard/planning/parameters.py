@@ -40,7 +40,7 @@ def check_config(config: Any) -> None:
     """Raise for what is no `TransformerConfig`, or one of a hybrid."""
     if not hasattr(config, "vocab_size"):
         raise TypeError(f"config: expected a TransformerConfig, got {type(config).__name__}")
-    if {*config.mixers} != {"attention"}:
+    if config.is_hybrid:
         raise ValueError(
             f"config: expected attention in every layer, of the rest nothing is planned; got {config.mixers}"
         )

@@ -85,8 +85,8 @@ def find_function(text: str) -> Callable[..., Any]:
     for part in name.split("."):
         module = getattr(module, part, None)
     if not callable(module):
-        found = "which is not there" if module is None else f"got {module!r}, which cannot be called"
-        raise UsageError(f"{home}: expected a function of the name {name}, {found}")
+        instead = "which is not there" if module is None else f"got {module!r}, which cannot be called"
+        raise UsageError(f"{home}: expected a function of the name {name}, {instead}")
     return module
 
 

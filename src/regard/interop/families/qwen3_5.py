@@ -31,8 +31,6 @@ _DELTA, _STORED = f"{BLOCK}.delta", f"{LAYER}.linear_attn"
 # How positions of images are laid out; those of text are the same in every part.
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 _SHARE = "partial_rotary_factor"
-
-
 # Sizes of the delta rule, their fields, and what transformers takes where they are left out.
 _SIZES = {
     "linear_num_value_heads": ("delta_heads", 32),
@@ -84,13 +82,13 @@ class Qwen35(Llama):
     def read_positions(self, settings: Settings, *sizes: Any) -> dict[str, Any]:
         rules = {name: settings.get(name) or {} for name in ("rope_parameters", "rope_scaling")}
         plain = {
-            name: {key: value for key, value in rule.items() if key not in _OF_IMAGES}
+            name: {key: value for key, value in rule.items() if key not in (*_OF_IMAGES, _SHARE)}
             for name, rule in rules.items()
         }
-        found = read_rotary({**plain, "rope_theta": settings.get("rope_theta")}, *sizes)
-        if found["rotary_scaling"] is not None:
+        rotary = read_rotary({**plain, "rope_theta": settings.get("rope_theta")}, *sizes)
+        if rotary["rotary_scaling"] is not None:
             raise ValueError(f"rope_type: expected default for {self.kind}, got {rules}; not supported")
-        return found
+        return rotary
 
     def write_positions(self, config: TransformerConfig) -> dict[str, Any]:
         written = write_rotary(config)
@@ -157,7 +155,7 @@ class Qwen35(Llama):
 def _read_mixers(settings: Settings, num_layers: int) -> tuple[Any, ...]:
     """Return what mixes the tokens of every layer, as the shortest run that repeats."""
     every = settings.get("full_attention_interval")
-    every = 4 if every is None else read_number("full_attention_interval", read_size("interval", every))
+    every = 4 if every is None else read_size("full_attention_interval", every)
     kinds = settings.get("layer_types") or [
         _LINEAR if (layer + 1) % every else FULL for layer in range(num_layers)
     ]
