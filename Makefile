@@ -84,12 +84,14 @@ bench: $(VENV)/.demo
 # python that has jax for CUDA, numpy, jaxtyping and pytest, nothing is installed: PYTHON=python3 make -k gpu-check
 # Rates come as rows for benchmarks/RESULTS.md, in less than ten minutes; what is left then, the same command measures.
 # make gpu-rates RATES='--cases causal,lse --peers cudnn,tiled --seconds 200' chooses.
+# A case that fails is named at once: whoever borrows a GPU may not have it until the end.
+ON_GPU_TEST = -m pytest -v -p no:benchmark
 ON_GPU = PYTHONPATH=src JAX_PLATFORMS=cuda XLA_PYTHON_CLIENT_PREALLOCATE=false
 gpu-check: gpu-contract gpu-kernels gpu-rates
 gpu-contract:
-	$(ON_GPU) JAX_DEFAULT_MATMUL_PRECISION=highest $(PYTHON) -m pytest tests/engine/test_contract.py
+	$(ON_GPU) JAX_DEFAULT_MATMUL_PRECISION=highest $(PYTHON) $(ON_GPU_TEST) tests/engine/test_contract.py
 gpu-kernels:
-	$(ON_GPU) $(PYTHON) -m pytest tests/engine/test_kernels.py tests/engine/test_mosaic_gpu.py -k "cudnn or mosaic"
+	$(ON_GPU) $(PYTHON) $(ON_GPU_TEST) tests/engine/test_kernels.py tests/engine/test_mosaic_gpu.py -k "cudnn or mosaic"
 gpu-rates:
 	$(ON_GPU) $(PYTHON) -m benchmarks.gpu_rates $(RATES)
 

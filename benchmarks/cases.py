@@ -128,6 +128,15 @@ class Case:
         mask = self.make_mask()
         return None if mask is None else np.asarray(mask.dense(*self.lengths)).reshape(self.lengths)
 
+    def find_ranges(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return each query's first key and the end of its keys, which lie side by side."""
+        keep = self.make_dense_mask()
+        assert keep is not None
+        first, end = keep.argmax(1), keep.shape[1] - keep[:, ::-1].argmax(1)
+        if (keep.sum(1) != end - first).any():
+            raise ValueError(f"a query's keys of {self.mask!r} do not lie side by side")
+        return first, end
+
     def count_pairs(self) -> int:
         """Count the query-key pairs that the mask keeps, over all heads and batch rows."""
         keep = self.make_dense_mask()

@@ -24,37 +24,48 @@ import jax
 from benchmarks import machine
 from benchmarks.cases import Case, select
 from benchmarks.measuring import prepare_calls
-from benchmarks.peers import OWN, Call, Inputs, Peer, UnavailableError, prepare_attend, prepare_jax_nn
+from benchmarks.peers import (
+    OWN,
+    Call,
+    Inputs,
+    Peer,
+    UnavailableError,
+    prepare_attend,
+    prepare_jax_nn,
+    prepare_tokamax_kernel,
+)
 from benchmarks.torch_peers import prepare_flex
-from regard.engine.dispatch.registry import BACKENDS, UNMEASURED
+from regard.engine.dispatch.registry import BACKENDS, BY_NAME
 
-HEADS, KEY_HEADS, WIDTH = 64, 8, 128
+HEADS, GROUP, WIDTH = 64, 8, 128
+LONG, LONG_HEADS = 32_768, 16  # fewer heads fill the device as well, and inputs are drawn in less time
 ROUNDS = 7
 BURST_SECONDS = 0.05  # of calls that are not waited for one by one: a launch costs as much as a short call
 LONG_SECONDS = 0.5  # calls that take longer are timed twice, whatever the rounds
 CHECKED = 2048  # up to this length results are compared with the definition, which is slow
 SECONDS = 480.0  # after which no further case is begun
-HANGING_SECONDS = 240, 90  # in which a case must end, compiling included; and what no device has run yet
+HANGING_SECONDS = 120, 60  # in which a case must end, compiling included; and what is still being tried
 LEFT, AGAIN = 2, 3  # how a process ends that leaves cases
 CUDNN, FLEX, XLA = "jax.nn cudnn", "torch.flex", "jax.nn xla"
 
 
 def _case(name: str, length: int, mask: str = "causal", width: int = WIDTH, **more: Any) -> Case:
-    query, key = ((1, heads, length, width) for heads in (HEADS, KEY_HEADS))
+    heads = LONG_HEADS if length >= LONG else HEADS
+    query, key = ((1, count, length, width) for count in (heads, heads // GROUP))
     return Case(f"{name} {length}", query, key, mask, "forward", "bfloat16", **more)
 
 
 CASES = (
-    *(_case("causal", length) for length in (8192, 2048, 32_768)),
-    *(_case("softcap window", length, "window", cap=50.0) for length in (2048, 32_768)),
-    *(_case("sinks window", length, "narrow window", 64, sinks=True) for length in (2048, 32_768)),
+    *(_case("causal", length) for length in (8192, 2048, LONG)),
+    *(_case("softcap window", length, "window", cap=50.0) for length in (2048, LONG)),
+    *(_case("sinks window", length, "narrow window", 64, sinks=True) for length in (2048, LONG)),
     *(_case("sinks", length, width=64, sinks=True) for length in (2048, 8192)),
     *(_case("lse", length, aux=("lse",)) for length in (2048, 8192)),
-    *(_case(mask, length, mask) for mask in ("window", "documents", "prefix") for length in (2048, 32_768)),
+    *(_case(mask, length, mask) for mask in ("window", "documents", "prefix") for length in (2048, LONG)),
     Case(
         "decode 32768",
         (16, HEADS, 1, WIDTH),
-        (16, KEY_HEADS, 32_768, WIDTH),
+        (16, HEADS // GROUP, LONG, WIDTH),
         passes="decode",
         dtype="bfloat16",
     ),
@@ -168,6 +179,7 @@ PEERS = (
     ),
     Peer(CUDNN, partial(prepare_jax_nn, implementation="cudnn")),
     Peer(XLA, _prepare_xla),
+    Peer("tokamax", prepare_tokamax_kernel),
     # With its block mask in every call, as Regard's lists of tiles are.
     Peer(FLEX, partial(prepare_flex, masks_in_call=True)),
 )
@@ -261,9 +273,9 @@ def work(options: argparse.Namespace) -> int:
     before = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
     if before.get("device") == found["device"]:
         found["cases"] = before["cases"]
-    # What no device has run yet comes last, and alone.
+    # What is still being tried comes last, and alone.
     for new in (False, True):
-        group = [peer for peer in options.peers if (peer.name in UNMEASURED) == new]
+        group = [peer for peer in options.peers if (peer.name in BY_NAME) == new]
         for case in options.cases:
             known = {name for entry in found["cases"] if _is_of(entry, case) for name in _peers(entry)}
             peers = [peer for peer in group if peer.name not in known]

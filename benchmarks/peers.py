@@ -199,6 +199,21 @@ def _prepare_tokamax(case: Case, inputs: Inputs) -> Call:
     return _prepare_swapped(tokamax.dot_product_attention, case, inputs, options)
 
 
+def prepare_tokamax_kernel(case: Case, inputs: Inputs) -> Call:
+    """Tokamax's Mosaic GPU kernel, told by ranges of keys what a row sees, as its own windows are."""
+    demand_package("tokamax")
+    if case.sinks or case.aux:
+        raise UnavailableError("has no argument for sinks or statistics")
+    from tokamax._src.ops.attention import api, base
+
+    mask = base.Mask(is_causal=case.mask != "full")
+    if case.mask not in ("full", "causal"):
+        first, end = (jnp.asarray(bound, jnp.int32)[None, None] for bound in case.find_ranges())
+        mask = base.Mask(k_start=first, k_end=end)
+    kernel = partial(api.IMPLEMENTATIONS["mosaic_gpu"], logits_soft_cap=case.cap, mask=mask)
+    return compile_call(lambda q, k, v, _: kernel(q, k, v), case, inputs, None, swapped=True)
+
+
 OWN = "regard"  # what ratios are to
 JAX_PEERS: Sequence[Peer] = (
     Peer(OWN, partial(_prepare_regard, backend=None)),

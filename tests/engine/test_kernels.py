@@ -358,8 +358,8 @@ def test_the_program_for_a_gpu_calls_cudnn_once_each_way(hopper, name):
     ]
     assert [len(found) for found in calls] == [1, backward]
     assert all(word in line for found in calls for line in found for word in told)
-    assert "while" not in program
-    if backward:
+    if backward:  # elsewhere tiles may be visited in a loop
+        assert "while" not in program
         assert "x256x256x" not in program, "an array over queries and keys"
         # Nothing is rearranged, as heads stand first in Regard and in what cuDNN is given.
         moves = [line for line in lines if "stablehlo.transpose" in line]

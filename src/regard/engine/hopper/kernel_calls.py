@@ -137,10 +137,13 @@ class _Call:
         pairs = trace_pairs(inputs, context, config)
         heads, key_heads = config.rows[-2], config.leading[-1]
         self.launch = Launch(math.prod(self.batch), heads, key_heads, pairs, interpret)
-        self.scale = _lay(inputs.scale, config, 2)[:, 0, 0, 0]
+        # The kernel takes the largest of what is not scaled yet: its scale is positive, the sign in queries.
+        scale = _lay(inputs.scale, config, 2)
+        self.sign, size = jnp.sign(scale), jnp.abs(scale)
+        self.scale = jnp.where(size == 0, 1, size)[:, 0, 0, 0]
 
     def forward(self) -> Results:
-        arrays = self._rows(self.inputs.query), *self._keys()
+        arrays = self._signed(self._rows(self.inputs.query)), *self._keys()
         found = self.launch.forward(self._lists(self.context.by_query), self.scale, *arrays)
         length, width = self.config.num_queries, self.config.value_width
         output, log_total, peak = (
@@ -160,14 +163,15 @@ class _Call:
             _lay(one, self.config, 1, (self.rows,), fill)
             for one, fill in (
                 (jnp.where(alive, results.peak, jnp.inf), jnp.inf),
-                (results.log_total, 0),
+                (results.log_total / np.float32(np.log(2)), 0),
                 (jnp.where(alive, delta, 0), 0),
             )
         ]
-        operands = (self.scale, query, *self._keys(), cotangent, *vectors)
+        operands = (self.scale, self._signed(query), *self._keys(), cotangent, *vectors)
         found: dict[str, Array] = {}
         if "query" in shapes:
-            found["query"] = self.launch.query_gradient(self._lists(self.context.by_query), *operands)
+            gradient = self.launch.query_gradient(self._lists(self.context.by_query), *operands)
+            found["query"] = self._signed(gradient)
         if "key" in shapes or "value" in shapes:
             lists = self._lists(self.context.by_key)
             found["key"], found["value"] = self.launch.key_gradients(lists, *operands)
@@ -179,6 +183,9 @@ class _Call:
 
     def _rows(self, array: Array) -> Array:
         return _lay(array.astype(jnp.bfloat16), self.config, 2, (self.rows, _whole(array.shape[-1], LANES)))
+
+    def _signed(self, rows: Array) -> Array:
+        return rows * self.sign.astype(rows.dtype)
 
     def _keys(self) -> list[Array]:
         def lay(array: Array) -> Array:

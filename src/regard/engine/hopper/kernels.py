@@ -32,22 +32,31 @@ def attend(block: KernelBlock) -> None:
             weighted, total, peak = carry
             (keys, values), ready, free = block.ring_at(turn)
             gpu.barrier_wait(ready[0])
-            scores = multiply(rows, keys.T) * block.scale
+            products = multiply(rows, keys.T, meanwhile=block.change_turns)
             gpu.barrier_arrive(free[0])
             start = pl.multiple_of(start_of(turn), block.tile)
-            scores = block.finish(scores, start, head, masked).scores
+            scores = block.finish(products, start, head, masked).scores
             new_peak = jnp.maximum(peak, scores.max(axis=1))
             base = jnp.where(new_peak > -jnp.inf, new_peak, 0.0)
-            shrink, weights = jnp.exp(peak - base), jnp.exp(scores - spread(base, scores))
-            gpu.barrier_wait(ready[1])
-            part = multiply(block.factor(weights), values)
+            # The difference first: it is exactly 0 at the peak.
+            shrink = jnp.exp2((peak - base) * block.unit)
+            weights = jnp.exp2((scores - spread(base, scores)) * block.unit)
+            total = total * shrink + weights.sum(axis=1)
+            weighted, total, peak, factor = block.settle(
+                weighted * spread(shrink, weighted), total, new_peak, block.factor(weights)
+            )
+            block.change_turns(meanwhile=ready[1])
+            weighted = block.add_product(weighted, factor, values)
             gpu.barrier_arrive(free[1])
-            return weighted * spread(shrink, weighted) + part, total * shrink + weights.sum(axis=1), new_peak
+            return weighted, total, peak
 
         empty = fill((ROWS, value.shape[3]), 0), fill((ROWS,), 0), fill((ROWS,), -np.inf)
+        # One warpgroup multiplies while the other exponentiates.
+        pl.when(block.warpgroup == 1)(block.change_turns)
         weighted, total, peak = visit(full, kept, step, empty)
+        pl.when(block.warpgroup == 0)(block.change_turns)
         total = jnp.where(total == 0.0, 1.0, total)
-        block.put(weighted / spread(total, weighted), jnp.log(total), peak)
+        block.put(weighted / spread(total, weighted), jnp.log(total), block.in_logits(peak))
 
     block.divide_work(compute, lambda: block.stream_keys(kept, start_of, key, value))
 
@@ -59,16 +68,16 @@ def pull_queries(block: KernelBlock) -> None:
 
     def compute() -> None:
         rows, pulled = block.load_kept(*(one.at[*block.at(one, head, heads)] for one in (query, cotangent)))
-        base, log_total, delta = (block.vector(one, block.first, ROWS, 0, head) for one in vectors)
+        base, log2_total, delta = (block.vector(one, block.first, ROWS, 0, head) for one in vectors)
 
         def gather(sums: Ref) -> Array:
             def step(turn: Any, none: Any, masked: bool) -> Any:
                 (keys, values), ready, free = block.ring_at(turn)
                 gpu.barrier_wait(ready[0])
-                scores = multiply(rows, keys.T) * block.scale
+                products = multiply(rows, keys.T)
                 start = pl.multiple_of(start_of(turn), block.tile)
-                scores, pull = block.finish(scores, start, head, masked)
-                weights = jnp.exp(scores - spread(base, scores) - spread(log_total, scores))
+                scores, pull = block.finish(products, start, head, masked)
+                weights = block.weigh(scores, base, log2_total)
                 gpu.barrier_wait(ready[1])
                 change = multiply(pulled, values.T)
                 gpu.barrier_arrive(free[1])
@@ -104,15 +113,14 @@ def pull_keys(block: KernelBlock) -> None:
                 def step(number: Any, none: Any, masked: bool) -> Any:
                     (rows, pulled), ready, free = block.ring_at(member * kept + number)
                     start = pl.multiple_of(start_of(number), block.tile)
-                    base, log_total, delta = (block.vector(one, start, ROWS, 1, head) for one in vectors)
+                    base, log2_total, delta = (block.vector(one, start, ROWS, 1, head) for one in vectors)
                     gpu.barrier_wait(ready[0])
-                    scores = multiply(keys, rows.T) * block.scale
-                    scores, pull = block.finish(scores, start, head, masked, across=True)
-                    weights = jnp.exp(scores - spread(base, scores, 1) - spread(log_total, scores, 1))
+                    products = multiply(keys, rows.T)
+                    scores, pull = block.finish(products, start, head, masked, across=True)
+                    weights = block.weigh(scores, base, log2_total, axis=1)
                     gpu.barrier_wait(ready[1])
                     gpu.wgmma(value_sums, block.factor(weights), pulled)
-                    gpu.wgmma_wait(0)
-                    change = multiply(values, pulled.T)
+                    change = multiply(values, pulled.T)  # waits for both
                     gpu.barrier_arrive(free[1])
                     change = pull(weights * (change - spread(delta, change, 1)))
                     gpu.wgmma(key_sums, block.factor(change), rows)

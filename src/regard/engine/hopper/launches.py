@@ -32,20 +32,25 @@ class Launch:
     def forward(
         self, lists: Lists, scale: Array, query: Array, key: Array, value: Array
     ) -> tuple[Array, Array, Array]:
-        """Compute the output, and of each row the log of its sum and its peak, which that is relative to."""
+        """Compute the output, and of each row the log of its sum and its peak, which that is relative to.
+
+        The scale, one per batch row, is positive.
+        """
         rows = (self.batch, self.heads, query.shape[2])
         shapes = [(*rows, value.shape[3]), rows, rows]
         operands = (lists, scale, query, key, value)
-        return self._run(kernels.attend, shapes, (query,), (key, value), BLOCK, *operands)
+        return self._run(kernels.attend, shapes, (query,), (key, value), BLOCK, *operands, last_first=True)
 
     def query_gradient(
         self, lists: Lists, scale: Array, query: Array, key: Array, value: Array, *rest: Array
     ) -> Array:
-        """Compute the gradient of queries; the rest is that of the output, then base, log total and delta."""
+        """Compute the gradient of queries; the rest: that of the output, then base, log2 of totals, delta."""
         shape = (self.batch, self.heads, *query.shape[2:])
         operands = (lists, scale, query, key, value, *rest)
         kept = (query, rest[0])
-        return self._run(kernels.pull_queries, [shape], kept, (key, value), BLOCK, *operands)[0]
+        return self._run(
+            kernels.pull_queries, [shape], kept, (key, value), BLOCK, *operands, last_first=True
+        )[0]
 
     def key_gradients(
         self, lists: Lists, scale: Array, query: Array, key: Array, value: Array, *rest: Array
@@ -68,7 +73,8 @@ class Launch:
             "ring": [buffer(STAGES, tile, array.shape[3]) for array in streamed],
             "ready": [gpu.Barrier(num_barriers=STAGES) for _ in streamed],
             "free": [gpu.Barrier(num_barriers=STAGES, num_arrivals=2) for _ in streamed],
-            # The interpreter multiplies no registers.
+            # The interpreter has fewer threads than may wait, and multiplies no registers.
+            "turns": None if self.interpret else gpu.Barrier(num_arrivals=2),
             "weights": buffer(2, ROWS, tile) if self.interpret else None,
         }
 
@@ -80,15 +86,23 @@ class Launch:
         streamed: Sequence[Array],
         tile: int,
         *operands: Any,
+        last_first: bool = False,
     ) -> Any:
-        """Run a kernel's blocks, each of which keeps its rows of some arrays and reads tiles of others."""
+        """Run a kernel's blocks, each of which keeps its rows of some arrays and reads tiles of others.
+
+        Begun with the last, those that meet most under a causal mask do not come when all others are done.
+        """
         _, heads, length, *_ = shapes[0]
         leaves, structure = jax.tree.flatten((operands, self.pairs.operands()))
 
         def kernel(*refs: Ref, **buffers: Any) -> None:
             sizes = (self.heads, self.key_heads)
             given, read = jax.tree.unflatten(structure, refs[: len(leaves)])
-            body(KernelBlock(self.pairs, sizes, given, read, refs[len(leaves) :], **buffers))
+            body(
+                KernelBlock(
+                    self.pairs, sizes, given, read, refs[len(leaves) :], last_first=last_first, **buffers
+                )
+            )
 
         def launch(*leaves: Array) -> list[Array]:
             return gpu.kernel(
