@@ -75,7 +75,7 @@ class KernelBlock:
 
     @property
     def unit(self) -> Any:
-        """What turns a difference of scores, as `finish` returns them, into one of powers of 2."""
+        """The factor that turns differences of scores, as `finish` returns them, into powers of 2."""
         return _LOG2_E if self.pairs.apply is not None else self.scale * _LOG2_E
 
     def in_logits(self, scores: Array) -> Array:
