@@ -1,7 +1,6 @@
-"""Measurements of this machine for `regard tune`: the fastest tiles, and sizes at which dense is faster."""
+"""Measurements of this machine for `regard tune`: settings that are faster here than those by default."""
 
 import dataclasses
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,19 +10,16 @@ from typing import Any
 import jax
 
 import regard.masks as masks
-from regard.engine.backends import dense, tiled
-from regard.engine.call.canonicalization import canonicalize
-from regard.engine.flash.blocking import Blocking
-from regard.engine.flash.tile_choice import choose_tiles_at_once
-from regard.engine.flash.tuning import Tuning, default_tuning
+from regard.attention import attend
+from regard.engine.flash.tuning import Tuning, default_tuning, using
 from regard.masks import Mask
 
 Shape = tuple[int, int, int, int]  # batch, heads, length, width
-Tiles = tuple[int, int]  # side of a tile, cells of a tile over the heads that go together
-Times = dict[Tiles, float]
-Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is measured now
+Progress = Callable[[int, int, str], None]  # settings asked, settings in all, what is tried now
 SHORT_SECONDS = 0.5
 SETTLING_CALLS = 3
+ROUNDS, COMPARE_SECONDS = 15, 0.6  # of a comparison; what comes first ends it, after three rounds
+BETTER, NO_WORSE = 0.97, 1.02  # ratios of times: of all calls together, and of any one
 
 
 @dataclass(frozen=True)
@@ -35,42 +31,49 @@ class Workload:
     mask: Mask | None = None
     backward: bool = False
 
-    def __str__(self) -> str:
-        passes = "forward and backward" if self.backward else "forward"
-        mask = "no mask" if self.mask is None else repr(self.mask)
-        return f"{mask}, {passes}, {'x'.join(map(str, self.query))} on {self.key[2]} keys"
-
-    def compile(self, run: Callable[..., Any]) -> Callable[[], Any]:
-        """Compile `run(problem)`, with its VJP for a backward pass, on random arrays."""
+    def lower(self, tuning: Tuning) -> tuple[Any, list[Any]]:
+        """Lower `attend` under a tuning, with its VJP for a backward pass; return random arrays, too."""
         shapes = (self.query, self.key, self.key, *([self.query] if self.backward else []))
         rngs = jax.random.split(jax.random.key(0), len(shapes))
         arrays = [jax.random.normal(rng, shape) for rng, shape in zip(rngs, shapes, strict=True)]
-        compiled = compile_passes(
-            lambda *call: run(canonicalize(*call[:3], mask=call[3]))[0], arrays, self.mask
-        )
-        return lambda: jax.block_until_ready(compiled(arrays, self.mask))
-
-    def fit(self, tuning: Tuning) -> tuple[Blocking, Blocking]:
-        """Return the tiles that a tuning comes to."""
-        query, key = (jax.ShapeDtypeStruct(shape, "float32") for shape in (self.query, self.key))
-        problem = canonicalize(query, key, key, mask=self.mask)
-        if tuning.step_bytes:
-            choice = choose_tiles_at_once(problem, tuning)
-            return choice.forward, choice.backward
-        forward, backward = tuning.blocking(problem)
-        sizes = (problem.T, problem.S, problem.key_heads)
-        return forward.fit(*sizes), backward.fit(*sizes)
+        with using(tuning):
+            return lower_passes(lambda *call: attend(*call[:3], mask=call[3]), arrays, self.mask), arrays
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Workloads and candidates of a tuning."""
+class Question:
+    """A setting to ask about: calls that it decides, and where its values end."""
 
-    sides: tuple[int, ...]
-    cells: tuple[int, ...]
-    masked: tuple[Workload, ...]  # long sequences, for `tile_side` and cells
-    full: tuple[Workload, ...]  # the same without a mask, for `full_side`
-    thresholds: dict[str, tuple[Workload, ...]]  # growing, for the thresholds named
+    setting: str
+    workloads: tuple[Workload, ...]
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A value of a setting, and the time that calls took with it over that with the value before."""
+
+    setting: str
+    value: int
+    before: int
+    ratio: float
+    kept: bool
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The settings that were found, and what they were chosen from."""
+
+    tuning: Tuning
+    trials: tuple[Trial, ...]
+    ratios: tuple[float, ...]  # of calls that the tuning changes, measured once more, to those by default
+    unasked: tuple[str, ...]  # settings for which no time was left
+
+    @property
+    def ratio(self) -> float:
+        """The geometric mean of what the changed calls take over what they took; 1 where none changed."""
+        return statistics.geometric_mean(self.ratios) if self.ratios else 1.0
 
 
 def _square(mask: Mask | None, shape: Shape) -> tuple[Workload, Workload]:
@@ -78,172 +81,104 @@ def _square(mask: Mask | None, shape: Shape) -> tuple[Workload, Workload]:
     return Workload(shape, shape, mask), Workload(shape, shape, mask, backward=True)
 
 
-# In which unit each threshold counts the size of a workload.
-SIZES: dict[str, Callable[[Workload], int]] = {
-    "dense_scores": lambda workload: math.prod(workload.query[:3]) * workload.key[2],
-    "dense_side": lambda workload: workload.key[2],
-    "dense_rows": lambda workload: workload.query[2] * workload.query[1] // workload.key[1],
-}
-_CAUSAL = masks.causal()
-_MASKED = (
-    *_square(_CAUSAL, (1, 8, 2048, 64)),
-    *_square(_CAUSAL & masks.sliding_window(512), (1, 2, 8192, 64)),
-)
+_CAUSAL, _WINDOW = masks.causal(), masks.causal() & masks.sliding_window(512)
+_MASKED = (*_square(_CAUSAL, (1, 8, 2048, 64)), *_square(_WINDOW, (1, 2, 8192, 64)))
 _FULL = _square(None, (1, 8, 2048, 64))
 _SCORES = tuple(
-    workload
-    for heads, length in ((2, 64), (8, 128), (8, 256), (4, 512), (8, 512), (4, 1024), (8, 1024))
-    for workload in _square(_CAUSAL, (1, heads, length, 64))
+    Workload(shape, shape, _CAUSAL)
+    for shape in ((1, 8, 256, 64), (1, 4, 448, 64), (1, 8, 448, 64), (1, 8, 640, 64), (1, 8, 960, 64))
 )
-_PLAIN = tuple(_square(None, (8, 8, length, 64))[0] for length in (128, 256, 512))
-_ROWS = tuple(Workload((1, 8, rows, 64), (1, 8, 32768, 64)) for rows in (1, 4, 8, 16, 32))
-FULL_GRID = Grid(
-    (256, 512, 1024),
-    (1 << 18, 1 << 19, 1 << 20),
-    _MASKED,
-    _FULL,
-    {"dense_scores": _SCORES, "dense_side": _PLAIN, "dense_rows": _ROWS},
-)
-QUICK_GRID = Grid(
-    (256, 512),
-    (1 << 18, 1 << 19),
-    _MASKED[:2],
-    _FULL[:1],
-    {"dense_scores": _SCORES[2:9:3], "dense_side": _PLAIN[1:], "dense_rows": _ROWS[1:4:2]},
+_PLAIN = tuple(_square(None, (8, 8, length, 64))[0] for length in (192, 320, 448))
+_ROWS = tuple(Workload((1, 8, rows, 64), (1, 8, 32768, 64)) for rows in (3, 6, 12, 24))
+# Those first that differ most from one kind of processor to the next.
+QUESTIONS = (
+    Question("full_side", _FULL, 128, 4096),
+    Question("backward_cells", (_MASKED[1], _FULL[1]), 1 << 16, 1 << 29),
+    Question("dense_scores", _SCORES, 1 << 16, 1 << 26),
+    Question("dense_side", _PLAIN, 128, 1024),
+    Question("dense_rows", _ROWS, 2, 64),
+    Question("forward_cells", (_MASKED[0], _FULL[0]), 1 << 16, 1 << 29),
+    Question("tile_side", _MASKED, 128, 4096),
 )
 
 
-# The tiles of devices whose steps hold all batch rows and heads.
-_AT_ONCE: dict[str, Any] = {"sides": (512, 1024, 2048), "cells": (1 << 23, 1 << 25, 1 << 27)}
+def measure_tuning(questions: Sequence[Question], seconds: float, progress: Progress) -> Findings:
+    """Halve and double one setting after the other, and keep what is faster, until the time is over.
+
+    A value is kept where its calls together take less than 0.97 of the time and none more than 1.02. In the
+    end all that changed is measured once more beside the defaults, which stay where it is not faster then.
+    """
+    begun, programs, default = time.monotonic(), _Programs(), default_tuning()
+    found, trials, unasked = default, list[Trial](), list[str]()
+    total = len(questions) + 1
+    for number, question in enumerate(questions):
+        if time.monotonic() - begun > seconds:
+            unasked.append(question.setting)
+            continue
+        for halve in (True, False):
+            while time.monotonic() - begun <= seconds:
+                before = getattr(found, question.setting)
+                value = before // 2 if halve else before * 2
+                if not question.least <= value <= question.most:
+                    break
+                progress(number, total, f"{question.setting} of {value:,}, so far {before:,}")
+                changed = dataclasses.replace(found, **{question.setting: value})
+                ratios = programs.compare(question.workloads, changed, found)
+                kept = _is_better(ratios)
+                if ratios:
+                    ratio = statistics.geometric_mean(ratios)
+                    trials.append(Trial(question.setting, value, before, ratio, kept))
+                if not kept:
+                    break
+                found = changed
+            if getattr(found, question.setting) != getattr(default, question.setting):
+                break
+    progress(total - 1, total, "all that changed beside the defaults")
+    every = tuple(dict.fromkeys(workload for question in questions for workload in question.workloads))
+    ratios = programs.compare(every, found, default) if found != default else []
+    if not _is_better(ratios):
+        found, ratios = default, []
+    return Findings(found, tuple(trials), tuple(ratios), tuple(unasked))
 
 
-def choose_grid(*, quick: bool) -> Grid:
-    """Return what to measure on the default device."""
-    grid = QUICK_GRID if quick else FULL_GRID
-    return dataclasses.replace(grid, **_AT_ONCE) if default_tuning().step_bytes else grid
+def _is_better(ratios: Sequence[float]) -> bool:
+    return bool(ratios) and statistics.geometric_mean(ratios) < BETTER and max(ratios) < NO_WORSE
 
 
-@dataclass(frozen=True)
-class Point:
-    """Dense against tiled at one size; the size is in the unit of the threshold."""
+class _Programs:
+    """Programs that were compiled, by what they are."""
 
-    size: int
-    dense_seconds: float
-    tiled_seconds: float
+    def __init__(self) -> None:
+        self.found: dict[tuple[Workload, Tuning], Callable[[], Any]] = {}
+        self.compiled: dict[tuple[Workload, str], Callable[[], Any]] = {}
 
+    def _compile(self, workload: Workload, tuning: Tuning) -> Callable[[], Any]:
+        if (workload, tuning) not in self.found:
+            lowered, arrays = workload.lower(tuning)
+            key = workload, lowered.as_text()
+            if key not in self.compiled:
+                program = lowered.compile()
+                self.compiled[key] = lambda: jax.block_until_ready(program(arrays, workload.mask))
+            self.found[workload, tuning] = self.compiled[key]
+        return self.found[workload, tuning]
 
-@dataclass(frozen=True)
-class Findings:
-    """The tuning, and the measurements that it was chosen from."""
-
-    tuning: Tuning
-    forward: Times  # geometric mean over workloads of time over the workload's fastest
-    backward: Times  # the same with the backward pass
-    thresholds: dict[str, tuple[Point, ...]]
-
-
-def measure_tuning(grid: Grid, rounds: int, progress: Progress) -> Findings:
-    """Time every workload of the grid and choose by geometric means."""
-    total = len(grid.masked) + len(grid.full) + sum(map(len, grid.thresholds.values()))
-    numbers = iter(range(total))
-    candidates = [(side, cells) for side in grid.sides for cells in grid.cells]
-
-    def compare(workloads: Sequence[Workload]) -> tuple[Times, Times]:
-        slowdowns: dict[bool, list[Times]] = {False: [], True: []}
-        for workload in workloads:
-            progress(next(numbers), total, str(workload))
-            seconds = _time_tiles(workload, candidates, rounds)
-            fastest = min(seconds.values())
-            slowdowns[workload.backward].append({tiles: taken / fastest for tiles, taken in seconds.items()})
-        forward, backward = (
-            {
-                tiles: statistics.geometric_mean(one[tiles] for one in each) if each else 1.0
-                for tiles in candidates
-            }
-            for each in slowdowns.values()
-        )
-        return forward, backward
-
-    forward, backward = compare(grid.masked)
-    tiles = choose_tiles(forward, backward)
-    tiles = dataclasses.replace(tiles, full_side=choose_full_side(*compare(grid.full), tiles))
-    thresholds: dict[str, tuple[Point, ...]] = {}
-    for name, workloads in grid.thresholds.items():
-        points = []
-        for workload in workloads:
-            progress(next(numbers), total, str(workload))
-            points.append(Point(SIZES[name](workload), *_time_both(workload, tiles, rounds)))
-        thresholds[name] = tuple(sorted(points, key=lambda point: point.size))
-    limits = {name: choose_limit(points) for name, points in thresholds.items()}
-    limits["dense_rows"] += 1  # dense serves fewer than so many
-    return Findings(dataclasses.replace(tiles, **limits), forward, backward, thresholds)
+    def compare(self, workloads: Sequence[Workload], one: Tuning, other: Tuning) -> list[float]:
+        """Return the ratio of times under two tunings of each call that they compile to two programs."""
+        pairs = ([self._compile(workload, tuning) for tuning in (one, other)] for workload in workloads)
+        return [_ratio(*pair) for pair in pairs if pair[0] is not pair[1]]
 
 
-def choose_tiles(forward: Times, backward: Times) -> Tuning:
-    """Choose the side, and the cells of either pass, with the least product of means; defaults win ties."""
-    default = default_tuning()
-
-    def cost(tiles: Tuning) -> tuple[float, int]:
-        product = (
-            forward[tiles.tile_side, tiles.forward_cells] * backward[tiles.tile_side, tiles.backward_cells]
-        )
-        changes = zip(dataclasses.astuple(tiles), dataclasses.astuple(default), strict=True)
-        return product, sum(one != other for one, other in changes)
-
-    choices = [
-        dataclasses.replace(default, tile_side=side, forward_cells=cells, backward_cells=other)
-        for side, cells in forward
-        for same, other in backward
-        if same == side
-    ]
-    return min(choices, key=cost)
+def _ratio(one: Callable[[], Any], other: Callable[[], Any]) -> float:
+    """Return the median of one's seconds over the other's, round by round."""
+    begun, ratios = time.monotonic(), list[float]()
+    while len(ratios) < 3 or (len(ratios) < ROUNDS and time.monotonic() - begun < COMPARE_SECONDS):
+        seconds = interleave({"one": one, "other": other}, 2, settle=not ratios)
+        ratios += [own / theirs for own, theirs in zip(seconds["one"], seconds["other"], strict=True)]
+    return statistics.median(ratios)
 
 
-def choose_full_side(forward: Times, backward: Times, tiles: Tuning) -> int:
-    """Choose the side that is fastest with the cells of `tiles`; today's default wins ties."""
-
-    def cost(side: int) -> tuple[float, bool]:
-        product = forward[side, tiles.forward_cells] * backward[side, tiles.backward_cells]
-        return product, side != default_tuning().full_side
-
-    return min(sorted({side for side, _ in forward}), key=cost)
-
-
-def choose_limit(points: Sequence[Point]) -> int:
-    """Choose the size up to which to take dense, 0 for never: the geometric mean of times is then least."""
-
-    def cost(limit: int) -> float:
-        return sum(math.log(p.dense_seconds if p.size <= limit else p.tiled_seconds) for p in points)
-
-    return min([0, *(point.size for point in points)], key=cost)
-
-
-def _time_tiles(workload: Workload, candidates: Sequence[Tiles], rounds: int) -> Times:
-    """Return median seconds of each candidate; those that come to the same tiles are measured once."""
-    fitted = {}
-    for side, cells in candidates:
-        tuning = dataclasses.replace(
-            default_tuning(), tile_side=side, full_side=side, forward_cells=cells, backward_cells=cells
-        )
-        fitted[side, cells] = workload.fit(tuning)
-    calls = {blocking: _compile_tiled(workload, *blocking) for blocking in dict.fromkeys(fitted.values())}
-    seconds = interleave(calls, rounds, settle=True)
-    return {tiles: statistics.median(seconds[blocking]) for tiles, blocking in fitted.items()}
-
-
-def _time_both(workload: Workload, tiles: Tuning, rounds: int) -> tuple[float, float]:
-    """Return median seconds of dense and of the chosen tiles."""
-    calls = {"dense": workload.compile(dense.run), "tiled": _compile_tiled(workload, *workload.fit(tiles))}
-    seconds = interleave(calls, rounds, settle=True)
-    return statistics.median(seconds["dense"]), statistics.median(seconds["tiled"])
-
-
-def _compile_tiled(workload: Workload, forward: Blocking, backward: Blocking) -> Callable[[], Any]:
-    return workload.compile(lambda problem: tiled.run(problem, forward, backward))
-
-
-def compile_passes(attention: Callable[..., Any], arrays: Sequence[Any], extra: Any) -> Any:
-    """Compile `attention(query, key, value, extra)`, with its VJP where a fourth array is the cotangent."""
+def lower_passes(attention: Callable[..., Any], arrays: Sequence[Any], extra: Any) -> Any:
+    """Lower `attention(query, key, value, extra)`, with its VJP where a fourth array is the cotangent."""
 
     def run(arrays: Sequence[Any], extra: Any) -> tuple[Any, ...]:
         if len(arrays) == 3:
@@ -251,7 +186,12 @@ def compile_passes(attention: Callable[..., Any], arrays: Sequence[Any], extra: 
         output, vjp = jax.vjp(lambda *inputs: attention(*inputs, extra), *arrays[:3])
         return (output, *vjp(arrays[3]))
 
-    return jax.jit(run).lower(arrays, extra).compile()
+    return jax.jit(run).lower(arrays, extra)
+
+
+def compile_passes(attention: Callable[..., Any], arrays: Sequence[Any], extra: Any) -> Any:
+    """Compile what `lower_passes` lowers."""
+    return lower_passes(attention, arrays, extra).compile()
 
 
 def interleave(

@@ -6,59 +6,79 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from regard import masks, tuning
+from regard import explain, masks, tuning
 from regard.cli import main
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.flash import tuning as engine_tuning
 
 SHAPE = (1, 2, 64, 4)
-GRID = tuning.Grid(
-    (16, 32),
-    (1 << 10,),
-    (tuning.Workload(SHAPE, SHAPE, masks.causal(), backward=True),),
-    (tuning.Workload(SHAPE, SHAPE),),
-    {
-        "dense_scores": (tuning.Workload(SHAPE, SHAPE, masks.causal()),),
-        "dense_side": (tuning.Workload(SHAPE, SHAPE),),
-        "dense_rows": (tuning.Workload((1, 2, 3, 4), SHAPE),),
-    },
+CALL, PLAIN = tuning.Workload(SHAPE, SHAPE, masks.causal(), backward=True), tuning.Workload(SHAPE, SHAPE)
+QUESTIONS = (
+    tuning.Question("dense_rows", (CALL,), 1, 1 << 10),  # dense whatever their number: asked in vain
+    tuning.Question("dense_side", (PLAIN,), 16, 1 << 10),
 )
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "regard" / "tuning.json"
+
+
+@pytest.fixture
+def tiny(monkeypatch, kept):
+    default = engine_tuning.Tuning(dense_scores=0, dense_side=0x40, dense_rows=2)
+    monkeypatch.setattr(tuning, "QUESTIONS", QUESTIONS)
+    for module in (tuning, engine_tuning):
+        monkeypatch.setattr(module, "default_tuning", lambda: default)
+    return default
 
 
 def run(*words):
     return main(["tune", *map(str, words)])
 
 
-@pytest.fixture
-def tiny_grid(monkeypatch, tmp_path):
-    monkeypatch.setattr(tuning, "FULL_GRID", GRID)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "regard" / "tuning.json"
-
-
-def test_a_dry_run_writes_nothing(tiny_grid, capsys):
-    assert run("--dry-run", "--rounds", 1, "--json") == 0
+@pytest.mark.parametrize("ratio", [0.5, 1.0])
+def test_what_is_faster_is_kept_and_what_is_as_fast_is_not(ratio, tiny, kept, monkeypatch, capsys):
+    """Dense serves up to 64 keys; tiles take `ratio` of its time."""
+    monkeypatch.setattr(tuning, "_ratio", lambda *_: ratio)
+    assert run("--dry-run", "--json") == 0
     captured = capsys.readouterr()
-    found = json.loads(captured.out)
-    assert found["tile_side"] in GRID.sides
-    assert found["full_side"] in GRID.sides
-    assert found["forward_cells"] in GRID.cells
-    assert found["dense_scores"] in (0, 2 * 64 * 64)
-    assert found["dense_rows"] in (1, 4)
-    printed = captured.err
-    assert "5/5 no mask, forward, 1x2x3x4 on 64 keys" in printed
-    assert "left as it is" in printed
-    assert "tile_side" in printed
-    assert not tiny_grid.exists()
+    assert json.loads(captured.out)["dense_side"] == (32 if ratio < 1 else 64)
+    assert "3/3 all that changed" in captured.err
+    said = "the one call that it changes take 0.50" if ratio < 1 else "gained: nothing"
+    assert said in captured.err
+    assert "left as it is" in captured.err
+    assert not kept.exists()
 
 
-def test_a_tuning_is_written_and_read_back(tiny_grid, monkeypatch, capsys):
+def test_where_the_last_measurement_does_not_bear_it_out_the_defaults_stay(tiny, monkeypatch):
+    ratios = iter([0.5, 1.1])
+    monkeypatch.setattr(tuning, "_ratio", lambda *_: next(ratios, 0.0))
+    findings = tuning.measure_tuning(QUESTIONS[1:], 100, lambda *_: None)
+    assert (findings.tuning, findings.ratios, findings.trials[0].kept) == (tiny, (), True)
+
+
+def test_what_is_not_asked_in_time_is_told(tiny, capsys):
+    assert run("--dry-run", "--seconds", 1e-9) == 0
+    assert "not asked in 1e-09 s: dense_rows, dense_side" in capsys.readouterr().out
+    assert run("--seconds", 0) == 2
+
+
+def test_a_tuning_is_written_and_read_back(kept, monkeypatch, capsys):
     chosen = engine_tuning.Tuning(tile_side=128, dense_scores=7)
-    findings = tuning.Findings(chosen, {}, {}, {"dense_scores": (tuning.Point(7, 1.0, 2.0),)})
-    monkeypatch.setattr(tuning, "measure_tuning", lambda *_: findings)
-    assert run("--rounds", 1) == 0
-    assert str(tiny_grid) in capsys.readouterr().out.replace("\n", "")
-    assert engine_tuning.read_tuning(engine_tuning.cache_file()) == chosen
+    monkeypatch.setattr(tuning, "measure_tuning", lambda *_: tuning.Findings(chosen, (), (0.9, 0.8), ()))
+    assert run() == 0
+    printed = capsys.readouterr().out.replace("\n", "")
+    assert str(kept) in printed
+    assert "the 2 calls that it changes take 0.85 of their time" in printed
+    assert json.loads(kept.read_text())[engine_tuning.device_key()] == {"dense_scores": 7, "tile_side": 128}
+    assert engine_tuning.load_kept() == chosen
+    array = jax.ShapeDtypeStruct(SHAPE, "float32")
+    assert "measured here by regard tune" in explain(array, array, array).costs
+    with engine_tuning.using(engine_tuning.Tuning()):
+        assert "by default, measured on two cores with AVX-512" in explain(array, array, array).costs
+    engine_tuning.load_kept.cache_clear()
 
 
 def test_a_tuning_is_added_to_those_of_other_devices(tmp_path):
@@ -77,39 +97,16 @@ def test_a_damaged_tuning_is_ignored_with_a_warning(tmp_path):
             assert engine_tuning.read_tuning(path) == engine_tuning.Tuning()
 
 
-def test_an_interrupted_tuning_leaves_the_old_file(tiny_grid, monkeypatch):
+def test_an_interrupted_tuning_leaves_the_old_file(tiny, kept, monkeypatch):
     old = engine_tuning.Tuning(tile_side=128)
     engine_tuning.write_tuning(engine_tuning.cache_file(), old)
 
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tuning, "_time_tiles", stop)
-    assert run("--rounds", 1) == 130
-    assert engine_tuning.read_tuning(tiny_grid) == old
-
-
-def test_the_limit_has_the_least_geometric_mean():
-    def limit(*ratios):
-        return tuning.choose_limit([tuning.Point(size + 1, ratio, 1.0) for size, ratio in enumerate(ratios)])
-
-    assert limit(0.5, 0.9, 1.5, 3.0) == 2
-    assert limit(2.0, 3.0) == 0
-    assert limit(0.5, 0.6) == 2
-    assert limit(0.5, 1.1, 0.5, 2.0) == 3  # one unlucky point in between
-
-
-def test_the_side_is_best_for_both_passes_and_defaults_win_ties():
-    forward = {(256, 1 << 18): 1.5, (256, 1 << 20): 1.0, (512, 1 << 18): 1.2, (512, 1 << 20): 1.1}
-    backward = {(256, 1 << 18): 1.5, (256, 1 << 20): 1.4, (512, 1 << 18): 1.0, (512, 1 << 20): 1.3}
-    chosen = tuning.choose_tiles(forward, backward)
-    assert (chosen.tile_side, chosen.forward_cells, chosen.backward_cells) == (512, 1 << 20, 1 << 18)
-    level = dict.fromkeys([(side, 1 << bits) for side in (256, 512) for bits in (18, 19, 20)], 1.0)
-    default = engine_tuning.Tuning()
-    assert tuning.choose_tiles(level, level) == default
-    assert tuning.choose_full_side(forward, backward, chosen) == 512
-    level[1024, 1 << 20] = level[1024, 1 << 19] = 1.0
-    assert tuning.choose_full_side(level, level, default) == 1024
+    monkeypatch.setattr(tuning, "_ratio", stop)
+    assert run() == 130
+    assert engine_tuning.read_tuning(kept) == old
 
 
 def test_tiles_are_of_nearly_one_size():

@@ -128,7 +128,7 @@ def test_the_examples_print_what_is_shown(page, count, tmp_path, monkeypatch):
     examples, names = read_blocks(PAGES[ROOT / page]), {}
     assert len(examples) == PAGES[ROOT / page].count("```python") == count
     for code, shown in examples:
-        assert run_here(code, names) == shown
+        assert re.sub("; here are .*", "", run_here(code, names)) == shown  # on whichever machine
     assert page != "README.md" or (tmp_path / "attention.html").stat().st_size > 10_000
 
 

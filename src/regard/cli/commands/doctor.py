@@ -57,6 +57,7 @@ class Doctor(Command):
         console.note("devices", "\n".join(facts["devices"]))
         for name, answer in facts["backends"].items():
             console.note("backend", f"{name}: {answer}")
+        console.note("costs", facts["costs"])
         for name, entry in facts["optional"].items():
             found = entry["version"] or f"not installed; for {entry['gives']}: {entry['install']}"
             console.note("optional", f"{name} {found}")
@@ -78,6 +79,7 @@ def collect_facts() -> dict[str, Any]:
         "packages": {name: find_version(name) for name in PACKAGES},
         "devices": _list_devices(),
         "backends": _ask_backends(),
+        "costs": _ask_costs(),
         "optional": optional,
         "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
     }
@@ -91,6 +93,16 @@ def _list_devices() -> list[str]:
         return [f"{device.id}: {device.device_kind} ({device.platform})" for device in jax.devices()]
     except RuntimeError as error:
         return [f"none: {error}"]
+
+
+def _ask_costs() -> str:
+    """Say whose costs the choice of tiles goes by."""
+    from regard.engine.flash.tuning import describe_costs
+
+    try:
+        return describe_costs()
+    except RuntimeError as error:
+        return f"unknown: {error}"
 
 
 def _ask_backends() -> dict[str, str]:

@@ -1,8 +1,9 @@
-"""`regard tune`: the tiles and thresholds that are fastest here, kept for later calls of `attend`."""
+"""`regard tune`: settings of tiles that are faster here, kept for later calls of `attend`."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -15,22 +16,18 @@ if TYPE_CHECKING:
 
     from regard.tuning import Findings
 
-ROUNDS, QUICK_ROUNDS = 7, 3
-
 
 @dataclass(frozen=True)
 class Tune(Command):
-    """Measure which tiles are fastest here, and from which size on; later calls of attend use it.
+    """Measure which tiles are faster here than those by default; later calls of attend use them.
 
-    Example: regard tune --quick
+    Example: regard tune --dry-run
     """
 
     EXTRA = "train"
 
-    rounds: Annotated[int | None, option("N", "7, with --quick 3")] = None
-    """The number of times that each is timed; the median counts."""
-    quick: bool = False
-    """A first look at a few sizes; nothing is written."""
+    seconds: Annotated[float, option("N")] = 45.0
+    """The time after which no further value is tried; what was found is then measured once more."""
     dry_run: bool = False
     """Print what was found and write nothing."""
     output: Output = Output()
@@ -40,43 +37,50 @@ class Tune(Command):
         from regard import tuning
         from regard.engine.flash import tuning as engine_tuning
 
-        rounds = self.rounds or (QUICK_ROUNDS if self.quick else ROUNDS)
-        if self.rounds is not None and self.rounds < 1:
-            raise UsageError(f"--rounds must be at least 1, got {self.rounds}")
-        grid = tuning.choose_grid(quick=self.quick)
+        if not 0 < self.seconds < math.inf:
+            raise UsageError(f"--seconds must be above 0 and finite, got {self.seconds}")
         console.say(f"measuring for {engine_tuning.device_key()}")
         with console.show_steps() as begin:
-            findings = tuning.measure_tuning(grid, rounds, begin)
+            findings = tuning.measure_tuning(tuning.QUESTIONS, self.seconds, begin)
         for table in _tabulate(findings):
             console.say()
             console.say(table)
         console.say()
-        console.emit("tuning", **dataclasses.asdict(findings.tuning))
+        if findings.unasked:
+            console.say(
+                f"not asked in {self.seconds:g} s: {', '.join(findings.unasked)}; --seconds gives more"
+            )
+        console.emit("tuning", **dataclasses.asdict(findings.tuning), ratio=findings.ratio)
         path = engine_tuning.cache_file()
-        if self.dry_run or self.quick:
-            kind = "a dry run" if self.dry_run else "a quick look"
-            console.say(f"{kind}: {path} is left as it is")
-            return 0
-        with expected_errors():
-            engine_tuning.write_tuning(path, findings.tuning)
-        engine_tuning.load_tuning.cache_clear()
-        console.say(f"written: {path}")
+        if self.dry_run:
+            console.say(f"a dry run: {path} is left as it is")
+        else:
+            with expected_errors():
+                engine_tuning.write_tuning(path, findings.tuning)
+            engine_tuning.load_kept.cache_clear()
+            console.say(f"written: {path}")
+        console.say(_gain(findings))
         return 0
 
 
+def _gain(findings: Findings) -> str:
+    """Say what the tuning is worth."""
+    if not findings.ratios:
+        return "gained: nothing, the defaults are as fast here as anything that was tried"
+    count = len(findings.ratios)
+    calls = "the one call" if count == 1 else f"the {count} calls"
+    return f"gained: {calls} that it changes take {findings.ratio:.2f} of their time; no other call changes"
+
+
 def _tabulate(findings: Findings) -> Iterator[Table]:
-    """Return tables of tiles, thresholds, and the choice beside the defaults."""
+    """Return tables of what was tried, and of the choice beside the defaults."""
     from regard.engine.flash.tuning import default_tuning
 
-    tiles = new_table("tile side", "cells", "forward", "with backward")
-    for (side, cells), mean in findings.forward.items():
-        tiles.add_row(str(side), f"{cells:,}", f"{mean:.3f}", f"{findings.backward[side, cells]:.3f}")
-    yield tiles
-    points = new_table("threshold", "size", "dense / tiled")
-    for name, measured in findings.thresholds.items():
-        for point in measured:
-            points.add_row(name, f"{point.size:,}", f"{point.dense_seconds / point.tiled_seconds:.3f}")
-    yield points
+    trials = new_table("setting", "tried", "instead of", "time", "")
+    for trial in findings.trials:
+        kept = "kept" if trial.kept else ""
+        trials.add_row(trial.setting, f"{trial.value:,}", f"{trial.before:,}", f"{trial.ratio:.3f}", kept)
+    yield trials
     default = default_tuning()
     choice = new_table("setting", "chosen", "default")
     for name, value in dataclasses.asdict(findings.tuning).items():

@@ -14,6 +14,7 @@ from regard.engine.dispatch.placement import active
 from regard.engine.dispatch.registry import Choice
 from regard.engine.flash.device_types import NO_MESH
 from regard.engine.flash.tile_choice import TileChoice, choose_tiles
+from regard.engine.flash.tuning import describe_costs
 from regard.masks.grid import is_concrete
 
 TILE = 128
@@ -60,6 +61,8 @@ class Explanation:
     """The tiles that the tiled backend computes; None with another backend."""
     mask_work: str | None = None
     """The cost of looking at the mask, before any attention; None where there is none."""
+    costs: str = ""
+    """The machine whose costs the choice of backend and tiles goes by; empty for a fused kernel."""
     gathered: tuple[str, ...] = ()
     """Mesh axes that divide the sequence of an array, which no backend does: it is gathered along them."""
 
@@ -88,6 +91,7 @@ class Explanation:
         lines += [
             ("backend", f"{self.backend}: {self.reason}"),
             *(("refused", f"{name}: {why}") for name, why in self.refusals.items()),
+            *([("costs", self.costs)] if self.costs else []),
             ("all pairs", f"{scaled(self.dense_flops, 'FLOP')}, {scaled(self.dense_bytes, 'B')} of scores"),
         ]
         if self.gathered:
@@ -118,6 +122,7 @@ def describe(problem: Problem, choice: Choice) -> Explanation:
         dense_bytes=pairs * problem.accumulation.itemsize,
         computes=choose_tiles(problem) if choice.name == "tiled" and not problem.is_symbolic else None,
         mask_work=_mask_work(problem) if choice.name == "tiled" else None,
+        costs=describe_costs() if choice.name in ("tiled", "dense") else "",
         gathered=() if active() else _sequence_axes(problem),
     )
 

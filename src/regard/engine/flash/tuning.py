@@ -1,11 +1,15 @@
 """Measurements of a device: when dense wins, and how large tiles should be."""
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import json
 import math
 import os
+import platform
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +107,7 @@ def _divide(length: int, side: int) -> int:
 
 # Where nothing was measured; with what each comes from.
 DEFAULTS = {
-    "cpu": (Tuning(), "measured on two cores with AVX-512 (benchmarks/NOTES.md)"),
+    "cpu": (Tuning(), "measured on two cores with AVX-512"),
     **dict.fromkeys(
         ("gpu", "tpu"),
         (
@@ -117,7 +121,7 @@ DEFAULTS = {
                 backward_cells=1 << 25,
                 step_bytes=1 << 30,
             ),
-            "reasoned, not measured: steps large enough to fill the device (benchmarks/NOTES.md)",
+            "reasoned, not measured: steps large enough to fill the device",
         ),
     ),
 }
@@ -141,13 +145,54 @@ def cache_file() -> Path:
 def device_key() -> str:
     """Name what measurements hold for: the kind of the default device, and the jax that compiles."""
     device = jax.devices()[0]
-    return f"{device.platform} {device.device_kind}, {os.cpu_count()} cores, jax {jax.__version__}"
+    kind = name_instructions() if device.platform == "cpu" else device.device_kind
+    return f"{device.platform} {kind}, {os.cpu_count()} cores, jax {jax.__version__}"
+
+
+_USED = contextvars.ContextVar[Tuning | None]("used", default=None)
+
+
+@contextlib.contextmanager
+def using(tuning: Tuning) -> Iterator[None]:
+    """Trace calls under a tuning, whatever was measured."""
+    token = _USED.set(tuning)
+    try:
+        yield
+    finally:
+        _USED.reset(token)
+
+
+def load_tuning() -> Tuning:
+    """Load this machine's measurements, or the defaults; once in a process."""
+    return _USED.get() or load_kept()
 
 
 @functools.cache
-def load_tuning() -> Tuning:
-    """Load this machine's measurements, or the defaults; once in a process."""
+def load_kept() -> Tuning:
+    """Load what `regard tune` kept for this machine, or the defaults."""
     return read_tuning(cache_file())
+
+
+def describe_costs() -> str:
+    """Say what the choice of backends and tiles goes by: numbers of this machine, or of which other."""
+    if load_tuning() != default_tuning():
+        return f"measured here by regard tune, for {device_key()}"
+    kind, here = jax.devices()[0].platform, (os.cpu_count(), name_instructions())
+    origin = DEFAULTS.get(kind, DEFAULTS["gpu"])[1]
+    if kind != "cpu" or here == (2, "AVX-512"):
+        return f"by default, {origin}"
+    return f"by default, {origin}; here are {here[0]}, with {here[1]}: regard tune takes a minute"
+
+
+@functools.cache
+def name_instructions() -> str:
+    """Name the processor's vector instructions that costs depend on, or its architecture."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("flags")[2].partition("\n")[0]
+    except (OSError, UnicodeDecodeError):
+        flags = ""
+    names = {"avx512f": "AVX-512", "avx2": "AVX2"}
+    return next((name for flag, name in names.items() if flag in flags.split()), platform.machine())
 
 
 def read_tuning(path: Path) -> Tuning:
@@ -169,13 +214,18 @@ def read_tuning(path: Path) -> Tuning:
 
 
 def write_tuning(path: Path, found: Tuning) -> None:
-    """Add or replace this device's entry; other entries stay, and the file appears whole or not at all."""
+    """Add or replace this device's entry, what differs from the defaults.
+
+    Other entries stay, and the file appears whole or not at all.
+    """
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         entries = entries if isinstance(entries, dict) else {}
     except (OSError, ValueError, RecursionError):
         entries = {}
-    entries[device_key()] = dataclasses.asdict(found)
+    default = dataclasses.asdict(default_tuning())
+    own = {name: value for name, value in dataclasses.asdict(found).items() if value != default[name]}
+    entries[device_key()] = own
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     partial.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
