@@ -29,6 +29,8 @@ _HERE = {
     "mask=masks.predicate(fn), with its mask_mod as fn": "block_mask",
     "mask=masks.sliding_window(before, after)": "local_window_size window_size sliding_window window",
     "windows=(before,)": "window_size sliding_window window", "before=": "window_size sliding_window window",
+    "max_distance=": "relative_attention_max_distance",
+    "nothing: the table has a row for each bucket": "num_buckets relative_attention_num_buckets",
     "first=": "sinks", "score=scores.modifier(fn)": "score_mod",
     "score=scores.softcap(cap)": "logits_soft_cap logit_softcap softcap", "attention_softcap=": "softcap",
     "nothing: heads of query may be a multiple of those of key and value": "enable_gqa",

@@ -12,7 +12,7 @@ import test_contract as shared
 from regard import attend, explain, masks, scores
 from regard.engine.backends import cudnn, mosaic_gpu
 from regard.engine.call.canonicalization import canonicalize
-from regard.engine.flash import preparation, tile_calls, tile_choice, tuning
+from regard.engine.flash import tile_calls, tuning
 from regard.engine.flash.operands import Results
 from regard.engine.hopper import kernel_calls
 from regard.masks.runs import Span
@@ -188,8 +188,6 @@ class Answer:
 def test_both_passes_are_the_kernels_and_the_rest_is_computed_for_all_rows_and_heads_at_once(monkeypatch):
     monkeypatch.setattr(mosaic_gpu, "_OLDEST", (0,))
     monkeypatch.setattr(kernel_calls, "_Call", Answer)
-    for module in (tile_choice, preparation):
-        monkeypatch.setattr(module, "load_tuning", lambda: tuning.DEFAULTS["gpu"][0])
     in_tiles = []
 
     def spy(name, compute):
@@ -208,11 +206,12 @@ def test_both_passes_are_the_kernels_and_the_rest_is_computed_for_all_rows_and_h
         output = attend(query, key, value, score=scores.softcap(cap), backend="mosaic_gpu")
         return jnp.sum(output.astype(jnp.float32)), output
 
-    (_, output), (grad, of_cap) = jax.value_and_grad(call, (0, 1), has_aux=True)(query, 1.5)
+    with tuning.using(tuning.DEFAULTS["gpu"][0]):
+        (_, output), (grad, of_cap) = jax.value_and_grad(call, (0, 1), has_aux=True)(query, 1.5)
+        jax.jit(lambda: jax.jvp(call, (query, 1.5), (query, 1.0))).lower()
     np.testing.assert_array_equal(output, np.full(query.shape, 7, np.float32))
     np.testing.assert_array_equal(grad, np.full(query.shape, 3, np.float32))
     assert np.isfinite(of_cap)
-    jax.jit(lambda: jax.jvp(call, (query, 1.5), (query, 1.0))).lower()
     assert in_tiles == [("backward", (1, 1), 157), ("tangent", (1, 1), 157)]
 
 

@@ -1,5 +1,6 @@
 """Tiles of all batch rows and heads at once, as devices with many threads want them, forced on the CPU."""
 
+import contextlib
 import dataclasses
 
 import jax
@@ -26,16 +27,14 @@ TIGHT = dataclasses.replace(GPU, step_bytes=4 * 8 * H * 8 * 8)  # of float64: th
 
 @pytest.fixture
 def tune(monkeypatch):
-    """Let the tuning of a device hold here."""
-
     def use(found=GPU):
         monkeypatch.setattr(tuning, "_LEAST_SIDE", min(found.tile_side, 128))
         tile_choice._count_once.cache_clear()
-        for module in (tile_choice, preparation):
-            monkeypatch.setattr(module, "load_tuning", lambda: found)
+        holding.enter_context(tuning.using(found))
 
-    use()
-    yield use
+    with contextlib.ExitStack() as holding:
+        use()
+        yield use
     tile_choice._count_once.cache_clear()
 
 
@@ -231,11 +230,9 @@ def test_every_platform_says_where_its_numbers_come_from(monkeypatch):
 DIVIDED = """
 import jax, numpy as np
 from regard import attend, masks
-from regard.engine.flash import preparation, tile_choice, tuning
+from regard.engine.flash import tuning
 from test_steps_at_once import GPU
-kept = tuning._LEAST_SIDE, tuning.load_tuning
-tuning._LEAST_SIDE = 8
-tile_choice.load_tuning = preparation.load_tuning = lambda: GPU
+kept, tuning._LEAST_SIDE = tuning._LEAST_SIDE, 8
 place = jax.sharding.NamedSharding(make_mesh(b=2, h=4), jax.sharding.PartitionSpec("b", "h"))
 arrays = draw((4, 8, 19, 3), (4, 4, 19, 3), (4, 4, 19, 5))
 
@@ -243,11 +240,9 @@ def loss(*arrays):
     return jnp.sum(jnp.sin(attend(*arrays, mask=masks.causal(), backend="tiled")))
 
 program = jax.jit(jax.grad(loss, (0, 1, 2)))
-try:
+with tuning.using(GPU):
     found, expected = (program(*jax.device_put(arrays, where)) for where in (place, jax.devices()[0]))
-finally:  # other tests run in this process
-    tuning._LEAST_SIDE, tile_choice.load_tuning = kept
-    preparation.load_tuning = tile_choice.load_tuning
+tuning._LEAST_SIDE = kept  # other tests run in this process
 for one, other in zip(found, expected, strict=True):
     assert one.sharding.is_equivalent_to(place, 4)
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)

@@ -98,7 +98,8 @@ WRONG = {jax_nn.dot_product_attention: [
     ((z, z, z), {"bias": z[..., 0, :5]}, ValueError, r"bias: .*Write bias\[None\] if"),
     ((x, y, y), {"query_seq_lengths": [1, 6]}, ValueError, r"query_seq_lengths: .*0\.\.5, got"),
     ((x, y, y), {"local_window_size": -2}, ValueError, "at least 0"),
-    ((x, y, y), {"implementation": "flash"}, ValueError, "implementation: expected None, 'xla' or"),
+    ((x, y, y), {"implementation": "flash"}, ValueError, "implementation: expected None.* backend="),
+    ((x, y, y), {"score": [scores.alibi(6)]}, ValueError, "query_offset: expected where the queries sit"),
 ], flax.attention_fn: [
     ((x[0, 0], y, y), {}, ValueError, r"query: expected \(\.\.\., length, heads, width\) or"),
     ((x, y[0], y[0]), {}, ValueError, "key: expected the batch axes of query"),

@@ -38,14 +38,14 @@ def test_a_model_whose_attention_is_replaced_answers_and_learns_as_before():
     given = [None, MASK[0], MASK]
 
     @eqx.filter_jit
-    def learn(layer, asked):
+    def learn(layer, asked, **options):
         def loss(layer):
-            answers = [layer(*arrays, mask) for mask in asked]
+            answers = [layer(*arrays, mask, **options) for mask in asked]
             return sum(jnp.sum(jnp.sin(answer)) for answer in answers), answers
 
         return eqx.filter_value_and_grad(loss, has_aux=True)(layer)
 
-    found = learn(ours["layers"][0], [*given, masks.causal()])
+    found = learn(ours["layers"][0], [*given, masks.causal()], query_offset=0)
     expected = learn(theirs["layers"][0], [*given, np.tri(T, S, dtype=bool)])
     for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(got, want, atol=5e-6)
@@ -54,7 +54,7 @@ def test_a_model_whose_attention_is_replaced_answers_and_learns_as_before():
 def test_batches_process_heads_and_statistics():
     ours, theirs, arrays = replace_attention(build()), build(), draw(2)
     turned = {"process_heads": lambda query, key, value: (query[::-1], key, 2 * value)}
-    found = jax.vmap(lambda *x: ours(*x, masks.causal(), **turned, aux=("lse",)))(*arrays)
+    found = jax.vmap(lambda *x: ours(*x, masks.causal(), **turned, query_offset=0, aux=("lse",)))(*arrays)
     expected = jax.vmap(lambda *x: theirs(*x, np.tri(T, S, dtype=bool), **turned))(*arrays)
     np.testing.assert_allclose(found[0], expected, atol=1e-6)
     assert found[1]["lse"].shape == (2, H, T)

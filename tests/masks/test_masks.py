@@ -313,6 +313,7 @@ def test_mistakes_are_explained():
         (TypeError, "wrap a boolean array as masks.from_array", lambda: cells_of_two & causal),
         (TypeError, "wrap a boolean array as masks.from_array", lambda: jnp.asarray(cells_of_two) | causal),
         (ValueError, "before: expected an integer of at least 0, got -1", lambda: masks.sliding_window(-1)),
+        (TypeError, r"an end is sliding_window\(2, None\)", lambda: masks.from_jax_window((2, None))),
         (TypeError, r"stride: expected an integer known before .*, got 1\.5", lambda: masks.dilated(1.5)),
         (TypeError, "key_lengths: expected integers, got float", lambda: masks.lengths([1.0, 2.0])),
         (TypeError, "pass additive masks as `bias=`", lambda: masks.from_array(np.zeros((2, 2), np.float32))),

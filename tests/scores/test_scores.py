@@ -451,7 +451,8 @@ def test_rows_that_do_not_exist_are_refused():
 
 
 BAD = [
-    (lambda: scores.softcap(0.0), ValueError, "cap: expected more than 0, got 0.0"),
+    (lambda: scores.softcap(0.0), ValueError, "cap: .* above 0, got 0.0; without a cap, score=None"),
+    (lambda: scores.softcap(None), TypeError, "cap: .* above 0, got None; without a cap, score=None"),
     (lambda: scores.softcap("a"), TypeError, "cap: expected a number"),
     (lambda: scores.softcap(np.ones((2, 3))), ValueError, r"cap: expected a number or an array \(H,\)"),
     (lambda: scores.temperature([1.0, 0.0]), ValueError, "temperature: expected more than 0"),

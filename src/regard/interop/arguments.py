@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from regard import masks
-from regard.arguments import integers
+from regard.arguments import check_option, integers
+from regard.attention import run_problem
 from regard.axes import Array
-from regard.engine.call.canonicalization import float_array
-from regard.engine.call.options import Options, check_names
+from regard.engine.call.canonicalization import canonicalize, float_array
+from regard.engine.call.options import Options
+from regard.engine.call.stores import LengthFirst
 from regard.masks import Mask
 from regard.masks.data import check_boolean, check_broadcast
 from regard.masks.grid import is_concrete
@@ -25,8 +29,8 @@ def swap_heads(array: Any) -> Any:
     return jnp.swapaxes(array, -3, -2)
 
 
-def heads_first(query: Any, key: Any, value: Any, ranks: range) -> tuple[Array, Array, Array]:
-    """Check arrays (*B, length, heads, width) and return (*B, heads, length, width), *B not empty."""
+def heads_first(query: Any, key: Any, value: Any, ranks: range) -> tuple[Array, LengthFirst, LengthFirst]:
+    """Check arrays (*B, length, heads, width) for `attend`, *B not empty: (*B, heads, length, width)."""
     query, key, value = (
         _batched(name, array, ranks) for name, array in (("query", query), ("key", key), ("value", value))
     )
@@ -51,7 +55,16 @@ def heads_first(query: Any, key: Any, value: Any, ranks: range) -> tuple[Array, 
             f"key: expected heads on axis -2 that divide those of query, {query.shape[-2]}; got"
             f" {shapes}{order}"
         )
-    return swap_heads(query), swap_heads(key), swap_heads(value)
+    return swap_heads(query), LengthFirst(key), LengthFirst(value)
+
+
+def attend(
+    query: Array, key: LengthFirst, value: LengthFirst, *, backend: str | None = None, **options: Any
+) -> Any:
+    """Do what `regard.attend` does with what `heads_first` returns."""
+    shapes = (jax.ShapeDtypeStruct(stored.shape, stored.dtype) for stored in (key, value))
+    problem = canonicalize(query, *shapes, **options)
+    return run_problem(dataclasses.replace(problem, key=key, value=value), backend)
 
 
 def _batched(name: str, array: Any, ranks: range) -> Array:
@@ -90,7 +103,7 @@ def all_of(parts: Sequence[Mask | None]) -> Mask | None:
 
 
 def further_options(options: dict[str, Any], **elsewhere: str) -> dict[str, Any]:
-    """Return options of `attend` that another library's call has no argument for, queries from position 0 on.
+    """Return options of `attend` that another library's call has no argument for.
 
     `elsewhere` are those that it has, by what they are called there.
     """
@@ -98,9 +111,21 @@ def further_options(options: dict[str, Any], **elsewhere: str) -> dict[str, Any]
         raise TypeError(
             f"{name}: expected it as {elsewhere[name]}, as this call names it; write {elsewhere[name]}="
         )
-    check_names([name for name in options if name != "backend"], Options)
+    for name in options:
+        check_option(name, [*Options.__annotations__, "backend"])
+    return options
+
+
+def from_the_first(options: dict[str, Any], mask: Any, full: tuple[int, ...]) -> dict[str, Any]:
+    """Place queries from position 0 on, which is what the arguments of other libraries mean.
+
+    A mask or score of Regard's that reads positions is left to `attend`, which asks where lengths differ.
+    """
+    given = options.get("score")
+    own = [mask, *(given if isinstance(given, list | tuple) else [given])]
+    asks = full[-2] != full[-1] and any(getattr(part, "reads_positions", False) for part in own)
     is_placed = options.keys() & {"query_offset", "query_positions"}
-    return options if is_placed else {**options, "query_offset": 0}
+    return options if is_placed or asks else {**options, "query_offset": 0}
 
 
 def row_lengths(name: str, lengths: Any, batch: int, most: int | None = None) -> Any:

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import jax
 
-from regard import attend
 from regard.axes import Array, ArrayLike, Float
 from regard.interop import arguments
 from regard.loading import MissingExtraError
@@ -86,13 +85,14 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
             query_heads, key_heads, value_heads = process_heads(query_heads, key_heads, value_heads)
         arrays = arguments.heads_first(query_heads, key_heads, value_heads, range(3, 4))
         full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
+        options = arguments.from_the_first(options, mask, full)
         rate = 0.0 if (self.dropout.inference if inference is None else inference) else self.dropout.p
         if rate and key is None:
             raise ValueError(
                 f"key: expected a random key because the layer has dropout_p = {rate}, got None; pass one, or"
                 " inference=True"
             )
-        attended = attend(
+        attended = arguments.attend(
             *arrays,
             mask=arguments.align_mask("mask", mask, full),
             dropout_rate=rate,

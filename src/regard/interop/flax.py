@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard import attend, masks
+from regard import masks
 from regard.arguments import check_flag
 from regard.axes import Array, ArrayLike
 from regard.engine.call.hooks import called_by
@@ -126,6 +126,7 @@ def attention_fn(
     unbatched = np.ndim(promoted[0]) == 3
     arrays = arguments.heads_first(promoted[0], promoted[1], promoted[2], range(3, 33))
     full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
+    options = arguments.from_the_first(options, mask, full)
     mask, sound = _read_mask(mask)
     kept = arguments.align_mask("mask", mask, full)
     if check_flag("is_causal", is_causal):
@@ -145,7 +146,7 @@ def attention_fn(
     asked = tuple(options.pop("aux", ()))
     names = asked if module is None else tuple(dict.fromkeys((*asked, "weights")))
     with nullcontext() if module is None else called_by(module):
-        result = attend(
+        result = arguments.attend(
             *arrays,
             mask=kept,
             bias=arguments.align_bias("bias", bias, full),

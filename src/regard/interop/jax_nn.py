@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard import attend, masks
+from regard import masks
 from regard.arguments import check_flag
 from regard.axes import Array, ArrayLike
 from regard.interop import arguments
@@ -40,7 +40,8 @@ def dot_product_attention(
     S, query heads N, key heads K, width H. Shapes are `(B, T, N, H)`, or `(T, N, H)` without a batch. Query
     t sits at position t and key s at s, also where T != S: causal keeps s <= t. What differs:
 
-    - `mask` may also be a `masks.Mask`, or an integer array.
+    - `mask` may also be a `masks.Mask`, or an integer array. Where T != S, a mask or score of Regard's that
+      reads positions asks for `query_offset`, as in `attend`.
     - A query that may attend to nothing gets output 0 and residual -inf. jax.nn gives it the mean of all
       values, or NaN where a bias of -inf removed the keys.
     - Rank 2 is refused; jax.nn returns `value` as it came.
@@ -92,7 +93,7 @@ def dot_product_attention(
     if implementation not in (None, "xla", "cudnn"):
         raise ValueError(
             f"implementation: expected None, 'xla' or 'cudnn', a hint; got {implementation!r}. To choose a"
-            " backend of Regard's, call regard.attend(..., backend=)"
+            " backend of Regard's, pass backend="
         )
     options = arguments.further_options(options)
     if return_residual and options.get("aux"):
@@ -101,10 +102,11 @@ def dot_product_attention(
             " residual, heads first"
         )
     unbatched = np.ndim(query) == 3
-    query, key, value = arguments.heads_first(query, key, value, range(3, 5))
-    batch, heads, num_queries, _ = query.shape
-    num_keys = key.shape[-2]
+    arrays = arguments.heads_first(query, key, value, range(3, 5))
+    batch, heads, num_queries, _ = arrays[0].shape
+    num_keys = arrays[1].shape[-2]
     full = (batch, heads, num_queries, num_keys)
+    options = arguments.from_the_first(options, mask, full)
     parts = [arguments.align_mask("mask", mask, full)]
     if check_flag("is_causal", is_causal):
         parts.append(masks.causal())
@@ -122,7 +124,7 @@ def dot_product_attention(
     if return_residual:
         options = {**options, "aux": ("lse",)}
     bias = arguments.align_bias("bias", bias, full)
-    result = attend(query, key, value, mask=arguments.all_of(parts), bias=bias, scale=scale, **options)
+    result = arguments.attend(*arrays, mask=arguments.all_of(parts), bias=bias, scale=scale, **options)
     output, aux = result if options.get("aux") else (result, {})
     output = arguments.swap_heads(output)
     residual = jnp.swapaxes(aux["lse"], -2, -1) if return_residual else None

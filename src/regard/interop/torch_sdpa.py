@@ -73,6 +73,7 @@ def scaled_dot_product_attention(
 
     Reference: PyTorch 2.13, `torch.nn.functional.scaled_dot_product_attention`.
     """
+    options = arguments.further_options(options, dropout_rate="dropout_p")
     named = (("query", query), ("key", key), ("value", value))
     arrays = [float_array(name, array, 2) for name, array in named]
     full = _score_shape(arrays, enable_gqa)
@@ -90,7 +91,7 @@ def scaled_dot_product_attention(
         scale=scale,
         dropout_rate=dropout_p,
         rng=rng,
-        **arguments.further_options(options, dropout_rate="dropout_p"),
+        **arguments.from_the_first(options, attn_mask, full),
     )
 
 

@@ -190,4 +190,9 @@ def from_jax_window(local_window_size: int | tuple[int, int]) -> Mask:
         raise ValueError(
             f"local_window_size: expected (left, right) or one integer for both, got {local_window_size!r}"
         )
+    if None in sides:
+        raise TypeError(
+            f"local_window_size: expected two integers, got {local_window_size!r}; a side without an end is"
+            f" sliding_window{sides!r}"
+        )
     return sliding_window(*(whole_number("local_window_size", side, 0) for side in sides))

@@ -100,6 +100,8 @@ def check_broadcast(
     per_key = f"; for one entry per key use masks.valid_keys({name})" if name == "mask" else ""
     if missing < 0 or any(n not in (1, m) for n, m in zip(shape, full[missing:], strict=True)):
         per_row = f" For one {name} per batch row, add head axes: {name}[:, None]"
+        if missing < 0:  # as of heads that are grouped in two axes
+            per_row = f" Its {len(shape)} axes are more than {len(full)}"
         raise ValueError(f"{spelled}{per_key}.{per_row if len(leading) > 1 else ''}")
     first, rank = next(iter(shape), 1), len(shape)
     elsewhere = leading[:missing] if rank > 2 else leading[: rank == 2 and not wrapped]

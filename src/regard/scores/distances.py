@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import check_reach, read_array, whole_number
+from regard.arguments import check_reach, guided, read_array, whole_number
 from regard.axes import Array, ArrayLike
 from regard.formulas import Formula, Function, Row, Symbol, Terms, product
 from regard.masks.data import literal
@@ -94,6 +94,7 @@ class Alibi(Score):
         return f"alibi(slopes={literal(self.slopes)})"
 
 
+@guided
 def relative_bias(table: ArrayLike, *, bidirectional: bool = True, max_distance: int = 128) -> Score:
     """Add a learned number for each head and bucket of distances, fine near the query and coarse afar.
 

@@ -46,6 +46,10 @@ def softcap(cap: float | ArrayLike) -> Score:
 
     Reference: Gemma Team, "Gemma 2", 2024, section 2.
     """
+    if cap is None or (isinstance(cap, int | float) and cap == 0):
+        raise (TypeError if cap is None else ValueError)(
+            f"cap: expected a number above 0, got {cap!r}; without a cap, score=None"
+        )
     found = parameter("cap", cap)
     if is_concrete(found) and np.isinf(np.asarray(found)).any():
         raise ValueError(

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from regard.axes import Array
 from regard.engine.call.checkpoint_names import OUTPUT
 from regard.engine.call.problem import Problem
-from regard.engine.call.stores import FEW_QUERIES, Store, Whole
+from regard.engine.call.stores import FEW_QUERIES, LengthFirst, Store, Whole
 from regard.engine.softmax import dropout
 from regard.engine.softmax.exponential import finite_base, nan_where_total_is, subtract_peak
 from regard.engine.softmax.online_softmax import first_largest
@@ -49,8 +49,19 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
 @jax.custom_jvp
 def _read_once(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the same, zeroing unreachable keys and values only where the output is not finite."""
-    results = attend_cells(problem, problem.keep(), *_inputs(problem))
-    return jax.lax.cond(jnp.isfinite(results[0]).all(), lambda: results, lambda: _define(problem))
+    swapped = _swap_lengths(problem)
+    results = attend_cells(swapped, swapped.keep(), *_inputs(swapped))
+    is_sound = jnp.isfinite(results[0]).all()
+    # The branch swaps for itself: what it is given swapped is copied.
+    return jax.lax.cond(is_sound, lambda: results, lambda: _define(_swap_lengths(problem)))
+
+
+def _swap_lengths(problem: Problem) -> Problem:
+    key, value = (
+        stored.array() if isinstance(stored, LengthFirst) else stored
+        for stored in (problem.key, problem.value)
+    )
+    return dataclasses.replace(problem, key=key, value=value)
 
 
 @_read_once.defjvp

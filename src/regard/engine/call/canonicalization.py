@@ -45,7 +45,16 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
         for side, offset, length in (("query", query_offset, num_queries), ("key", key_offset, num_keys))
     )
     reads_positions = any(part is not None and part.reads_positions for part in (mask, score))
-    query_offset = place_queries(num_queries, num_keys, query_offset, reads_positions, key_offset)
+    try:
+        query_offset = place_queries(num_queries, num_keys, query_offset, reads_positions, key_offset)
+    except ValueError as error:
+        if query.ndim < 4 or query.shape[-3:-2] != key.shape[-3:-2] or num_queries % max(num_keys, 1):
+            raise
+        raise ValueError(
+            f"{error} If arrays are (batch, length, heads, width), of {query.shape[-3]} tokens and"
+            f" {num_queries} heads on {num_keys}, call regard.interop.jax_nn.dot_product_attention, or swap"
+            " axes -3 and -2."
+        ) from None
     if mask is not None:
         mask.check_positions(query_offset, key_offset)
     rate, aux = check_rate("dropout_rate", chosen["dropout_rate"]), _check_aux(chosen["aux"])

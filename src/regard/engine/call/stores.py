@@ -110,6 +110,28 @@ class Whole(Store):
         return self.values.reshape((*leading, length // self.block, self.block, width))
 
 
+@record
+class LengthFirst(Store):
+    """An array `(*B, S, K, width)`, as other libraries have it, swapped by whoever reads it.
+
+    XLA's CPU reads what is swapped beside a product as it lies, and copies it for a branch that is given it.
+    """
+
+    values: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *batch, length, heads, width = self.values.shape
+        return (*batch, heads, length, width)
+
+    @property
+    def dtype(self) -> Any:
+        return self.values.dtype
+
+    def array(self) -> Array:
+        return jnp.swapaxes(self.values, -3, -2)
+
+
 # Up to this many rows of queries per key head, products wait for memory: keys and values are read once.
 FEW_QUERIES = 32
 # XLA's CPU takes five times as long for a product of one row of bfloat16 as for one of four.
