@@ -40,7 +40,6 @@ def run(*words):
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0])
 def test_what_is_faster_is_kept_and_what_is_as_fast_is_not(ratio, tiny, kept, monkeypatch, capsys):
-    """Dense serves up to 64 keys; tiles take `ratio` of its time."""
     monkeypatch.setattr(tuning, "_ratio", lambda *_: ratio)
     assert run("--dry-run", "--json") == 0
     captured = capsys.readouterr()

@@ -78,7 +78,7 @@ export const KEYS = [
     run: (state) => state.set({ tab: state.tab === "compare" ? "attention" : "compare" }),
   },
   { keys: ["e"], does: "export what is seen", run: keyReader("export") },
-  { keys: ["/"], does: "find a token", run: keyReader("find") },
+  { keys: ["/"], does: "find a token or :37", run: keyReader("find") },
   { keys: ["n"], does: "next far edge", run: keyReader("next-edge") },
   { keys: ["p"], does: "previous far edge", run: keyReader("previous-edge") },
   { keys: ["d"], does: "light or dark", run: (state) => state.ask("theme") },

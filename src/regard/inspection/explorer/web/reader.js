@@ -92,7 +92,7 @@ export function mountReader(host, source, state) {
   const arcsField = element("label", { class: "rg-tick" }, arcs, element("span", {}, "arcs"));
   const find = element("input", {
     type: "search",
-    placeholder: "find in the text",
+    placeholder: "text or :37",
     "aria-label": "Find in the text",
     "aria-keyshortcuts": "/",
   });
@@ -136,6 +136,7 @@ export function mountReader(host, source, state) {
     match = -1,
     edge = -1,
     edgesOf = "",
+    searched = "",
     shownFor = "",
     builds = 0,
     draws = 0;
@@ -294,7 +295,11 @@ export function mountReader(host, source, state) {
         ? panes.both && (sides.query.tokens.length >= sides.key.tokens.length ? sides.query : sides.key)
         : sides[state.direction === "out" ? "query" : "key"]);
     matches = side ? findMatches(side.tokens, find.value) : [];
+    // `:37` and `#37` name a position, besides texts that read so.
+    const at = side && /^[:#]\d+$/.test(find.value) ? side.tokenAt(+find.value.slice(1) - side.offset) : -1;
+    if (side && at in side.tokens) matches.unshift({ first: at, last: at });
     match = -1;
+    searched = find.value;
     count.textContent = find.value ? (matches.length ? `${matches.length} found` : "none") : "";
     refresh();
   };
@@ -307,6 +312,11 @@ export function mountReader(host, source, state) {
     choose(which)(matches[match].last);
     panes[which]?.goTo(matches[match].last);
   };
+  /** @param {string} text */
+  const tell = (text) => {
+    status.textContent = text;
+    say(text, host);
+  };
   /** @param {number} by */
   const goEdge = async (by) => {
     const { t, c, h } = state,
@@ -316,25 +326,21 @@ export function mountReader(host, source, state) {
       edges = await readEdges(source, t, c, h);
       [edgesOf, edge] = [name, -1];
     }
-    if (!edges?.length) {
-      const text = edges
-        ? "No weight of 0.05 or more in this head goes far."
-        : "The largest weights of this head are not in this file: pin it (pinned= of trace.explore).";
-      status.textContent = text;
-      return say(text, host);
-    }
+    if (!edges?.length)
+      return tell(
+        edges
+          ? "No weight of 0.05 or more in this head goes far."
+          : "The largest weights of this head are not in this file: pin it (pinned= of trace.explore).",
+      );
     edge = edge < 0 ? (by > 0 ? 0 : edges.length - 1) : (edge + by + edges.length) % edges.length;
     const { row, key, weight, distance } = edges[edge];
     state.set({ row, key, direction: "out" });
     await refresh();
-    const text =
-      `Edge ${edge + 1} of ${edges.length}: query ${nameToken(sides.query, row)} to key ` +
-      `${nameToken(sides.key, key)}, ` +
-      `weight ${formatNumber(weight)}, ${Math.abs(distance)} tokens ${distance < 0 ? "ahead" : "back"}`;
-    status.textContent = text;
-    say(text, host);
-    panes.both?.goTo(sides.query.tokenAt(row));
-    panes.query?.goTo(sides.query.tokenAt(row));
+    tell(
+      `Edge ${edge + 1} of ${edges.length}: query ${nameToken(sides.query, row)} to key ${nameToken(sides.key, key)}, ` +
+        `weight ${formatNumber(weight)}, ${Math.abs(distance)} tokens ${distance < 0 ? "ahead" : "back"}`,
+    );
+    (panes.both ?? panes.query)?.goTo(sides.query.tokenAt(row));
     panes.key?.goTo(sides.key.tokenAt(key));
   };
 
@@ -349,7 +355,7 @@ export function mountReader(host, source, state) {
     if (event.key === "Escape") find.value = "";
     else if (event.key !== "Enter") return event.stopPropagation();
     clearTimeout(waiting);
-    if (event.key === "Escape" || match < 0) search();
+    if (find.value !== searched) search();
     if (event.key === "Enter") goMatch(event.shiftKey ? -1 : 1);
     event.stopPropagation();
     event.preventDefault();
