@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import export
 
-from regard import attend, explain, masks, scores
+from regard import attend, explain, linear, masks, scores
 from regard.engine.backends.symbolic import ROWS
 
 B, K, T, S = export.symbolic_shape("B, K, T, S")
@@ -120,11 +120,15 @@ def shapes_of(*leading, length=T, width=D, dtype=np.float32):
     return jax.ShapeDtypeStruct((*leading, length, width), dtype)
 
 
-def test_what_was_exported_is_differentiated_where_it_is_read():
-    call = jax.jit(lambda x: attend(x, x, x, mask=masks.causal()))
-    program = export.export(call)(shapes_of(B, 2)).serialize(vjp_order=1)
+EXPORTED = (lambda x: attend(x, x, x, mask=masks.causal()), T), (lambda x: linear.attend(x, x, x), 141)
+
+
+@pytest.mark.parametrize(("function", "length"), EXPORTED)
+def test_what_was_exported_is_differentiated_where_it_is_read(function, length):
+    call = jax.jit(function)
+    program = export.export(call)(shapes_of(B, 2, length=length)).serialize(vjp_order=1)
     read, x = export.deserialize(program), jax.random.normal(jax.random.key(0), (2, 2, 141, D))
-    got, want = (jax.vjp(function, x)[1](x)[0] for function in (read.call, call))
+    got, want = (jax.vjp(one, x)[1](x)[0] for one in (read.call, call))
     np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -249,7 +250,7 @@ def _check_rate(rate: Any, per_token: tuple[int, ...]) -> Any:
 def _check_initial(
     initial: Any, problem: Problem, batch: tuple[int, ...], width: int, normalise: bool
 ) -> tuple[Any, Any]:
-    dtype, count = problem.accumulation, int(np.prod(batch))
+    dtype, count = problem.accumulation, math.prod(batch)
     shapes = (count, width, problem.E), (count, width)
     if initial is None:
         return jnp.zeros(shapes[0], dtype), jnp.zeros(shapes[1], dtype) if normalise else None
@@ -278,6 +279,11 @@ def _check_initial(
 
 def _check_chunk(chunk: Any, length: int, default: int) -> int:
     """Check the chunk asked for, and cut it to what the sequence needs."""
+    if not isinstance(length, int):
+        raise NotImplementedError(
+            f"length: expected as many tokens as are known before tracing, got {length}; the batch may be"
+            " symbolic"
+        )
     size = default if chunk is None else whole_number("chunk", chunk, 1)
     if size & (size - 1):
         raise ValueError(f"chunk: expected a power of two, or None for {default}; got {chunk}")
