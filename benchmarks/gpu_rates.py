@@ -44,7 +44,7 @@ BURST_SECONDS = 0.05  # of calls that are not waited for one by one: a launch co
 LONG_SECONDS = 0.5  # calls that take longer are timed twice, whatever the rounds
 CHECKED = 2048  # up to this length results are compared with the definition, which is slow
 SECONDS = 480.0  # after which no further case is begun
-HANGING_SECONDS = 120, 60  # in which a case must end, compiling included; and what is still being tried
+HANGING_SECONDS = 240, 90  # in which a case must end, compiling included; and what is still being tried
 LEFT, AGAIN = 2, 3  # how a process ends that leaves cases
 CUDNN, FLEX, XLA = "jax.nn cudnn", "torch.flex", "jax.nn xla"
 

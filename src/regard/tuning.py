@@ -109,7 +109,7 @@ def measure_tuning(questions: Sequence[Question], seconds: float, progress: Prog
     end all that changed is measured once more beside the defaults, which stay where it is not faster then.
     """
     begun, programs, default = time.monotonic(), _Programs(), default_tuning()
-    found, trials, unasked = default, list[Trial](), list[str]()
+    chosen, trials, unasked = default, list[Trial](), list[str]()
     total = len(questions) + 1
     for number, question in enumerate(questions):
         if time.monotonic() - begun > seconds:
@@ -117,28 +117,28 @@ def measure_tuning(questions: Sequence[Question], seconds: float, progress: Prog
             continue
         for halve in (True, False):
             while time.monotonic() - begun <= seconds:
-                before = getattr(found, question.setting)
+                before = getattr(chosen, question.setting)
                 value = before // 2 if halve else before * 2
                 if not question.least <= value <= question.most:
                     break
                 progress(number, total, f"{question.setting} of {value:,}, so far {before:,}")
-                changed = dataclasses.replace(found, **{question.setting: value})
-                ratios = programs.compare(question.workloads, changed, found)
-                kept = _is_better(ratios)
+                changed = dataclasses.replace(chosen, **{question.setting: value})
+                ratios = programs.compare(question.workloads, changed, chosen)
+                is_better = _is_better(ratios)
                 if ratios:
                     ratio = statistics.geometric_mean(ratios)
-                    trials.append(Trial(question.setting, value, before, ratio, kept))
-                if not kept:
+                    trials.append(Trial(question.setting, value, before, ratio, is_better))
+                if not is_better:
                     break
-                found = changed
-            if getattr(found, question.setting) != getattr(default, question.setting):
+                chosen = changed
+            if getattr(chosen, question.setting) != getattr(default, question.setting):
                 break
     progress(total - 1, total, "all that changed beside the defaults")
     every = tuple(dict.fromkeys(workload for question in questions for workload in question.workloads))
-    ratios = programs.compare(every, found, default) if found != default else []
+    ratios = programs.compare(every, chosen, default) if chosen != default else []
     if not _is_better(ratios):
-        found, ratios = default, []
-    return Findings(found, tuple(trials), tuple(ratios), tuple(unasked))
+        chosen, ratios = default, []
+    return Findings(chosen, tuple(trials), tuple(ratios), tuple(unasked))
 
 
 def _is_better(ratios: Sequence[float]) -> bool:

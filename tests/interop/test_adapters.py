@@ -50,6 +50,8 @@ def test_queries_begin_at_zero_unless_they_are_placed(library):
         expected = attend(*arrays, mask=masks.causal(), **(options or {"query_offset": 0}))
         output = adapter(*map(lay, arrays), is_causal=True, **options)
         np.testing.assert_allclose(lay(output), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="query_offset: expected where the queries sit"):
+        adapter(*map(lay, arrays), score=[scores.alibi(H)])
 
 
 def test_lengths_of_keys_that_sit_elsewhere_count_rows():
@@ -99,7 +101,6 @@ WRONG = {jax_nn.dot_product_attention: [
     ((x, y, y), {"query_seq_lengths": [1, 6]}, ValueError, r"query_seq_lengths: .*0\.\.5, got"),
     ((x, y, y), {"local_window_size": -2}, ValueError, "at least 0"),
     ((x, y, y), {"implementation": "flash"}, ValueError, "implementation: expected None.* backend="),
-    ((x, y, y), {"score": [scores.alibi(6)]}, ValueError, "query_offset: expected where the queries sit"),
 ], flax.attention_fn: [
     ((x[0, 0], y, y), {}, ValueError, r"query: expected \(\.\.\., length, heads, width\) or"),
     ((x, y[0], y[0]), {}, ValueError, "key: expected the batch axes of query"),

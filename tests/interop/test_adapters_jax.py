@@ -104,8 +104,7 @@ def test_the_residual_has_a_gradient_and_its_own_dtype():
 
 def test_a_step_on_a_cache_of_ones_own_takes_no_more_memory_than_theirs():
     """Keys and values that are swapped for a branch would be copied."""
-    shapes = (2, 1, 4, 64), (2, 512, 4, 64), (2, 512, 4, 64)
-    arrays = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    arrays = [jax.ShapeDtypeStruct((2, length, 4, 64), "float32") for length in (1, 512, 512)]
 
     def measure(attention, query, key, value, at):
         key, value = (jax.lax.dynamic_update_slice(x, query, (0, at, 0, 0)) for x in (key, value))

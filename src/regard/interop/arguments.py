@@ -121,8 +121,8 @@ def from_the_first(options: dict[str, Any], mask: Any, full: tuple[int, ...]) ->
 
     A mask or score of Regard's that reads positions is left to `attend`, which asks where lengths differ.
     """
-    given = options.get("score")
-    own = [mask, *(given if isinstance(given, list | tuple) else [given])]
+    score = options.get("score")
+    own = [mask, *(score if isinstance(score, list | tuple) else [score])]
     asks = full[-2] != full[-1] and any(getattr(part, "reads_positions", False) for part in own)
     is_placed = options.keys() & {"query_offset", "query_positions"}
     return options if is_placed or asks else {**options, "query_offset": 0}

@@ -155,11 +155,11 @@ class _Delta(nnx.Module):
         check_kind("cache", cache, DeltaCache)
         own = jax.eval_shape(lambda: self.start_cache(cache.batch))
         expected = [leaf.shape for leaf in jax.tree.leaves(own)]
-        given = [leaf.shape for leaf in jax.tree.leaves(cache)]
-        if expected != given or x.shape[:-2] != (cache.batch,):
+        shapes = [leaf.shape for leaf in jax.tree.leaves(cache)]
+        if expected != shapes or x.shape[:-2] != (cache.batch,):
             raise ValueError(
                 f"cache: expected the layer's own and x ({cache.batch}, T, {self.d_model}); got x {x.shape}"
-                f" and arrays {given} for {expected}; make it with the layer's start_cache"
+                f" and arrays {shapes} for {expected}; make it with the layer's start_cache"
             )
 
 

@@ -69,7 +69,7 @@ def _gain(findings: Findings) -> str:
         return "gained: nothing, the defaults are as fast here as anything that was tried"
     count = len(findings.ratios)
     calls = "the one call" if count == 1 else f"the {count} calls"
-    return f"gained: {calls} that it changes take {findings.ratio:.2f} of their time; no other call changes"
+    return f"gained: {calls} that it changes take {findings.ratio:.2f} of their time, no other that was tried changes"
 
 
 def _tabulate(findings: Findings) -> Iterator[Table]:
@@ -78,8 +78,8 @@ def _tabulate(findings: Findings) -> Iterator[Table]:
 
     trials = new_table("setting", "tried", "instead of", "time", "")
     for trial in findings.trials:
-        kept = "kept" if trial.kept else ""
-        trials.add_row(trial.setting, f"{trial.value:,}", f"{trial.before:,}", f"{trial.ratio:.3f}", kept)
+        verdict = "kept" if trial.kept else ""
+        trials.add_row(trial.setting, f"{trial.value:,}", f"{trial.before:,}", f"{trial.ratio:.3f}", verdict)
     yield trials
     default = default_tuning()
     choice = new_table("setting", "chosen", "default")
