@@ -18,6 +18,7 @@ from regard.engine.hopper.kernel_calls import (
 from regard.engine.hopper.pair_programs import UnpairedError
 
 _WIDEST = 128
+_FEWEST = 16  # rows, below which the score matrix was faster on an H100
 _OLDEST = (0, 11)  # jax, which the kernel was checked with
 _INTERPRET = False  # True in tests: the kernel then runs anywhere, slowly
 
@@ -34,6 +35,13 @@ def refuses(problem: Problem) -> str | None:
     if jax.__version_info__ < _OLDEST:
         return f"it was checked with jax 0.11, and this is {jax.__version__}"
     return _refuses_options(problem) or _refuses_pairs(problem)
+
+
+def leaves(problem: Problem) -> str | None:
+    """Return why others should serve a call that does not name the kernel, or None."""
+    if problem.T < _FEWEST:
+        return f"a block of it has 128 rows, and this call {problem.T}: it serves by name"
+    return None
 
 
 def _refuses_options(problem: Problem) -> str | None:

@@ -78,7 +78,7 @@ def _run(
         lse = peak + results.log_total
         entropy = jnp.zeros_like(lse) if results.entropy is None else results.entropy
         sunk = sink(problem.sink_column()[..., 0], lse, entropy)
-        output = output * sunk.share[..., None]
+        output = output.astype(lse.dtype) * sunk.share[..., None]
         rows |= {"lse": lambda: sunk.lse, "entropy": lambda: sunk.entropy}
         share = take_chosen_rows(problem, sunk.share.reshape((*problem.leading, problem.T, 1)))
         matrices |= {"weights": lambda: _weights(problem, peak, results.log_total) * share}

@@ -36,7 +36,6 @@ BACKENDS: Mapping[str, Backend] = {
 COMPLETE = ("tiled", "dense")  # these serve every call, on every device
 PLATFORMS = {"cudnn": "gpu", "splash_tpu": "tpu", "mosaic_gpu": "gpu"}  # where the others are thought of
 _SYMBOLIC = "its sizes are symbolic, which 'tiled' and 'dense' alone serve, without batch_invariant"
-BY_NAME = ("mosaic_gpu",)  # these serve where they are asked for
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,11 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
     if problem.batch_invariant:
         return Choice("tiled", "its bits do not depend on the rest of the batch", {})
     here = jax.default_backend()
-    left_out = BY_NAME if gathered.is_fewer(problem) else (*BY_NAME, "gathered")
+    left_out = () if gathered.is_fewer(problem) else ("gathered",)
     candidates = [name for name in BACKENDS if PLATFORMS.get(name, here) == here and name not in left_out]
     refusals = {candidate: BACKENDS[candidate].refuses(problem) for candidate in candidates}
+    if "mosaic_gpu" in refusals:
+        refusals["mosaic_gpu"] = refusals["mosaic_gpu"] or mosaic_gpu.leaves(problem)
     serving = [candidate for candidate, refusal in refusals.items() if refusal is None]
     refused = {candidate: refusal for candidate, refusal in refusals.items() if refusal is not None}
     if not serving:

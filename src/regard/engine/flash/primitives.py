@@ -60,6 +60,10 @@ class Spec(abc.ABC):
     def row_shape(self, operands: Leaves) -> tuple[tuple[int, ...], int, Any]:
         """Return the axes of what there is per query, the output's width, and the dtype of sums."""
 
+    def dtype_of(self, result: str, dtype: Any) -> Any:
+        """Return the dtype of a result, given that of sums."""
+        return np.int32 if result == "argmax" else dtype
+
     @abc.abstractmethod
     def compute(self, name: str, inputs: Operands, context: Any, *given: Any, reversible: bool) -> Any:
         """Compute forward, the results that `found` names; or, given the results, a derivative.
@@ -190,7 +194,7 @@ def result_shapes(name: str, operands: Leaves, spec: Spec) -> list[ShapedArray]:
     rows, width, dtype = spec.row_shape(operands)
     shapes = {"output": (*rows, width), **dict(spec.shapes)}
     return [
-        ShapedArray(shapes.get(result, rows), np.int32 if result == "argmax" else dtype)
+        ShapedArray(shapes.get(result, rows), spec.dtype_of(result, dtype))
         for result in spec.result_names(name)
     ]
 

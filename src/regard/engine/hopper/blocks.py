@@ -45,12 +45,14 @@ class KernelBlock:
         free: Sequence[Ref],
         turns: Ref | None,
         weights: Ref | None,
+        staged: Sequence[Ref | None],
         last_first: bool,
     ) -> None:
         self.pairs, self.outputs, self.read = pairs, outputs, read
         self.heads, self.key_heads = heads
         (self.starts, self.counts), self.scale_ref, *self.arrays = operands
         self.kept, self.kept_ready, self.weights = kept, kept_ready, weights
+        self.staged = [own or kept[number] for number, own in enumerate(staged)]
         self.ring, self.ready, self.free, self.turns = ring, ready, free, turns
         self.batch, self.head, self.number = (lax.axis_index(name) for name in ("batch", "head", "block"))
         if last_first:
@@ -118,10 +120,19 @@ class KernelBlock:
         sources = [one.at[*self.at(one, self.head, self.heads)] for one in (key, value)]
         self.stream(kept, start_of, lambda turn: sources)
 
-    def put(self, *found: Array) -> None:
-        """Write what this warpgroup found of its rows."""
-        for ref, array in zip(self.outputs, found, strict=True):
-            ref.at[self.batch, self.head, pl.ds(self.first, ROWS)][...] = array
+    def put(self, *results: Array) -> None:
+        """Write this warpgroup's rows of the results, long ones by way of shared memory."""
+        staged = iter(self.staged)
+        rows = [ref.at[self.batch, self.head, pl.ds(self.first, ROWS)] for ref in self.outputs]
+        for ref, array in zip(rows, results, strict=True):
+            if array.ndim == 1:
+                ref[...] = array
+                continue
+            buffer = next(staged).at[self.warpgroup]
+            buffer[...] = array.astype(buffer.dtype)
+            gpu.commit_smem()
+            gpu.copy_smem_to_gmem(buffer, ref)
+        gpu.wait_smem_to_gmem(0)
 
     def load_kept(self, *sources: Ref) -> list[Ref]:
         """Load this warpgroup's rows of some arrays, which stay."""

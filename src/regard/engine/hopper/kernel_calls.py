@@ -18,18 +18,21 @@ from regard.engine.call.problem import Problem
 from regard.engine.flash import passes, preparation
 from regard.engine.flash.blocking import Blocking, TileConfig
 from regard.engine.flash.operands import PARAMETER, Context, Operands, Results
-from regard.engine.flash.primitives import Leaves, Spec
+from regard.engine.flash.primitives import Leaves, Spec, result_shapes
 from regard.engine.flash.sparsity import TileLists
 from regard.engine.flash.tile_calls import TileSpec
 from regard.engine.flash.tiles import TileView
 from regard.engine.hopper.pair_programs import Lists, PairFunction, PairProgram, Pairs, Side
 from regard.engine.softmax.exponential import nan_where_total_is
 from regard.masks.offsets import signed_distance
-from regard.scores.cells import Block, Bucket
+from regard.scores import Score
+from regard.scores.cells import Block, Bucket, Cells
+from regard.scores.pointwise import Softcap
 
 BLOCK, ROWS = 128, 64  # rows of a block and keys of a tile; queries of a tile that the gradient of keys reads
 FORWARD, BACKWARD = Blocking(BLOCK, BLOCK), Blocking(ROWS, BLOCK)
 LANES = 64  # widths are padded to a multiple
+_ROUNDED = ("output", "query", "key", "value")
 
 
 def prepare(problem: Problem) -> tuple[Operands, Context, TileConfig]:
@@ -51,13 +54,33 @@ class KernelSpec(TileSpec):
         own = dataclasses.replace(prepare(problem)[1], backward_mask=None)
         return inputs, dataclasses.replace(context, kernel=own), config
 
+    def dtype_of(self, result: str, dtype: Any) -> Any:
+        """Return bfloat16 for what is as long as the inputs: the kernel rounds it before it writes it."""
+        return jnp.bfloat16 if result in _ROUNDED else super().dtype_of(result, dtype)
+
     def batched(
         self, name: str, function: Callable[[Spec, Leaves], list[Array]]
     ) -> Callable[..., list[Array]]:
         in_tiles = TileSpec(**vars(self))
+        run = in_tiles.batched(name, function)
         if name in ("forward", "backward"):
-            return partial(self._run, name, function, in_tiles)
-        return in_tiles.batched(name, function)
+            run = partial(self._run, name, function, in_tiles)
+
+        def call(*operands: Array) -> list[Array]:
+            head, tail = self.laid_out(name), self.tail(name)
+            names = [*head, *[""] * (len(operands) - len(head) - len(tail)), *tail]
+            of_results = [place_name == "output" for place_name in names]
+            if name == "adjoint":
+                of_results[len(names) - len(tail) :] = [True] * len(tail)
+            # Tiles sum in float32, and take results so.
+            widened = [
+                operand.astype(self.config.dtype) if is_result else operand
+                for operand, is_result in zip(operands, of_results, strict=True)
+            ]
+            results = zip(run(*widened), result_shapes(name, operands, self), strict=True)
+            return [array.astype(result.dtype) for array, result in results]
+
+        return call
 
     def _run(
         self,
@@ -117,11 +140,14 @@ def _unless_poisoned(
     if clean is None:
         return found
 
-    def join() -> list[Array]:
-        pairs = zip(found, in_tiles(), strict=True)
-        return [jnp.where(jnp.isfinite(tiled), own, tiled) for own, tiled in pairs]
+    def repair(state: tuple[Array, list[Array]]) -> tuple[Array, list[Array]]:
+        pairs = zip(state[1], in_tiles(), strict=True)
+        return state[0] | True, [
+            jnp.where(jnp.isfinite(tiled), own, tiled.astype(own.dtype)) for own, tiled in pairs
+        ]
 
-    return jax.lax.cond(clean, lambda: found, join)
+    # A loop of at most one step, as a `cond` would copy what it lets pass.
+    return jax.lax.while_loop(lambda state: ~state[0], repair, (clean, found))[1]
 
 
 class _Call:
@@ -143,7 +169,9 @@ class _Call:
         self.scale = jnp.where(size == 0, 1, size)[:, 0, 0, 0]
 
     def forward(self) -> Results:
-        arrays = self._signed(self._rows(self.inputs.query)), *self._keys()
+        # Where a key is not finite, a score is masked; a value that is not would be multiplied by 0.
+        key, value = self._lay_keys(self.inputs.key), self._lay_keys(self._finite(self.inputs.value))
+        arrays = self._signed(self._rows(self.inputs.query)), key, value
         found = self.launch.forward(self._lists(self.context.by_query), self.scale, *arrays)
         length, width = self.config.num_queries, self.config.value_width
         output, log_total, peak = (
@@ -167,7 +195,8 @@ class _Call:
                 (jnp.where(alive, delta, 0), 0),
             )
         ]
-        operands = (self.scale, self._signed(query), *self._keys(), cotangent, *vectors)
+        keys = [self._lay_keys(self._finite(array)) for array in (self.inputs.key, self.inputs.value)]
+        operands = (self.scale, self._signed(query), *keys, cotangent, *vectors)
         found: dict[str, Array] = {}
         if "query" in shapes:
             gradient = self.launch.query_gradient(self._lists(self.context.by_query), *operands)
@@ -187,12 +216,11 @@ class _Call:
     def _signed(self, rows: Array) -> Array:
         return rows * self.sign.astype(rows.dtype)
 
-    def _keys(self) -> list[Array]:
-        def lay(array: Array) -> Array:
-            array = array if self.clean is None else jnp.where(jnp.isfinite(array), array, 0)
-            return _lay(array, self.config, 2, (self.columns, _whole(array.shape[-1], LANES)))
+    def _finite(self, array: Array) -> Array:
+        return array if self.clean is None else jnp.where(jnp.isfinite(array), array, 0)
 
-        return [lay(array) for array in (self.inputs.key, self.inputs.value)]
+    def _lay_keys(self, array: Array) -> Array:
+        return _lay(array, self.config, 2, (self.columns, _whole(array.shape[-1], LANES)))
 
     def _lists(self, lists: TileLists) -> Lists:
         full = lists.full
@@ -266,6 +294,36 @@ class _Cells(Block):
         return scores + entry
 
 
+class _Softcap(Softcap):
+    """A softcap by what the processor has instructions for: tanh x = 1 - 2 / (1 + exp 2x).
+
+    Its `tanh` is right to 11 bits, which a cap multiplies; a reciprocal is the square of a reciprocal root.
+    """
+
+    def apply(self, scores: Array, cells: Cells) -> Array:
+        return _bend(scores, self._cap_of(scores, cells))
+
+
+@jax.custom_jvp
+def _bend(scores: Array, cap: Array) -> Array:
+    power = jnp.exp2(scores * (np.float32(2 / np.log(2)) / cap))
+    return cap - 2 * cap * jnp.square(jax.lax.rsqrt(1 + power))
+
+
+@_bend.defjvp
+def _bend_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    bent = _bend(*primals)
+    return bent, tangents[0] * (1 - jnp.square(bent * (1 / primals[1])))
+
+
+def _for_kernel(score: Score) -> Score:
+    return jax.tree.map(
+        lambda part: _Softcap(part.cap) if isinstance(part, Softcap) else part,
+        score,
+        is_leaf=lambda part: isinstance(part, Softcap),
+    )
+
+
 def trace_pairs(inputs: Operands, context: Context, config: TileConfig) -> Pairs:
     """Trace the mask and the score of a call; raise `UnpairedError` where one is no arithmetic on pairs."""
     heads, batch = config.rows[-2], config.rows[:-2]
@@ -301,7 +359,7 @@ def trace_pairs(inputs: Operands, context: Context, config: TileConfig) -> Pairs
         view = view_of(number, head, rows, columns)
         cells = _Cells(**vars(view.pairs(offsets, context.numbers)))
         parameters = [view.parameter(array) for name, array in named.items() if name.startswith(PARAMETER)]
-        return context.scoring.join(tuple(parameters)).apply(raw, cells)
+        return _for_kernel(context.scoring.join(tuple(parameters))).apply(raw, cells)
 
     def pull(number: Array, head: Array, rows: Array, columns: Array, raw: Array, change: Array) -> Array:
         return jax.vjp(lambda raw: apply(number, head, rows, columns, raw), raw)[1](change)[0]

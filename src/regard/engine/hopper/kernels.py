@@ -56,7 +56,7 @@ def attend(block: KernelBlock) -> None:
         weighted, total, peak = visit(full, kept, step, empty)
         pl.when(block.warpgroup == 0)(block.change_turns)
         total = jnp.where(total == 0.0, 1.0, total)
-        block.put(weighted / spread(total, weighted), jnp.log(total), block.in_logits(peak))
+        block.put(weighted * spread(1.0 / total, weighted), jnp.log(total), block.in_logits(peak))
 
     block.divide_work(compute, lambda: block.stream_keys(kept, start_of, key, value))
 

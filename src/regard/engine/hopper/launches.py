@@ -37,19 +37,20 @@ class Launch:
         The scale, one per batch row, is positive.
         """
         rows = (self.batch, self.heads, query.shape[2])
-        shapes = [(*rows, value.shape[3]), rows, rows]
+        row = jax.ShapeDtypeStruct(rows, np.float32)
+        results = [jax.ShapeDtypeStruct((*rows, value.shape[3]), jnp.bfloat16), row, row]
         operands = (lists, scale, query, key, value)
-        return self._run(kernels.attend, shapes, (query,), (key, value), BLOCK, *operands, last_first=True)
+        return self._run(kernels.attend, results, (query,), (key, value), BLOCK, *operands, last_first=True)
 
     def query_gradient(
         self, lists: Lists, scale: Array, query: Array, key: Array, value: Array, *rest: Array
     ) -> Array:
         """Compute the gradient of queries; the rest: that of the output, then base, log2 of totals, delta."""
-        shape = (self.batch, self.heads, *query.shape[2:])
+        result = jax.ShapeDtypeStruct((self.batch, self.heads, *query.shape[2:]), jnp.bfloat16)
         operands = (lists, scale, query, key, value, *rest)
         kept = (query, rest[0])
         return self._run(
-            kernels.pull_queries, [shape], kept, (key, value), BLOCK, *operands, last_first=True
+            kernels.pull_queries, [result], kept, (key, value), BLOCK, *operands, last_first=True
         )[0]
 
     def key_gradients(
@@ -57,11 +58,18 @@ class Launch:
     ) -> tuple[Array, Array]:
         """Compute the gradients of keys and values, likewise, one for each group of heads."""
         shapes = [(self.batch, self.key_heads, *array.shape[2:]) for array in (key, value)]
+        results = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
         operands = (lists, scale, query, key, value, *rest)
-        return self._run(kernels.pull_keys, shapes, (key, value), (query, rest[0]), ROWS, *operands)
+        return self._run(kernels.pull_keys, results, (key, value), (query, rest[0]), ROWS, *operands)
 
-    def _buffers(self, kept: Sequence[Array], streamed: Sequence[Array], tile: int) -> dict[str, Any]:
-        """Return buffers for rows of a block, and for the tiles that it reads."""
+    def _buffers(
+        self, kept: Sequence[Array], streamed: Sequence[Array], tile: int, results: Sequence[Any]
+    ) -> dict[str, Any]:
+        """Return buffers for rows of a block, for the tiles that it reads, and for what it writes.
+
+        A result is written from the place of what the block kept, where that is as wide.
+        """
+        written = [result.shape[3] for result in results if len(result.shape) == 4]
 
         def buffer(*shape: int) -> Any:
             layout = (gpu.TilingTransform((8, 64)), gpu.SwizzleTransform(128))
@@ -76,12 +84,16 @@ class Launch:
             # The interpreter has fewer threads than may wait, and multiplies no registers.
             "turns": None if self.interpret else gpu.Barrier(num_arrivals=2),
             "weights": buffer(2, ROWS, tile) if self.interpret else None,
+            "staged": [
+                None if array.shape[3] == width else buffer(2, ROWS, width)
+                for array, width in zip(kept, written, strict=False)
+            ],
         }
 
     def _run(
         self,
         body: Callable[[KernelBlock], None],
-        shapes: Sequence[tuple[int, ...]],
+        results: Sequence[jax.ShapeDtypeStruct],
         kept: Sequence[Array],
         streamed: Sequence[Array],
         tile: int,
@@ -92,7 +104,7 @@ class Launch:
 
         Begun with the last, those that meet most under a causal mask do not come when all others are done.
         """
-        _, heads, length, *_ = shapes[0]
+        _, heads, length, *_ = results[0].shape
         leaves, structure = jax.tree.flatten((operands, self.pairs.operands()))
 
         def kernel(*refs: Ref, **buffers: Any) -> None:
@@ -107,8 +119,8 @@ class Launch:
         def launch(*leaves: Array) -> list[Array]:
             return gpu.kernel(
                 kernel,
-                out_type=[jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes],
-                scratch_types=self._buffers(kept, streamed, tile),
+                out_type=results,
+                scratch_types=self._buffers(kept, streamed, tile, results),
                 grid=(heads, length // BLOCK, self.batch),
                 grid_names=("head", "block", "batch"),
                 num_threads=3,
@@ -121,7 +133,6 @@ class Launch:
             return launch(*leaves)
         # The interpreter has effects in order, which derivatives and loops around the call do not allow.
         compiled = jax.jit(launch)
-        results = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
 
         def call(*leaves: Any) -> list[np.ndarray]:
             with jax.enable_x64(False):  # whichever thread calls back
