@@ -84,8 +84,9 @@ bench: $(VENV)/.demo
 # python that has jax for CUDA, numpy, jaxtyping and pytest, nothing is installed: PYTHON=python3 make -k gpu-check
 # Rates come as rows for benchmarks/RESULTS.md, in less than ten minutes; what is left then, the same command measures.
 # make gpu-rates RATES='--cases causal,lse --peers cudnn,tiled --seconds 200' chooses.
-# A case that fails is named at once: whoever borrows a GPU may not have it until the end.
-ON_GPU_TEST = -m pytest -v -p no:benchmark
+# Each case is named when it ends: whoever borrows a GPU may not have it until the last. The contract takes 13 workers
+# 3.5 minutes, one worker more than 20, most of them to trace and compile.
+ON_GPU_TEST = -m pytest -vv -p no:benchmark $(shell $(PYTHON) -c 'import xdist' 2>&- && echo --numprocesses auto)
 ON_GPU = PYTHONPATH=src JAX_PLATFORMS=cuda XLA_PYTHON_CLIENT_PREALLOCATE=false
 gpu-check: gpu-contract gpu-kernels gpu-rates
 gpu-contract:

@@ -511,12 +511,13 @@ def test_a_call_moves_nothing_to_the_device_but_its_own_numbers(backend):
         "aux": AUX,
     }
     output = lambda *arrays: attend(*arrays, **options, backend=backend)[0]
+    on_host = np.asarray(query)
     with jax.transfer_guard("disallow"):
         output(query, key, value)
         explain(query, key, value, **options, backend=backend)
         # What is the caller's to move stays guarded.
         with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
-            output(np.asarray(query), key, value)
+            output(on_host, key, value)
     pulled = jax.jit(lambda *arrays: jax.vjp(output, *arrays)[1](arrays[2]))
     with jax.transfer_guard("disallow"):
         pulled(query, key, value)

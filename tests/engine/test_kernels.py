@@ -10,7 +10,7 @@ import pytest
 
 import cudnn_model
 from regard import attend, explain, masks, scores
-from regard.engine.backends import cudnn, kernel_primitives, splash_tpu
+from regard.engine.backends import cudnn, kernel_primitives, mosaic_gpu, splash_tpu
 from regard.engine.backends.kernel_masks import read_kernel_mask, row_bounds
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.dispatch import registry
@@ -491,16 +491,25 @@ def test_masked_nan_stays_out(hopper):
 
 
 def test_the_device_chooses(monkeypatch, hopper):
-    """On a GPU, cuDNN where it serves; elsewhere nobody hears of it unless they ask."""
+    """On a GPU, cuDNN where it serves, then our kernel; elsewhere nobody hears of them unless they ask."""
     query, key, _ = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in WIDE)
     here = explain(query, key, key, mask=masks.causal())
     assert here.backend in registry.COMPLETE
     assert "cudnn" not in here.refusals
     monkeypatch.setattr(registry.jax, "default_backend", lambda: "gpu")
     assert explain(query, key, key, mask=masks.causal()).backend == "cudnn"
-    other = explain(query, key, key, mask=masks.chunked(7))
-    assert other.backend in registry.COMPLETE
-    assert other.refusals == {"cudnn": "the mask has chunked(7), which it does not know"}
+    monkeypatch.setattr(mosaic_gpu, "_OLDEST", (0,))
+    unknown = {"cudnn": "the mask has chunked(7), which it does not know"}
+    own = explain(query, key, key, mask=masks.chunked(7))
+    assert (own.backend, own.refusals) == ("mosaic_gpu", unknown)
+    few = jax.ShapeDtypeStruct((*WIDE[0][:-2], 15, WIDE[0][-1]), "bfloat16")
+    for rows, mask, reason in (
+        (few, masks.chunked(7), "a block of it has 128 rows, and this call 15: it serves by name"),
+        (query, ~masks.chunked(7), "it has not run 'not' over pairs on its device yet: it serves by name"),
+    ):
+        other = explain(rows, key, key, mask=mask, query_offset=0)
+        assert other.backend in registry.COMPLETE
+        assert other.refusals["mosaic_gpu"] == reason
 
 
 def test_without_the_device_the_reason_is_told():

@@ -41,6 +41,9 @@ def leaves(problem: Problem) -> str | None:
     """Return why others should serve a call that does not name the kernel, or None."""
     if problem.T < _FEWEST:
         return f"a block of it has 128 rows, and this call {problem.T}: it serves by name"
+    unproven = _trace(problem)
+    if unproven:
+        return f"it has not run {unproven[0]!r} over pairs on its device yet: it serves by name"
     return None
 
 
@@ -64,10 +67,23 @@ def _refuses_options(problem: Problem) -> str | None:
 
 def _refuses_pairs(problem: Problem) -> str | None:
     try:
-        jax.eval_shape(lambda problem: (trace_pairs(*prepare(problem)), 0)[1], problem)
+        _trace(problem)
     except UnpairedError as reason:
         return f"its mask and scores are arithmetic on pairs in registers, and this call needs {reason}"
     return None
+
+
+def _trace(problem: Problem) -> list[str]:
+    """Return what the programs of the call's pairs do that no device has run yet."""
+    unproven = []
+
+    def trace(problem: Problem) -> int:
+        pairs = trace_pairs(*prepare(problem))
+        unproven.extend(name for program in pairs.programs for name in program.unproven)
+        return 0
+
+    jax.eval_shape(trace, problem)
+    return unproven
 
 
 def run(problem: Problem) -> tuple[Array, dict[str, Array]]:

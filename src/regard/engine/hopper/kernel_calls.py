@@ -317,6 +317,7 @@ def _bend_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tu
 
 
 def _for_kernel(score: Score) -> Score:
+    """Put the kernel's own softcaps in the places of others."""
     return jax.tree.map(
         lambda part: _Softcap(part.cap) if isinstance(part, Softcap) else part,
         score,

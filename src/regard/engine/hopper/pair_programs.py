@@ -28,13 +28,13 @@ Read = Callable[[int, str], Array]
 
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
 _SHAPES = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy", "reshard"}
-_ARITHMETIC = {
-    *("add", "sub", "mul", "div", "rem", "max", "min", "neg", "abs", "sign", "square", "integer_pow", "pow"),
-    *("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "sqrt", "rsqrt", "erf", "sin", "cos"),
-    *("one_minus_square", "add_any"),
-    *("floor", "ceil", "round", "and", "or", "xor", "not", "eq", "ne", "lt", "le", "gt", "ge", "select_n"),
-    *("clamp", "convert_element_type", "shift_left", "shift_right_logical", "is_finite", "nextafter"),
+# What ran on an H100, and what is lowered for one.
+_PROVEN = {
+    *("add", "add_any", "sub", "mul", "rem", "max", "min", "neg", "abs", "sign", "square", "integer_pow"),
+    *("exp2", "rsqrt", "logistic", "round", "and", "or", "eq", "ne", "lt", "le", "gt", "ge", "select_n"),
+    *("clamp", "convert_element_type", "shift_left", "div of integers"),
 }
+_LOWERED = {"div", "exp", "log", "tanh", "sqrt", "sin", "cos", "xor", "not"}
 
 
 class UnpairedError(NotImplementedError):
@@ -126,6 +126,7 @@ class PairProgram:
             self._depends |= dict.fromkeys(step.outputs, union)
         self._reads: dict[int, str] = {}  # what the kernel is given, and of what there is one each
         self._steps: list[_Step] = []  # what it does
+        self.unproven: list[str] = []  # of these, what no device has run yet
         self._want(self._result, set())
 
     def _depends_of(self, atom: Any) -> frozenset[str]:
@@ -164,7 +165,9 @@ class PairProgram:
             return
         step = self._tape.maker.get(atom)
         name = "an array" if step is None else step.primitive.name
-        if step is None or name not in _SHAPES | _ARITHMETIC:
+        if step is not None and name in ("div", "rem", "integer_pow"):
+            name = self._name_with_kind(step)
+        if step is None or name not in _SHAPES | _PROVEN | _LOWERED:
             raise UnpairedError(f"{name!r} over pairs")
         lead, last = self._shape_of(atom)[:-2], self._shape_of(atom)[-2:]
         if last != self._tile or math.prod(lead) != 1 or not self._lies_as_its_inputs(step):
@@ -172,6 +175,16 @@ class PairProgram:
         for one in step.inputs:
             self._want(one, seen)
         self._steps.append(step)
+        if name not in _SHAPES | _PROVEN:
+            self.unproven.append(name)
+
+    def _name_with_kind(self, step: _Step) -> str:
+        """Return what a step is called where the compiler for the device knows one kind alone."""
+        name, dtype = step.primitive.name, self._tape.types[step.outputs[0]].dtype
+        floats = jnp.issubdtype(dtype, jnp.floating)
+        if name == "integer_pow" and step.params["y"] < 0:
+            return "a negative power"
+        return {("div", False): "div of integers", ("rem", True): "rem of floats"}.get((name, floats), name)
 
     def _lies_as_its_inputs(self, step: _Step) -> bool:
         """Tell whether what there is one each of per row is laid along rows, and so on."""
@@ -248,6 +261,8 @@ class PairProgram:
             inputs = list(map(find, step.inputs))
             if step.primitive.name in _SHAPES:
                 values[step.outputs[0]] = inputs[0]
+            elif step.primitive.name == "add_any":  # of two cotangents
+                values[step.outputs[0]] = jax.lax.add(*inputs)
             elif step.primitive.name == "not" and inputs[0].dtype == bool:  # Mosaic has none of one bit
                 values[step.outputs[0]] = inputs[0] != np.bool_(True)
             else:
@@ -269,6 +284,10 @@ class Pairs:
     keep: PairProgram | None
     apply: PairProgram | None
     pull: PairProgram | None
+
+    @property
+    def programs(self) -> list[PairProgram]:
+        return [one for one in (self.keep, self.apply, self.pull) if one is not None]
 
     def operands(self) -> list[list[Array]]:
         """Compute what the functions read."""
