@@ -212,3 +212,37 @@ def test_a_text_is_typed_changed_and_refused_and_the_view_stays(browser):
         visit.check()
         assert all(url.startswith(page.url) for url in visit.requests)
         browser.close(visit)
+
+
+def test_heads_are_cut_and_restored_and_a_cell_asked_why_by_the_pointer_and_in_a_link(browser):
+    parts = inspection.ScoreParts(("<b>tokens", "biases"), np.array([[2.0, 0.5], [-1.0, 0.0]]), 1.5)
+    explain = lambda text, **place: parts
+    with live.serve_live(Model().record, text="abcabc", cuts=True, explain=explain) as page:
+        visit = browser.visit(page.url, page.url, ready=False)
+        wait_for = lambda told: visit.until(f"{TOLD}.startsWith({told!r})", 30)
+        press = lambda name: visit.page.get_by_role("button", name=name).click()
+        wait_for("6 tokens")
+        press("Why this cell?")
+        visit.until(f"{ALERT}.textContent.startsWith('Choose a cell')")
+        frame = "document.querySelector('iframe:not([data-waiting])').contentWindow"
+        visit.evaluate(f"() => {{ {frame}.location.hash = '#row=4&key=1'; }}")
+        press("Why this cell?")
+        rows = visit.until("[...document.querySelectorAll('.live-why tr')].map((row) => row.innerText)[1]")
+        assert rows.split() == ["<b>tokens", "<b>tokens", "+2"]
+        press("Cut this head")
+        wait_for("6 and 6 tokens")
+        assert visit.evaluate("document.querySelector('.live-told code').innerText").startswith("with insp")
+        assert visit.evaluate(INNER)["tab"] == "compare"
+        visit.until("location.hash.includes('cut=0.0&by=zero')")
+        visit.page.reload()
+        wait_for("6 and 6 tokens")
+        visit.page.get_by_label("Cut heads").fill("zero")
+        visit.until(f"{ALERT}.textContent.startsWith('cut: expected layer.head')")
+        visit.page.get_by_label("Cut heads").fill("0.0")
+        wait_for("6 and 6 tokens")
+        press("Cut this head")
+        wait_for("6 tokens")
+        assert visit.page.get_by_label("Cut heads").input_value() == ""
+        visit.complaints[:] = [text for text in visit.complaints if "400" not in text]
+        visit.check()
+        browser.close(visit)

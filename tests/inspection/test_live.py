@@ -16,7 +16,7 @@ from regard import attend, inspection, masks
 from regard.inspection import Tokens
 from regard.inspection.explorer import live, pages
 from regard.inspection.recorders import Recorder
-from regard.models import Encoder
+from regard.models import Decoder, Encoder
 from small_models import build
 from test_server import ask, ask_raw, request_only
 
@@ -68,6 +68,43 @@ def test_padding_is_not_saved(caplog, tmp_path):
     )
 
 
+@pytest.mark.parametrize("by", ["zero", "mean", "uniform"])
+def test_heads_are_cut_within_the_same_program_as_by_hand(by, caplog):
+    model = build(Decoder, positions="rotary")
+    tokens, spell = make_tokens(11), "<{}>".format
+    recorder, ids = Recorder(model, spell=spell), jnp.asarray(make_tokens(11).ids)[None]
+    recorder.record(make_tokens(13), "")
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        trace = recorder.record(tokens, "", [(0, 1), (1, 2)], by)
+    assert "Compiling" not in caplog.text
+    _, outputs = inspection.observe(lambda: model(ids), lambda problem, output: output)()
+    new = {"zero": {"output": 0.0}, "uniform": {"query": 0.0}}
+    first = new.get(by, {"output": outputs[0].mean(-2, keepdims=True)})
+    with inspection.intervene({0: inspection.Change(**first, heads=(1,))}):
+        _, outputs = inspection.observe(lambda: model(ids), lambda problem, output: output)()
+    last = new.get(by, {"output": outputs[1].mean(-2, keepdims=True)})
+    changes = {0: inspection.Change(**first, heads=(1,)), 1: inspection.Change(**last, heads=(2,))}
+    with inspection.intervene(changes):
+        logits, expected = inspection.record(model, ids, tokens=tokens)
+    with inspection.intervene(changes):
+        expected = inspection.predict_layers(expected, model, ids, spell)
+    for call, plain in zip(trace, expected, strict=True):
+        np.testing.assert_allclose(call.window(), plain.window(), rtol=2e-5, atol=2e-6)
+    mine, theirs = vars(trace.predictions), vars(expected.predictions)
+    assert mine.pop("texts") == theirs.pop("texts")
+    for name, array in mine.items():
+        np.testing.assert_allclose(array, theirs[name], rtol=2e-5, atol=2e-6, err_msg=name)
+    logits = np.asarray(logits[0], np.float64)
+    coming = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    coming = coming[np.arange(10), tokens.ids[1:]]
+    np.testing.assert_allclose(trace.predictions.next_log_probability, coming, rtol=2e-5)
+    check_refusals(
+        (lambda: recorder.record(tokens, "", [(0, 3)]), r"layers 0\.\.1 and heads 0\.\.2, got 0\.3"),
+        (lambda: recorder.record(tokens, "", [(2, 0)]), r"cut: expected heads as layer\.head.* got 2\.0"),
+        (lambda: recorder.record(tokens, "", [(0, 0)], "half"), "by: expected one of zero, mean, uniform"),
+    )
+
+
 # The server
 
 
@@ -78,8 +115,8 @@ class Model:
         self.read, self.gate = [], threading.Event()
         self.gate.set()
 
-    def record(self, text):
-        self.read.append(text)
+    def record(self, text, cut=(), by="zero"):
+        self.read.append((text, cut, by) if cut else text)
         assert self.gate.wait(60)
         if "?" in text:
             raise ValueError("text: expected no <question>")
@@ -100,8 +137,40 @@ def page(model):
         yield page
 
 
-def read(page, *texts):
-    return json.loads(ask(page, "read?" + urllib.parse.urlencode([("text", one) for one in texts]))[1])
+def read(page, *texts, **more):
+    asked = urllib.parse.urlencode([*(("text", one) for one in texts), *more.items()])
+    return json.loads(ask(page, f"read?{asked}")[1])
+
+
+def test_a_text_stands_beside_itself_without_heads_and_a_cell_is_split_into_its_parts(model):
+    parts = inspection.ScoreParts(("tokens", "biases"), np.array([[2.0, 0.5], [-1.0, 0.0]]), 1.5)
+    asked = []
+
+    def explain(text, **place):
+        asked.append((text, place))
+        if place["key"] > 2:
+            raise ValueError("key: expected a number below 3")
+        return parts
+
+    with live.serve_live(model.record, cuts=True, explain=explain) as page:
+        found = read(page, "abc", cut="0.0, 1.2 0.3", by="mean")
+        assert model.read == ["abc", ("abc", ((0, 0), (1, 2), (0, 3)), "mean")]
+        assert (found["view"], found["tokens"]) == ("view/1-2/", [3, 3])
+        changes = (
+            "{0: inspection.Change(output=mean, heads=(0, 3)), 1: inspection.Change(output=mean, heads=(2,))}"
+        )
+        assert found["python"] == f"with inspection.intervene({changes}): model(tokens)"
+        assert b'"title":"abc (0.0 1.2 0.3 at their mean)"' in ask(page, "view/1-2/")[1]
+        assert read(page, "abc", cut=" ", by="zero")["view"] == "view/1/"
+        why = "why?text=abc&call=0&head=0&query=2&key="
+        found = json.loads(ask(page, f"{why}1")[1])
+        assert (found["score"], found["parts"][0]) == (1.5, ["tokens", "tokens", 2.0])
+        assert found["python"].endswith("layer=0, head=0, query=2, key=1)")
+        assert json.loads(ask(page, f"{why}3")[1]) == {"refused": "key: expected a number below 3"}
+        paths = ("read?text=a&cut=1", "read?text=a&cut=0.0&by=x", f"{why}-1", "why?text=abc&call=0")
+        for path in (*paths, why.replace("call=0", "call=1") + "1", "read?text=a&cut=0.0&cut=0.1"):
+            assert ask(page, path)[0] == 400, path
+    assert asked[0] == ("abc", {"layer": 0, "head": 0, "query": 2, "key": 1})
 
 
 def test_texts_are_read_once_shown_alone_or_compared_and_old_ones_dropped(model, monkeypatch):

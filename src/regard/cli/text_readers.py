@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.inspection import Tokens, Trace
+import numpy as np
+
+from regard.inspection import ScoreParts, Tokens, Trace, decompose_score
 from regard.inspection.recorders import Recorder
+from regard.models import Decoder
 from regard.training import runs, tasks
 from regard.training.history import training_document
 
@@ -20,10 +23,13 @@ class TextReader(NamedTuple):
 
     title: str
     """For people."""
-    record: Callable[[str], Trace]
-    """Gives the trace of a text; raises a ValueError for one that cannot be read."""
+    record: Callable[..., Trace]
+    """Gives the trace of a text, heads cut by `cut` and `by` as of `Recorder.record`; raises a ValueError
+    for one that cannot be read."""
     training: dict[str, Any] | None
     """The log of a run."""
+    explain: Callable[..., ScoreParts] | None
+    """Splits a score of a text, as `decompose_score` does; None, of a model that is no decoder."""
 
 
 def open_text_reader(directory: Path) -> TextReader | None:
@@ -32,24 +38,39 @@ def open_text_reader(directory: Path) -> TextReader | None:
         task, model = runs.load_run(directory)
         if not isinstance(task, tasks.Text):
             return None
-        recorder = Recorder(model, task.length)
+        recorder = Recorder(model, task.length, task.spell)
 
-        def record(text: str) -> Trace:
+        def record(text: str, **cut: Any) -> Trace:
             example = task.read_text(text)
-            return recorder.record(example.tokens[""], example.title)
+            return recorder.record(example.tokens[""], example.title, **cut)
 
-        return TextReader(str(directory), record, training_document(directory))
+        def identify(text: str) -> Any:
+            return task.read_text(text).tokens[""].ids
+
+        return TextReader(
+            str(directory), record, training_document(directory), _explain_scores(model, identify)
+        )
     from regard.interop import huggingface
 
     loaded = huggingface.load(directory)
     demand_text_reader(loaded)
     config = loaded.config
-    recorder = Recorder(loaded.model, config.max_length if config.positions == "learned" else None)
+    spell = loaded.tokenizer.id_to_token
+    most = config.max_length if config.positions == "learned" else None
+    recorder = Recorder(loaded.model, most, lambda token: spell(token) or f"<{token}>")
 
-    def read(text: str) -> Trace:
-        return recorder.record(name_tokens(encode(loaded, text)), shorten_title(text))
+    def read(text: str, **cut: Any) -> Trace:
+        return recorder.record(name_tokens(encode(loaded, text)), shorten_title(text), **cut)
 
-    return TextReader(f"{directory} ({loaded.kind})", read, None)
+    explain = _explain_scores(loaded.model, lambda text: encode(loaded, text).ids)
+    return TextReader(f"{directory} ({loaded.kind})", read, None, explain)
+
+
+def _explain_scores(model: Any, identify: Callable[[str], Any]) -> Callable[..., ScoreParts] | None:
+    """Return the function of a text and a place that splits a score, given that of a text's token ids."""
+    if not isinstance(model, Decoder):
+        return None
+    return lambda text, **place: decompose_score(model, np.asarray(identify(text), np.int32), **place)
 
 
 def demand_text_reader(loaded: Any) -> None:

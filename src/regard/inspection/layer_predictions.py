@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,55 +84,92 @@ def predict_layers(
         raise ValueError(f"trace: expected calls of the shapes {ran}, as the model has them; got {kept}")
     vocab_size = model.config.vocab_size or 1  # which a decoder always has
     count = min(whole_number("top_k", top_k, 1), vocab_size)
-    norm = model.trunk.stack.final_norm
+    named = None if targets is None else np.asarray(integers("targets", targets))
+    if named is not None:
+        if named.shape != ids.shape[1:]:
+            raise ValueError(f"targets: expected shape {ids.shape[1:]}, got {named.shape}")
+        check_range("targets", "tokens", named, vocab_size - 1, f"vocab_size={vocab_size}")
     streams = [block["hidden"][0] for block in seen["blocks"]]
-    likeliest, probabilities = [], []
-    for stream in streams:
-        logits = model.predict(stream if norm is None else norm(stream))
-        shares, found = jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32)), count)
-        likeliest.append(np.asarray(found))
-        probabilities.append(np.asarray(shares))
-    named = likeliest[-1][:, 0] if targets is None else np.asarray(integers("targets", targets))
-    if named.shape != ids.shape[1:]:
-        raise ValueError(f"targets: expected shape {ids.shape[1:]}, got {named.shape}")
-    check_range("targets", "tokens", named, vocab_size - 1, f"vocab_size={vocab_size}")
+    reading = read_streams(model, ids[0], streams, events, count, named)
+    return dataclasses.replace(trace, predictions=name_tokens(reading, spell))
+
+
+class StreamReading(NamedTuple):
+    """The predictions of one row's streams, as arrays, which a compiled program may return."""
+
+    tokens: Array  # (L, T, k) int32, likeliest first
+    probabilities: Array  # (L, T, k) float32
+    next_log_probability: Array  # (T - 1,) float32, of the token that comes next, by the model
+    targets: Array  # (T,) int32
+    contributions: Array | None  # (L, H, T) float32
+
+    def cut(self, count: int) -> StreamReading:
+        """Return that of the first tokens."""
+        tokens, probabilities, coming, targets, contributions = self
+        contributions = None if contributions is None else contributions[..., :count]
+        return StreamReading(
+            tokens[:, :count], probabilities[:, :count], coming[: count - 1], targets[:count], contributions
+        )
+
+
+def read_streams(
+    model: Any,
+    ids: Array,
+    streams: Sequence[Array],
+    events: Sequence[CallEvent],
+    count: int,
+    targets: ArrayLike | None = None,
+) -> StreamReading:
+    """Read each layer's stream, `(T, M)`, as the last one is, and project what heads wrote on the targets."""
+    norm = model.trunk.stack.final_norm
+
+    def predict(stream: Array) -> Array:
+        return model.predict(stream if norm is None else norm(stream)).astype(jnp.float32)
+
+    tops = [jax.lax.top_k(jax.nn.softmax(predict(stream)), count) for stream in streams]
+    probabilities, tokens = (jnp.stack(parts) for parts in zip(*tops, strict=True))
+    logits = predict(streams[-1])
+    targets = tokens[-1, :, 0] if targets is None else jnp.asarray(targets, jnp.int32)
+    coming = jnp.take_along_axis(jax.nn.log_softmax(logits[:-1]), ids[1:, None], -1)[:, 0]
     contributions = None
     if model.config.norm == "pre" and all(event.projection is not None for event in events):
-        directions = _find_directions(model, streams[-1], named)
-        contributions = np.stack([_project(event, directions) for event in events])
-    known, numbers = np.unique(np.concatenate([np.ravel(likeliest), named]), return_inverse=True)
+        directions = _find_directions(model, streams[-1].astype(jnp.float32), targets)
+        contributions = jnp.stack([_project(event, directions) for event in events])
+    return StreamReading(tokens, probabilities, coming, targets, contributions)
+
+
+def name_tokens(reading: StreamReading, spell: Callable[[int], str]) -> Predictions:
+    """Return what was read with the tokens' texts, for people to read."""
+    tokens, contributions = np.asarray(reading.tokens), reading.contributions
+    named = np.concatenate([np.ravel(tokens), np.asarray(reading.targets)])
+    known, numbers = np.unique(named, return_inverse=True)
     numbers = numbers.astype(np.int32)
-    top = np.stack(probabilities)
-    return dataclasses.replace(
-        trace,
-        predictions=Predictions(
-            texts=tuple(spell(int(token)) for token in known),
-            tokens=numbers[: top.size].reshape(top.shape),
-            probabilities=top,
-            targets=numbers[top.size :],
-            contributions=contributions,
-        ),
+    return Predictions(
+        texts=tuple(spell(int(token)) for token in known),
+        tokens=numbers[: tokens.size].reshape(tokens.shape),
+        probabilities=np.asarray(reading.probabilities),
+        targets=numbers[tokens.size :],
+        contributions=None if contributions is None else np.asarray(contributions),
+        next_log_probability=np.asarray(reading.next_log_probability),
     )
 
 
-def _find_directions(model: Any, stream: Array, targets: np.ndarray) -> np.ndarray:
-    """Return u_t, float64 (T, M): what the stream at t is multiplied by for the logit of its target."""
+def _find_directions(model: Any, stream: Array, targets: Array) -> Array:
+    """Return u_t, (T, M): what the stream at t is multiplied by for the logit of its target."""
     head, norm = model.head, model.trunk.stack.final_norm
     rows = model.trunk.embedding.entry.table.embedding[...] if head is None else head.kernel[...].T
-    directions = np.asarray(rows[targets], np.float64) * model.config.output_scale
-    directions = directions * np.asarray(norm.scale[...], np.float64)
-    wide = np.asarray(stream, np.float64)
+    scale = model.config.output_scale * norm.scale[...].astype(jnp.float32)
+    directions = rows[targets].astype(jnp.float32) * scale[None]
     if model.config.norm_kind != "rms":
         directions = directions - directions.mean(-1, keepdims=True)
-        wide = wide - wide.mean(-1, keepdims=True)
-    return directions / np.sqrt((wide**2).mean(-1, keepdims=True) + norm.epsilon)
+        stream = stream - stream.mean(-1, keepdims=True)
+    return directions / jnp.sqrt((stream**2).mean(-1, keepdims=True) + norm.epsilon)
 
 
-def _project(event: CallEvent, directions: np.ndarray) -> np.ndarray:
-    """Return what each head's output adds along the directions, float32 (H, T)."""
-    output = np.asarray(event.output[0], np.float64)
+def _project(event: CallEvent, directions: Array) -> Array:
+    """Return what each head's output adds along the directions, (H, T)."""
+    output = event.output[0].astype(jnp.float32)
     heads, _, width = output.shape
-    kernel = np.asarray(event.projection.kernel[...], np.float64).reshape(heads, width, -1)
-    return np.stack([((directions @ w.T) * o).sum(-1) for o, w in zip(output, kernel, strict=True)]).astype(
-        np.float32
-    )
+    kernel = event.projection.kernel[...].astype(jnp.float32).reshape(heads, width, -1)
+    with jax.default_matmul_precision("highest"):
+        return jnp.sum(output * jnp.einsum("tm,hem->hte", directions, kernel), -1)

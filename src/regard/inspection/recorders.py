@@ -1,16 +1,22 @@
-"""Recorders: traces of what a model attends to in one text after another, by few programs."""
+"""Recorders: traces of what a model attends to in texts, one after another, heads cut or not."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from regard.engine.call.hooks import CallEvent, rewrite, watch
+from regard.axes import Array
+from regard.engine.call.hooks import CallEvent, Finish, Rewriter, rewrite, watch
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.registry import BACKENDS, choose
+from regard.inspection.interventions import Change
+from regard.inspection.layer_predictions import name_tokens, read_streams
 from regard.inspection.observations import observe
 from regard.inspection.tokens import Tokens
 from regard.inspection.traces.calls import make_call
@@ -18,6 +24,11 @@ from regard.inspection.traces.owners import Positions, name_owners, number_layer
 from regard.inspection.traces.padded import PaddedCall, pad_length
 from regard.inspection.traces.slices import take_example
 from regard.inspection.traces.trace import Trace, own_versions
+
+CUTS = ("zero", "mean", "uniform")
+TOP_K = 3
+# Products of what every layer would predict, in multiply-adds; longer texts are recorded without.
+MOST_PREDICTED = 2**37
 
 
 class Recorder:
@@ -28,11 +39,14 @@ class Recorder:
     Args:
         model: in evaluation mode; called on token ids `(1, T)`.
         most: tokens that it can read; None means any number.
+        spell: gives the text of a token, for people to read. With it, what layers of a `Decoder` would
+            predict is recorded, too, unless the text is long for the model's size.
     """
 
-    def __init__(self, model: Any, most: int | None = None):
+    def __init__(self, model: Any, most: int | None = None, spell: Callable[[int], str] | None = None):
         from flax import nnx
 
+        self._sizes, self._spell = model.config, spell
         self._graph, self._state = nnx.split(model)
         names = name_owners(model)
         self._modules = {names[id(module)]: module for _, module in nnx.iter_modules(model)}
@@ -41,11 +55,20 @@ class Recorder:
         self._events: dict[int, list[tuple[str, CallEvent]]] = {}
         self._run = jax.jit(self._observe)
 
-    def record(self, tokens: Tokens, title: str) -> Trace:
+    def record(
+        self, tokens: Tokens, title: str, cut: Sequence[tuple[int, int]] = (), by: str = "zero"
+    ) -> Trace:
         """Let the model read tokens, by their ids, and keep what it attends to.
 
+        Args:
+            tokens, title: of the text.
+            cut: heads that are cut, as (number of a call, number of a head); the program stays the same.
+            by: what they write instead: "zero" nothing, "mean" their own mean over the text, later tokens
+                included, "uniform" what they write with queries of 0, that is evenly over what the mask and
+                biases of positions leave them.
+
         Raises:
-            ValueError: no token, or none with ids; more than the model can read.
+            ValueError: no token, or none with ids; more than the model can read; heads that it does not have.
         """
         count = len(tokens)
         if not count or tokens.ids is None:
@@ -55,7 +78,8 @@ class Recorder:
         length = pad_length(count, self._most)
         ids = np.zeros((1, length), np.int32)
         ids[0, :count] = tokens.ids
-        found = jax.device_get(self._run(self._state, ids, np.full(1, count, np.int32)))
+        shares = self._share_cuts(cut, by)
+        found, reading = jax.device_get(self._run(self._state, ids, np.full(1, count, np.int32), shares))
         about = self._events[length]
         layers = number_layers([name for name, _ in about])
         calls = []
@@ -70,9 +94,27 @@ class Recorder:
             call = PaddedCall.cut(whole, count, tokens)
             named = {"name": name, "layer": layer, "positions": places}
             calls.append(dataclasses.replace(call, **named, query_tokens=tokens, key_tokens=tokens))
-        return Trace(tuple(calls), title, self._model, own_versions())
+        if any(layer >= len(calls) for layer, _ in cut):
+            raise ValueError(f"cut: expected numbers of calls below {len(calls)}, got {list(cut)}")
+        about = tuple(calls), title, self._model, own_versions()
+        if self._spell is None or reading is None or len(calls) != len(reading.tokens):
+            return Trace(*about)
+        return Trace(*about, predictions=name_tokens(reading.cut(count), self._spell))
 
-    def _observe(self, state: Any, ids: Any, counts: Any) -> Any:
+    def _share_cuts(self, cut: Sequence[tuple[int, int]], by: str) -> dict[str, np.ndarray]:
+        """Return how much of each head is replaced by what, (calls, heads)."""
+        if by not in CUTS:
+            raise ValueError(f"by: expected one of {', '.join(CUTS)}, got {by!r}")
+        layers, heads = self._sizes.num_layers, self._sizes.num_heads
+        shares = {name: np.zeros((layers, heads), np.float32) for name in CUTS}
+        for layer, head in cut:
+            if not (0 <= layer < layers and 0 <= head < heads):
+                limits = f"of layers 0..{layers - 1} and heads 0..{heads - 1}"
+                raise ValueError(f"cut: expected heads as layer.head, {limits}, got {layer}.{head}")
+            shares[by][layer, head] = 1
+        return shares
+
+    def _observe(self, state: Any, ids: Any, counts: Any, shares: dict[str, Array]) -> Any:
         from flax import nnx
 
         from regard.models import Decoder
@@ -81,15 +123,45 @@ class Recorder:
         # A row of a decoder does not see the padding after it.
         options = {} if isinstance(model, Decoder) else {"lengths": counts}
         seen: list[CallEvent] = []
-        # Layers one by one, as each has a call of its own.
-        with watch(seen.append), rewrite(lambda problem: (problem, lambda output, extra: output)):
-            _, found = observe(lambda ids, options: model(ids, **options), _keep)(ids, options)
+        cost = ids.shape[1] * self._sizes.num_layers * (self._sizes.vocab_size or 1) * self._sizes.d_model
+        predicts = self._spell is not None and isinstance(model, Decoder) and cost <= MOST_PREDICTED
+
+        def read(ids: Any, options: Any) -> Any:
+            if not predicts:
+                model(ids, **options)
+                return None
+            _, aux = model.trunk(ids, aux=("hidden",))
+            streams = [block["hidden"][0] for block in aux["blocks"]]
+            return read_streams(model, ids[0], streams, seen, min(TOP_K, self._sizes.vocab_size))
+
+        with watch(seen.append), rewrite(_cut_heads(shares, counts)):
+            reading, found = observe(read, _keep)(ids, options)
         names = name_owners(model)
         self._events[ids.shape[1]] = [
             (names.get(id(event.owner), f"attention {number}"), event._replace(problem=None, output=None))
             for number, event in enumerate(seen)
         ]
-        return found
+        return found, reading
+
+
+def _cut_heads(shares: dict[str, Array], counts: Array) -> Rewriter:
+    """Replace heads by their shares, layer after layer, each of which has a call of its own."""
+    numbers = itertools.count()
+
+    def change(problem: Problem) -> tuple[Problem, Finish]:
+        number = next(numbers)
+        problem, _ = Change(query=0.0, share=shares["uniform"][number]).rewrite(problem)
+
+        def finish(output: Array, extra: Any) -> Array:
+            is_real = jnp.broadcast_to((jnp.arange(output.shape[-2]) < counts[0])[:, None], output.shape)
+            mean = jnp.mean(output, -2, keepdims=True, where=is_real)
+            for name, new in (("zero", 0.0), ("mean", mean)):
+                output = Change(output=new, share=shares[name][number]).rewrite(problem)[1](output, extra)
+            return output
+
+        return problem, finish
+
+    return change
 
 
 def _keep(problem: Problem, output: Any) -> Any:

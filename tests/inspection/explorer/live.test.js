@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { Latest, nextPlace } from "../../../src/regard/inspection/explorer/web/live.js";
+import { Latest, nextPlace, tellPredictions, toggleCut } from "../../../src/regard/inspection/explorer/web/live.js";
 
 const rest = (time) => new Promise((done) => setTimeout(done, time));
 
@@ -40,4 +40,23 @@ test("the next explorer opens where the last one stood, two texts on their diffe
   assert.equal(nextPlace("#l=1&h=2", false, true), "#l=1&h=2&tab=compare&cmp=difference");
   assert.equal(nextPlace("#l=1&tab=attention&t=1", true, true), "#l=1&tab=attention&t=1");
   assert.equal(nextPlace("#t=1&l=1&tab=compare&cmp=side", true, false), "#l=1");
+  assert.equal(nextPlace("#l=1&h=2&row=3", false, true, true), "#row=3&tab=compare&cmp=difference");
+});
+
+test("the head that is looked at is cut, and restored", () => {
+  assert.equal(toggleCut("", ""), "0.0");
+  assert.equal(toggleCut("2.5, 3.1", "#l=3&h=1"), "2.5");
+  assert.equal(toggleCut("2.5", "#l=3&h=1&sel=3.1,2.5"), "2.5 3.1");
+  assert.equal(toggleCut("2.5 3.1", "#l=3&h=1&sel=3.1,2.5"), "");
+});
+
+test("what is predicted is told before and after", () => {
+  const before = { loss: 2, next: [["mat", 0.5], ["\u202edog", 0.25]] };
+  assert.equal(tellPredictions([before]), "next: ‘mat’ 0.5, ‘⟨202E⟩dog’ 0.25");
+  const after = { loss: 3, next: [["dog", 0.5], ["mat", 0.25]] };
+  assert.equal(tellPredictions([before, after]), "loss 2 → 3, next ‘mat’ 0.5 → ‘dog’ 0.5, ‘mat’ 0.25");
+  assert.equal(
+    tellPredictions([before, { ...before, loss: null }]),
+    "loss 2 → –, next ‘mat’ 0.5 → ‘mat’ 0.5",
+  );
 });

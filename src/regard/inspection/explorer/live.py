@@ -1,17 +1,19 @@
-"""A live page: texts that are typed are read by a model, and what it attends to is shown."""
+"""A live page: a model reads texts that are typed, heads cut or not, and what it attends to is shown."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from regard.inspection.explorer.documents import write_json
@@ -29,13 +31,22 @@ from regard.inspection.explorer.tiles import demand_reader
 from regard.inspection.visible_text import show_text
 
 MOST_TRACES, MOST_VIEWS = 16, 4  # that are kept
+MOST_CUT, MOST_PARTS = 4096, 8  # heads; pairs of writers
+CUTS = {"zero": "switched off", "mean": "at their mean", "uniform": "reading evenly"}
 _POLL_SECONDS = 0.05
 
 
 def serve_live(
-    record: Callable[[str], Any], *, text: str = "", title: str = "attention", port: int = 0, **options: Any
+    record: Callable[..., Any],
+    *,
+    text: str = "",
+    title: str = "attention",
+    port: int = 0,
+    cuts: bool = False,
+    explain: Callable[..., Any] | None = None,
+    **options: Any,
 ) -> Serving:
-    """Serve a page with a box for a text, and one for a changed text that it is compared with.
+    """Serve a page with a box for a text, and one for a changed text or cut heads that it is compared with.
 
     Only this machine is served, as by `serve`. One text is read at a time; what the page has given up
     waiting for is not begun.
@@ -45,6 +56,9 @@ def serve_live(
         text: what stands in the box at first.
         title: of the page.
         port: to listen on; 0 takes one that is free.
+        cuts: whether record takes `cut` and `by`, as `Recorder.record` does; the page then asks for heads.
+        explain: gives the `ScoreParts` of (text, layer, head, query, key), as `decompose_score` does, for the
+            cell that is looked at.
         **options: training and positions, as in `pages.write`.
 
     Returns:
@@ -69,19 +83,62 @@ def serve_live(
         ('view/1-2/', [3, 3])
     """
     check_port(port)
-    return Serving(Site(_LiveExplorer(record, text, title, options).read), port)
+    settings = {"text": text, "cuts": list(CUTS) if cuts else [], "why": explain is not None}
+    return Serving(Site(_LiveExplorer(record, explain, settings, title, options).read), port)
 
 
 class _TextError(Exception):
     """A text that the model cannot read."""
 
 
+class _Reading(NamedTuple):
+    """A text to be read, and heads that are cut, as (number of a call, number of a head)."""
+
+    text: str
+    cut: tuple[tuple[int, int], ...] = ()
+    by: str = "zero"
+
+    @property
+    def heads(self) -> str:
+        return " ".join(f"{layer}.{head}" for layer, head in self.cut)
+
+    @property
+    def python(self) -> str:
+        """Return the line that does the same to a model of Regard, or of a library that calls `attend`."""
+        changed = {"zero": "output=0.0", "uniform": "query=0.0", "mean": "output=mean"}[self.by]
+        by_call: dict[int, list[int]] = {}
+        for layer, head in self.cut:
+            by_call.setdefault(layer, []).append(head)
+        changes = ", ".join(
+            f"{n}: inspection.Change({changed}, heads={tuple(heads)})" for n, heads in by_call.items()
+        )
+        return f"with inspection.intervene({{{changes}}}): model(tokens)"
+
+
+class _Cell(NamedTuple):
+    """A score that is asked about."""
+
+    text: str
+    call: int
+    head: int
+    query: int
+    key: int
+
+
 class _LiveExplorer:
     """The live page, and explorers of what was read."""
 
-    def __init__(self, record: Callable[[str], Any], text: str, title: str, options: dict[str, Any]):
-        self._record, self._options = record, options
-        self._page, self._policy = _fill_page(text, title)
+    def __init__(
+        self,
+        record: Callable[..., Any],
+        explain: Callable[..., Any] | None,
+        settings: dict[str, Any],
+        title: str,
+        options: dict[str, Any],
+    ):
+        self._record, self._explain, self._options = record, explain, options
+        self._cuts = settings["cuts"]
+        self._page, self._policy = _fill_page(settings, title)
         self._turn = threading.Lock()
         self._numbers = itertools.count(1)
         self._find_trace = functools.lru_cache(MOST_TRACES)(self._record_text)
@@ -93,9 +150,12 @@ class _LiveExplorer:
             html = {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": self._policy}
             return self._page, html
         kind, _, rest = path.partition("/")
-        if kind == "read" and not rest:
+        if not rest and (kind == "read" or (kind == "why" and self._explain is not None)):
             try:
-                answer: dict[str, Any] = self._read_texts(_parse_texts(query), is_wanted)
+                if kind == "read":
+                    answer = self._read_texts(_parse_readings(query, self._cuts), is_wanted)
+                else:
+                    answer = self._explain_cell(_parse_cell(query), is_wanted)
             except _TextError as error:
                 answer = {"refused": str(error)}
             return json.dumps(answer).encode(), {"Content-Type": "application/json"}
@@ -105,11 +165,11 @@ class _LiveExplorer:
             raise RefusalError(HTTPStatus.NOT_FOUND, "there is nothing here, or no more")
         return explorer.read(inner, query, is_wanted)
 
-    def _read_texts(self, texts: list[str], is_wanted: IsWanted) -> dict[str, Any]:
+    def _read_texts(self, readings: list[_Reading], is_wanted: IsWanted) -> dict[str, Any]:
         with self._take_turn(is_wanted):
             found = []
-            for text in texts:
-                found.append(self._find_trace(text))
+            for reading in readings:
+                found.append(self._find_trace(reading))
                 demand_reader(is_wanted)
             name = "-".join(str(number) for number, _ in found)
             if name not in self._views:
@@ -121,13 +181,39 @@ class _LiveExplorer:
             while len(self._views) > MOST_VIEWS:
                 self._views.popitem(last=False)
         lengths = [max((call.keys for call in trace.calls), default=0) for _, trace in found]
-        return {"view": f"view/{name}/", "tokens": lengths}
+        answer = {"view": f"view/{name}/", "tokens": lengths}
+        told = [_tell_predictions(trace) for _, trace in found if trace.predictions is not None]
+        if len(told) == len(found):
+            answer["predicted"] = told
+        if readings[-1].cut:
+            answer["python"] = readings[-1].python
+        return answer
 
-    def _record_text(self, text: str) -> tuple[int, Any]:
+    def _explain_cell(self, cell: _Cell, is_wanted: IsWanted) -> dict[str, Any]:
+        assert self._explain is not None
+        with self._take_turn(is_wanted):
+            calls = self._find_trace(_Reading(cell.text))[1].calls
+            demand_reader(is_wanted)
+            if cell.call >= len(calls):
+                raise RefusalError(HTTPStatus.BAD_REQUEST, "why: there is no such call")
+            place = {"layer": calls[cell.call].layer, "head": cell.head, "query": cell.query, "key": cell.key}
+            try:
+                parts = self._explain(cell.text, **place)
+            except ValueError as error:
+                raise _TextError(str(error)) from error
+        told = ", ".join(f"{name}={number}" for name, number in place.items())
+        python = f"inspection.decompose_score(model, tokens, {told})"
+        return {"score": parts.score, "parts": parts.largest(MOST_PARTS), "python": python}
+
+    def _record_text(self, reading: _Reading) -> tuple[int, Any]:
+        cut = {"cut": reading.cut, "by": reading.by} if reading.cut else {}
         try:
-            trace = self._record(text)
+            trace = self._record(reading.text, **cut)
         except ValueError as error:
             raise _TextError(str(error)) from error
+        if cut:
+            title = f"{trace.title} ({reading.heads} {CUTS[reading.by]})"
+            trace = dataclasses.replace(trace, title=title)
         return next(self._numbers), trace
 
     @contextmanager
@@ -142,20 +228,58 @@ class _LiveExplorer:
             self._turn.release()
 
 
-def _parse_texts(query: str) -> list[str]:
-    given = parse_qsl(query, keep_blank_values=True)
-    if len(given) not in (1, 2) or any(name != "text" for name, _ in given):
-        raise RefusalError(HTTPStatus.BAD_REQUEST, "read: expected text=... once or twice, nothing else")
-    return [text for _, text in given]
+def _tell_predictions(trace: Any) -> dict[str, Any]:
+    """Return the loss of a text, in nats a token, and what comes after it, likeliest first."""
+    predictions = trace.predictions
+    coming = predictions.next_log_probability
+    last = zip(predictions.tokens[-1, -1], predictions.probabilities[-1, -1], strict=True)
+    return {
+        "loss": None if coming is None or not len(coming) else -float(coming.mean()),
+        "next": [[predictions.texts[token], float(probability)] for token, probability in last],
+    }
 
 
-def _fill_page(text: str, title: str) -> tuple[bytes, str]:
+def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
+    """Return what a page asks for: one text or two, of which the last may have heads cut."""
+    parts = parse_qsl(query, keep_blank_values=True)
+    texts = [value for name, value in parts if name == "text"]
+    others = {name: value for name, value in parts if name != "text"}
+    known = {"cut", "by"} if cuts else set()
+    if len(texts) not in (1, 2) or len(parts) != len(texts) + len(others) or not others.keys() <= known:
+        raise RefusalError(
+            HTTPStatus.BAD_REQUEST, f"read: expected text=... once or twice{' and cut, by' * bool(cuts)}"
+        )
+    cut = _parse_heads(others.get("cut", ""))
+    by = others.get("by", "zero")
+    if cut and by not in cuts:
+        raise RefusalError(HTTPStatus.BAD_REQUEST, f"by: expected one of {', '.join(cuts)}")
+    if not cut:
+        return [_Reading(text) for text in texts]
+    return [_Reading(texts[0]), _Reading(texts[-1], cut, by)]
+
+
+def _parse_cell(query: str) -> _Cell:
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    numbers = [given.get(name, "") for name in _Cell._fields[1:]]
+    if set(given) != set(_Cell._fields) or not all(re.fullmatch(r"\d{1,9}", number) for number in numbers):
+        raise RefusalError(HTTPStatus.BAD_REQUEST, f"why: expected {', '.join(_Cell._fields)}")
+    return _Cell(given["text"], *map(int, numbers))
+
+
+def _parse_heads(heads: str) -> tuple[tuple[int, int], ...]:
+    names = dict.fromkeys(heads.replace(",", " ").split())
+    if len(names) > MOST_CUT or not all(re.fullmatch(r"\d{1,4}\.\d{1,4}", name) for name in names):
+        raise RefusalError(HTTPStatus.BAD_REQUEST, "cut: expected layer.head, such as 2.5 3.1")
+    return tuple((int(layer), int(head)) for layer, _, head in (name.partition(".") for name in names))
+
+
+def _fill_page(settings: dict[str, Any], title: str) -> tuple[bytes, str]:
     """Return the page and its content policy."""
     script = f'(()=>{{"use strict";\n{join_modules("live.js")}}})();\n//# sourceURL=regard-live.js\n'
     parts = {
         "TITLE": escape(show_text(title)),
         "STYLE": load_shell().style + shrink_style(read_source("live.css")),
-        "SETTINGS": write_json({"text": text}),
+        "SETTINGS": write_json(settings),
         "SCRIPT": script,
     }
     policy = write_policy("'self'", script) + "; frame-src 'self'; frame-ancestors 'none'"

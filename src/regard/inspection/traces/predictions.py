@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ class Predictions:
     """(T,) int32, the tokens whose logits `contributions` are parts of."""
     contributions: np.ndarray | None = None
     """(L, H, T) float32, what each head adds to the logit of the target; None where it is no sum."""
+    next_log_probability: np.ndarray | None = dataclasses.field(default=None, metadata={"optional": True})
+    """(T - 1,) float32, of each token that came next, by the whole model: its mean is less the loss."""
 
 
 def check_predictions(place: str, found: Predictions | None, calls: Sequence[Any]) -> None:
@@ -44,6 +47,7 @@ def check_predictions(place: str, found: Predictions | None, calls: Sequence[Any
         ("probabilities", found.probabilities, "f", shape),
         ("targets", found.targets, "i", (rows,)),
         ("contributions", found.contributions, "f", (len(calls), heads, rows)),
+        ("next_log_probability", found.next_log_probability, "f", (max(rows - 1, 0),)),
     ]
     for name, array, kind, wanted in arrays:
         if array is not None and (array.dtype.kind != kind or array.shape != wanted):

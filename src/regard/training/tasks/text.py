@@ -281,7 +281,7 @@ class Text(Task):
         return self._make_example(np.array(row, np.int32), title)
 
     def _make_example(self, row: Int[np.ndarray, " T"], title: str) -> Example:
-        tokens = {"": inspection.Tokens([self._spell(token) for token in row], ids=row)}
+        tokens = {"": inspection.Tokens([self.spell(token) for token in row], ids=row)}
         return Example({"inputs": jnp.asarray(row)[None]}, tokens, title)
 
     def complete(self, trace: inspection.Trace, model: Any, example: Example) -> inspection.Trace:
@@ -289,21 +289,21 @@ class Text(Task):
         row = example.batch["inputs"]
         documents = number_documents(row, self.vocabulary.mark)
         mask = masks.segments(documents, documents)
-        return inspection.predict_layers(trace, model, row, self._spell, mask=mask)
+        return inspection.predict_layers(trace, model, row, self.spell, mask=mask)
 
     def pictures(self, model: nnx.Module) -> Iterator[Picture]:
         """Draw the beginning of the held-out text: what each token reads to predict the next."""
         inputs = self.held_out["inputs"][:1, :TOKENS_DRAWN]
         _, aux = self.read_with_weights(model, {"inputs": inputs})
-        labels = [_make_visible(self._spell(token)) for token in np.asarray(inputs[0])]
+        labels = [_make_visible(self.spell(token)) for token in np.asarray(inputs[0])]
         for block in [block for block in aux["blocks"] if block][-1:]:  # linear attention has no weights
             weights = np.asarray(block["weights"][0])
             focus = np.trace(weights, offset=-1, axis1=1, axis2=2)
             yield from draw_heads(weights, labels, labels, "text: what each token reads", focus=focus)
 
-    def _spell(self, token: Any) -> str:
-        spelled = self.vocabulary.spell(int(token))
-        return spelled.decode("utf-8", "backslashreplace") if spelled else END_OF_DOCUMENT
+    def spell(self, token: Any) -> str:
+        """Return the text of a token, for people to read."""
+        return self.vocabulary.spell(int(token)).decode("utf-8", "backslashreplace") or END_OF_DOCUMENT
 
     def _add_up(self, model: Any, batch: Batch) -> Metrics:
         """Return sums over the counted tokens of a batch."""

@@ -1,7 +1,8 @@
-// The live page: a text that is typed is read by the model, and shown by an explorer in a frame.
+// The live page: a text that is typed is read by the model, heads cut or not, and shown by an explorer in a frame.
 
 import { Connection, pause } from "./connection.js";
-import { element } from "./dom.js";
+import { element, shown } from "./dom.js";
+import { formatNumber } from "./scales.js";
 
 /** Milliseconds after the last key before a text is read. */
 const LIVE_WAIT = 300;
@@ -33,21 +34,52 @@ export class Latest {
 
 /** Milliseconds after which a link has what was looked at. */
 const LIVE_KEEP = 300;
+const LIVE_SPLITTING = "splitting …";
 const LIVE_READING = "reading … the first text of a length takes longer: a program is made for it";
 
 /**
  * Where the next explorer opens: as the last one stood, and on the difference as soon as there are two texts.
  * @param {string} last address part of the last explorer @param {boolean} compared whether it showed two texts
- * @param {boolean} compares whether the next one does
+ * @param {boolean} compares whether the next one does @param {boolean} [cuts] whether its heads are cut
  */
-export function nextPlace(last, compared, compares) {
+export function nextPlace(last, compared, compares, cuts = false) {
   const said = new URLSearchParams(last.replace(/^#/, ""));
+  // A cut head reads as before: what changes most is another.
+  if (cuts && !compared) for (const name of ["l", "h", "sel"]) said.delete(name);
   if (compares && !compared) {
     said.set("tab", "compare");
     said.set("cmp", "difference");
   }
   if (compared && !compares) for (const name of ["tab", "cmp", "t", "b", "versus"]) said.delete(name);
   return String(said) && `#${said}`;
+}
+
+/**
+ * The heads that are cut, with that of an explorer among them, or no longer.
+ * @param {string} heads @param {string} place address part of the explorer
+ */
+export function toggleCut(heads, place) {
+  const said = new URLSearchParams(place.replace(/^#/, ""));
+  const cut = new Set(heads.split(/[\s,]+/).filter(Boolean));
+  const chosen = said.get("sel")?.split(",") ?? [`${said.get("l") ?? 0}.${said.get("h") ?? 0}`];
+  const has = chosen.every((head) => cut.has(head));
+  for (const head of chosen) has ? cut.delete(head) : cut.add(head);
+  return [...cut].join(" ");
+}
+
+/**
+ * What comes after the texts, and what each token of them costs, one after the other.
+ * @param {Array<{loss: number|null, next: Array<[string, number]>}>} predicted
+ */
+export function tellPredictions(predicted) {
+  /** @param {[string, number]} likeliest */
+  const word = ([token, share]) => `‘${shown(token)}’ ${formatNumber(share)}`;
+  const [before, after] = predicted;
+  if (!after) return `next: ${before.next.map(word).join(", ")}`;
+  const losses = [before.loss, after.loss].map((loss) => (loss === null ? "–" : formatNumber(loss)));
+  const same = after.next.find(([token]) => token === before.next[0][0]);
+  const fallen = same && same !== after.next[0] ? `, ${word(same)}` : "";
+  return `loss ${losses.join(" → ")}, next ${word(before.next[0])} → ${word(after.next[0])}${fallen}`;
 }
 
 /**
@@ -66,6 +98,45 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
       value,
       on: { input: () => latest.plan() },
     });
+  const cut = element("input", {
+    value: said.get("cut") ?? "",
+    placeholder: "layer.head, such as 2.5 3.1",
+    "aria-label": "Cut heads",
+    on: { input: () => latest.plan() },
+  });
+  const by = element(
+    "select",
+    { "aria-label": "Cut by", on: { change: () => latest.plan(0) } },
+    ...(settings.cuts ?? []).map((/** @type {string} */ value) => element("option", { value, text: value })),
+  );
+  if (said.has("by")) by.value = said.get("by") ?? "";
+  const pick = () => {
+    cut.value = toggleCut(cut.value, current ? placeOf(current) : first);
+    latest.plan(0);
+  };
+  const cutting = element(
+    "label",
+    { class: "live-cut", hidden: !settings.cuts?.length },
+    element("span", {}, "B, without heads"),
+    cut,
+    by,
+    element("button", {
+      type: "button",
+      text: "Cut this head",
+      title: "Cut the head that is looked at; once more restores it",
+      on: { click: pick },
+    }),
+  );
+  const ask = () => why.plan(0);
+  const asking = element("button", {
+    type: "button",
+    text: "Why this cell?",
+    title: "Split the score of the chosen query and key over what wrote into their streams",
+    hidden: !settings.why,
+    on: { click: ask },
+  });
+  const answered = element("table", { class: "details-table live-why", hidden: true });
+  const python = element("code", { hidden: true });
   const text = box("Text", said.get("text") ?? settings.text ?? "");
   const changed = box("Changed text", said.get("changed") ?? "");
   const other = element(
@@ -100,27 +171,33 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
       element("label", {}, name, text),
       other,
       change,
+      cutting,
+      asking,
       element(
         "div",
         { class: "live-told" },
         status,
+        python,
         failure,
         lost,
         element("h1", { text: root.dataset.title ?? "" }),
       ),
+      answered,
     ),
     frames,
   );
   /** @type {HTMLIFrameElement|null} */
-  let shown = null;
+  let current = null;
   // What a link keeps of the explorer, beside the texts.
   const first = said.get("view") ?? "";
-  let compared = Boolean(first) && said.has("changed");
+  let compared = Boolean(first) && (said.has("changed") || said.has("cut"));
   /** @param {HTMLIFrameElement} frame */
   const placeOf = (frame) => frame.contentWindow?.location.hash ?? "";
   const keep = () => {
-    const texts = { text: text.value, ...(other.hidden ? {} : { changed: changed.value }) };
-    const view = (shown ? placeOf(shown) : first).replace(/^#/, "");
+    /** @type {Record<string, string>} */
+    const heads = cut.value.trim() ? { cut: cut.value.trim(), by: by.value } : {};
+    const texts = { text: text.value, ...(other.hidden ? {} : { changed: changed.value }), ...heads };
+    const view = (current ? placeOf(current) : first).replace(/^#/, "");
     const kept = new URLSearchParams(view ? { ...texts, view } : texts);
     if (`#${kept}` !== location.hash) history.replaceState(null, "", `#${kept}`);
   };
@@ -134,20 +211,21 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
   const fail = (message = "") => {
     failure.textContent = message;
     failure.hidden = !message;
+    python.hidden = true;
     if (message) status.textContent = "";
   };
   /**
-   * Open an explorer behind the one that is shown, which it replaces once it is drawn.
+   * Open an explorer behind the one that is current, which it replaces once it is drawn.
    * @param {string} view @param {boolean} compares @param {AbortSignal} signal
    */
   const open = async (view, compares, signal) => {
-    const place = nextPlace(shown ? placeOf(shown) : first, compared, compares);
+    const place = nextPlace(current ? placeOf(current) : first, compared, compares, Boolean(cut.value.trim()));
     const frame = element("iframe", {
       title: "Attention of the text",
       src: view + place,
       "data-waiting": true,
     });
-    signal.addEventListener("abort", () => frame !== shown && frame.remove());
+    signal.addEventListener("abort", () => frame !== current && frame.remove());
     frames.append(frame);
     await new Promise((done) => frame.addEventListener("load", done, { once: true }));
     signal.throwIfAborted();
@@ -159,8 +237,8 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
     // What could not be opened says so itself.
     await explorer.__regard.ready.catch(() => null);
     signal.throwIfAborted();
-    const before = shown;
-    [shown, compared] = [frame, compares];
+    const before = current;
+    [current, compared] = [frame, compares];
     delete frame.dataset.waiting;
     before?.remove();
   };
@@ -173,20 +251,72 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
       return;
     }
     status.textContent = LIVE_READING;
+    answered.hidden = true;
     const begun = performance.now();
     const asked = new URLSearchParams(texts.map((one) => ["text", one]));
+    const heads = cut.value.trim();
+    if (heads) {
+      asked.set("cut", heads);
+      asked.set("by", by.value);
+    }
     const { ok, bytes } = await connection.ask(`read?${asked}`, signal);
     const said = new TextDecoder().decode(bytes);
     signal.throwIfAborted();
-    const { view, tokens, refused } = ok ? JSON.parse(said) : { refused: said };
-    if (refused) {
-      fail(refused);
+    const answer = ok ? JSON.parse(said) : { refused: said };
+    if (answer.refused) {
+      fail(answer.refused);
       return;
     }
-    await open(view, texts.length > 1, signal);
+    await open(answer.view, answer.tokens.length > 1, signal);
     const seconds = ((performance.now() - begun) / 1000).toFixed(1);
-    status.textContent = `${tokens.join(" and ")} tokens, ${seconds} s`;
+    const told = answer.predicted ? `; ${tellPredictions(answer.predicted)}` : "";
+    status.textContent = `${answer.tokens.join(" and ")} tokens, ${seconds} s${told}`;
+    python.textContent = answer.python ?? "";
+    python.hidden = !answer.python;
   }, wait);
+  const why = new Latest(async (signal) => {
+    const place = new URLSearchParams((current ? placeOf(current) : "").replace(/^#/, ""));
+    const [query, key] = [place.get("row"), place.get("key")];
+    fail();
+    answered.hidden = true;
+    if (query === null || key === null) {
+      fail("Choose a cell of the map first, by a click: a query and a key.");
+      return;
+    }
+    const second = place.get("t") === "1" && !other.hidden;
+    const cell = { call: place.get("l") ?? "0", head: place.get("h") ?? "0", query, key };
+    const asked = new URLSearchParams({ text: (second ? changed : text).value, ...cell });
+    status.textContent = LIVE_SPLITTING;
+    const { ok, bytes } = await connection.ask(`why?${asked}`, signal);
+    const said = new TextDecoder().decode(bytes);
+    signal.throwIfAborted();
+    const answer = ok ? JSON.parse(said) : { refused: said };
+    if (answer.refused) {
+      fail(answer.refused);
+      return;
+    }
+    status.textContent = "";
+    python.textContent = answer.python;
+    python.hidden = false;
+    /** @param {"th" | "td"} kind @param {string[]} texts */
+    const line = (kind, texts) => element("tr", {}, ...texts.map((one) => element(kind, {}, one)));
+    answered.replaceChildren(
+      element(
+        "caption",
+        {},
+        `Head ${cell.call}.${cell.head}, query ${query}, key ${key}: score ${formatNumber(answer.score)}, of which`,
+      ),
+      element("thead", {}, line("th", ["written at the query", "written at the key", "adds"])),
+      element(
+        "tbody",
+        {},
+        ...answer.parts.map((/** @type {[string, string, number]} */ [here, there, adds]) =>
+          line("td", [here, there, `${adds > 0 ? "+" : ""}${formatNumber(adds)}`]),
+        ),
+      ),
+    );
+    answered.hidden = false;
+  }, 0);
   connection.addEventListener("lost", () => {
     lost.textContent = "No answer from regard view: start it again and open the address it prints.";
     lost.hidden = false;
