@@ -1,6 +1,11 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { Latest, nextPlace, tellPredictions, toggleCut } from "../../../src/regard/inspection/explorer/web/live.js";
+import {
+  Latest,
+  nextPlace,
+  tellPredictions,
+  toggleCut,
+} from "../../../src/regard/inspection/explorer/web/live.js";
 
 const rest = (time) => new Promise((done) => setTimeout(done, time));
 
@@ -51,9 +56,21 @@ test("the head that is looked at is cut, and restored", () => {
 });
 
 test("what is predicted is told before and after", () => {
-  const before = { loss: 2, next: [["mat", 0.5], ["\u202edog", 0.25]] };
+  const before = {
+    loss: 2,
+    next: [
+      ["mat", 0.5],
+      ["\u202edog", 0.25],
+    ],
+  };
   assert.equal(tellPredictions([before]), "next: ‘mat’ 0.5, ‘⟨202E⟩dog’ 0.25");
-  const after = { loss: 3, next: [["dog", 0.5], ["mat", 0.25]] };
+  const after = {
+    loss: 3,
+    next: [
+      ["dog", 0.5],
+      ["mat", 0.25],
+    ],
+  };
   assert.equal(tellPredictions([before, after]), "loss 2 → 3, next ‘mat’ 0.5 → ‘dog’ 0.5, ‘mat’ 0.25");
   assert.equal(
     tellPredictions([before, { ...before, loss: null }]),

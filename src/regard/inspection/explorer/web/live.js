@@ -219,7 +219,12 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
    * @param {string} view @param {boolean} compares @param {AbortSignal} signal
    */
   const open = async (view, compares, signal) => {
-    const place = nextPlace(current ? placeOf(current) : first, compared, compares, Boolean(cut.value.trim()));
+    const place = nextPlace(
+      current ? placeOf(current) : first,
+      compared,
+      compares,
+      Boolean(cut.value.trim()),
+    );
     const frame = element("iframe", {
       title: "Attention of the text",
       src: view + place,
