@@ -54,7 +54,9 @@ def statistics(way):
 
     def outcome(function):
         def loss(*arrays):
-            output, aux = function(*arrays, mask=mask, sinks=sinks, aux=("lse", "entropy", "argmax"))
+            output, aux = function(
+                *arrays, mask=mask, sinks=sinks, aux=("lse", "entropy", "argmax", "max_score")
+            )
             return jnp.sum(jnp.sin(aux["lse"] + aux["entropy"])) + jnp.sum(output**2), aux
 
         program = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
@@ -287,5 +289,7 @@ def test_nothing_that_is_not_a_number_leaves_a_row_without_keys():
     one, other = jax.jit(lambda *x: [jax.grad(total, (0, 1))(*x, call) for call in (ring, alone)])(key, value)
     for found, expected in zip(one, other, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    largest = lambda key: ring(query, key, value, aux=("max_score",))[1]["max_score"].sum()
+    assert jnp.isnan(jax.grad(largest)(key)).all(), "a derivative that is not known is no number"
     spoiled = ring(query.at[0, 0, 0].set(jnp.nan), key, value, aux=("argmax",))[1]["argmax"]
     assert spoiled[0, 0] == 0

@@ -30,7 +30,7 @@ from regard.parallel.shard_mapping import run
 from regard.scores.score import compose, split_product
 
 PLANS = ("ring", "all_to_all", "both", "whole")
-STATISTICS = ("lse", "argmax", "entropy")  # of aux, those that travelling keys leave behind
+STATISTICS = ("lse", "max_score", "argmax", "entropy")  # of aux, those that travelling keys leave behind
 _UNEVEN = 1.1  # so much more work on one device than on another is worth an exchange
 
 

@@ -85,10 +85,25 @@ def finish(
         output, lse, entropy = output * sunk.share, sunk.lse, sunk.entropy
     argmax = found.get("argmax")
     argmax = None if argmax is None else jnp.where(jnp.isnan(peak), 0, argmax)
-    rows = {"lse": lse, "entropy": entropy, "argmax": argmax}
+    largest = _without_derivative(found["peak"], found["log_total"])
+    rows = {"lse": lse, "max_score": largest, "entropy": entropy, "argmax": argmax}
     *_, length, width = output.shape
     extra = {name: rows[name].reshape((*leading, length)) for name in aux}
     return output.reshape((*leading, length, width)).astype(dtype), extra
+
+
+@jax.custom_jvp
+def _without_derivative(peak: Array, log_total: Array) -> Array:
+    """Return the largest score, whose derivative is NaN: which key it has is not known to one device."""
+    del log_total  # which has tangents, if anything has
+    return peak
+
+
+@_without_derivative.defjvp
+def _without_derivative_jvp(
+    primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    return primals[0], tangents[1] * jnp.nan
 
 
 def _long(arrays: Operands) -> dict[str, Array]:
