@@ -59,7 +59,8 @@ def ring_attend(
         head_axis: mesh axes along which heads are divided; None is none.
         **options: as in `regard.attend`: the mask is that of the whole sequence in its own order, the dropout
             pattern is that of one device, and aux names any of "lse", "max_score", whose derivative is NaN,
-            "argmax" and "entropy". In zig-zag order a bias stays in the order of the sequence; inside `jax.shard_map` its rows are query's.
+            "argmax" and "entropy". In zig-zag order a bias stays in the order of the sequence; inside
+            `jax.shard_map` its rows are query's.
 
     Returns:
         As `attend`, with derivatives of every kind and order, of a bias and score parameters too. Reverse
