@@ -94,6 +94,8 @@ def test_force_deletes_every_run_or_none(tmp_path, capsys):
     before = snapshot(tmp_path)
     assert main(["demo", "--force", "--out", str(tmp_path)]) == 2
     assert "it holds thesis.tex" in capsys.readouterr().err
+    assert main(["demo", "--out", str(tmp_path / "threshold" / "new")]) == 2
+    assert f"{tmp_path / 'threshold'} is a run" in capsys.readouterr().err
     assert snapshot(tmp_path) == before
     (tmp_path / "digits" / "thesis.tex").unlink()
     opened = demonstration.open_all(Demo(force=True), tmp_path)

@@ -61,6 +61,9 @@ def run_demonstration(command: Demo, console: Console) -> int:
     out = command.out or Path("out") / ("demo-smoke" if command.smoke else "demo")
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out: expected a directory, or a new name; got {out}, which is a file")
+    for folder in (out.absolute(), *out.absolute().parents):
+        if runs.is_run(folder):
+            raise UsageError(f"--out: expected a directory of its own; {folder} is a run")
     console.say(f"Four tasks on {describe_devices()}; results go to {out}")
     entries: list[Entry] = []
     for run in open_all(command, out):
