@@ -2,16 +2,14 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import agreement, cases, comparisons, measuring, peers, report
+from benchmarks import agreement, cases, measuring, peers, report
 from regard import attend
-from regard.tuning import interleave
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries warn as they like
 
@@ -89,39 +87,6 @@ def test_errors_are_seen_row_by_row():
     result[0, 0, 50] = np.nan
     for wrong in ([result], [result[..., 1:]], []):
         assert agreement.largest_error(wrong, [expected])[0] == float("inf")
-
-
-def test_calls_take_turns_in_rotating_order():
-    order = []
-    seconds = interleave({name: lambda name=name: order.append(name) for name in "abc"}, 3)
-    assert "".join(order) == "abcacbcab"
-    assert all(len(times) == 3 for times in seconds.values())
-
-
-def test_ratios_are_to_regard_and_to_the_best_other_library():
-    times = {"regard": 2.0, "regard-dense": 0.5, "jax.nn": 8.0, "flax.nnx": 4.0}
-    measured = tuple(measuring.Measurement(name, "measured", median_seconds=t) for name, t in times.items())
-    refused = measuring.Measurement("tokamax", "refused", "not installed")
-    outcome = measuring.Outcome(TINY, 1, 10**9, 5.0, (*measured, refused), 0)
-    assert outcome.ratio_to_own(measured[2]) == 4
-    assert outcome.ratio_to_best(measured[0]) == 0.5
-    assert outcome.gflops(measured[0]) == 0.5
-    assert outcome.ratio_to_own(refused) is None
-
-
-def test_a_comparison_waits_for_every_result_after_a_warm_up():
-    calls = []
-    result = SimpleNamespace(block_until_ready=lambda: calls.append("waited"))
-    call = lambda: calls.append("called") or result
-    found = comparisons.Comparison("two", {"one": call, "other": call}, work=6.0, unit="tokens").measure(3)
-    assert calls == ["called", "waited"] * (len(calls) // 2)
-    assert len(calls) // 2 == 2 * (1 + 3 * 4), "a warm-up; each timed call after three untimed ones"
-    assert list(found["ratio"]) == ["other"]
-    assert all(0 <= seconds < 1 for seconds in found["median_seconds"].values())
-    found["median_seconds"], found["ratio"] = {"one": 2e-3, "other": 3e-3}, {"other": 1.5}
-    found["rate"] = {"one": 3000, "other": 2000}
-    expected = "two: one 2 ms, 3,000 tokens per second; other 3 ms (1.5 times), 2,000 tokens per second"
-    assert comparisons.describe(found) == expected
 
 
 def test_every_option_of_a_case_is_measured_as_it_is_defined():

@@ -1,7 +1,6 @@
 """Weights, positions, masks, curves, scans and heads as pictures: artists, scales, inks and refusals."""
 
 import json
-import math
 
 import jax
 import jax.numpy as jnp
@@ -164,18 +163,6 @@ def test_a_position_table_is_symmetric_about_zero_with_positions_across():
     assert figures.position_table(np.zeros((3, 2)), ax=panel()).images[0].get_clim() == (-1.0, 1.0)
 
 
-def test_similarity_of_rotating_pairs_depends_on_the_distance_alone():
-    rates = np.array([1.0, 0.1, 0.01])
-    angle = np.arange(11)[:, None] * rates
-    table = np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
-    cosine = figures.position_similarity(5.0 * table, ax=panel()).images[0].get_array()
-    distances = np.subtract.outer(np.arange(11), np.arange(11))
-    np.testing.assert_allclose(cosine, np.cos(distances[..., None] * rates).mean(-1), atol=1e-12)
-    # A zero vector has no direction.
-    image = figures.position_similarity([[1.0, 0.0], [0.0, 0.0]], ax=panel()).images[0]
-    assert np.isnan(np.ma.filled(image.get_array(), np.nan)).tolist() == [[False, True], [True, True]]
-
-
 def test_a_mask_is_drawn_cell_by_cell_in_colours_that_match_the_legend():
     mask = masks.causal() & masks.sliding_window(2)
     drawing = figures.mask_picture(mask, 7, ax=panel())
@@ -289,15 +276,6 @@ def test_the_veil_lies_over_its_patch_as_strong_as_its_weight():
     assert not scan(np.eye(4), np.full(4, np.nan), (2, 2))[1].any(), "no weight is no veil"
 
 
-def test_scans_share_the_scale_of_weights_and_of_grey():
-    images = np.arange(5.0)[:, None, None] * np.ones((5, 6, 4))
-    stack, labels = weights(5, 6), {"predicted_labels": [0] * 5, "true_labels": range(5)}
-    drawing = figures.scan_attention_grid(images, stack, patch_grid=(3, 2), fig=Figure(), **labels)
-    assert {image.get_clim() for image in drawing.images} == {(0.0, 4.0), (0.0, stack.max())}
-    np.testing.assert_array_equal(drawing.images[7].get_array(), stack[3].reshape(3, 2))
-    assert [ax.title.get_fontweight() for ax in drawing.axes] == ["normal"] + ["bold"] * 4
-
-
 def test_scans_that_cannot_be_drawn_are_refused():
     one = lambda image, patches, *grid: figures.scan_attention(image, patches, patch_grid=grid)
     many = lambda *arrays, **options: figures.scan_attention_grid(*arrays, patch_grid=(2, 2), **options)
@@ -386,30 +364,6 @@ def test_the_profile_of_distances_is_that_of_the_weights(case, readout, tall):
     assert labels[:5] == ["−4-7", "−2-3", "−1", "0", "1"]
     many = jax.tree.map(lambda array: np.concatenate([array] * 5), tall)
     assert figures.distance_profile(many, ax=panel()).legend is None
-
-
-def test_the_profile_of_entropy_is_that_of_the_weights(case, readout, tall):
-    drawing = figures.entropy_profile(readout, ax=panel())
-    found = [line.get_ydata() for line in drawing.lines[:-1]]
-    wanted = [case.row_stats(head)["entropy"] for head in range(3)]
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    most = np.log(np.where(case.alive[0], case.keep[0].sum(-1), np.nan))
-    np.testing.assert_allclose(drawing.lines[-1].get_ydata(), most, rtol=1e-6)
-    assert drawing.lines[-1].get_label() == "even, log(keys)"
-    # Many queries are means over three, the last over two.
-    places, means = figures.entropy_profile(tall, heads=[1], ax=panel()).lines[0].get_data()
-    assert places[[0, 1, -1]].tolist() == [1.0, 4.0, 519.5]
-    entropy = np.asarray(tall.entropy[1], np.float64)
-    np.testing.assert_allclose(means[[0, -1]], [entropy[:3].mean(), entropy[519:].mean()])
-
-
-def test_the_history_of_heads_leaves_gaps_for_what_is_not_finite():
-    values = [[1.0, 2.0, math.nan], [0.5, -math.inf, 3.0]]
-    drawing = figures.head_history([0, 20, 31], ["a $", "b"], values, ax=panel())
-    image = drawing.images[0].get_array()
-    assert np.ma.masked_invalid(image).mask.tolist() == [[False, False, True], [False, True, False]]
-    ax = drawing.axes[0]
-    assert (shown_labels(ax.xaxis), shown_labels(ax.yaxis)) == (["0", "20", "31"], [r"a \$", "b"])
 
 
 def test_one_head_alone_is_drawn(readout):

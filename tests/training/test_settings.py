@@ -25,21 +25,6 @@ def test_settings_survive_json_and_help_says_what_to_expect(kind):
     assert "xpect" in kind.__doc__
 
 
-def test_goals_have_a_direction():
-    most, least = settings.Goal("loss", 1.5, smaller_is_better=True), settings.Goal("accuracy", 0.75)
-    assert (str(most), str(least)) == ("at most 1.5", "at least 0.75")
-    for goal, value, reached, compared in (
-        (least, 0.75, True, "0.7500 = 0.75"),
-        (least, 0.5, False, "0.5000 < 0.75"),
-        (most, 1.5, True, "1.5000 = 1.5"),
-        (most, 2.0, False, "2.0000 > 1.5"),
-        (most, float("nan"), False, "nan = 1.5"),
-    ):
-        held_out = {goal.metric: value, "other": 9.0}
-        assert goal.is_reached(held_out) is reached
-        assert goal.compare(held_out) == compared
-
-
 def test_small_settings_are_small_but_for_what_the_user_chose():
     for kind in ALL:
         small = tasks.shrink(kind())
