@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -41,9 +43,8 @@ def leaves(problem: Problem) -> str | None:
     """Return why others should serve a call that does not name the kernel, or None."""
     if problem.T < _FEWEST:
         return f"a block of it has 128 rows, and this call {problem.T}: it serves by name"
-    unproven = _trace(problem)
-    if unproven:
-        return f"it has not run {unproven[0]!r} over pairs on its device yet: it serves by name"
+    for name in _read_pairs(problem)["unproven"]:
+        return f"it has not run {name!r} over pairs on its device yet: it serves by name"
     return None
 
 
@@ -66,24 +67,25 @@ def _refuses_options(problem: Problem) -> str | None:
 
 
 def _refuses_pairs(problem: Problem) -> str | None:
-    try:
-        _trace(problem)
-    except UnpairedError as reason:
-        return f"its mask and scores are arithmetic on pairs in registers, and this call needs {reason}"
+    for need in _read_pairs(problem)["needs"]:
+        return f"its mask and scores are arithmetic on pairs in registers, and this call needs {need}"
     return None
 
 
-def _trace(problem: Problem) -> list[str]:
-    """Return what the programs of the call's pairs do that no device has run yet."""
-    unproven = []
+def _read_pairs(problem: Problem) -> dict[str, dict[str, Any]]:
+    """Return what the call needs that is no arithmetic on pairs, or does that no device has run yet."""
+    return _traced.eval_shape(problem)
 
-    def trace(problem: Problem) -> int:
+
+@jax.jit
+def _traced(problem: Problem) -> dict[str, dict[str, int]]:
+    """Return names as keys: so `jit` remembers them, as tracing the pairs takes a tenth of a second."""
+    try:
         pairs = trace_pairs(*prepare(problem))
-        unproven.extend(name for program in pairs.programs for name in program.unproven)
-        return 0
-
-    jax.eval_shape(trace, problem)
-    return unproven
+    except UnpairedError as need:
+        return {"needs": {str(need): 0}, "unproven": {}}
+    unproven = {name: 0 for program in pairs.programs for name in program.unproven}
+    return {"needs": {}, "unproven": unproven}
 
 
 def run(problem: Problem) -> tuple[Array, dict[str, Array]]:

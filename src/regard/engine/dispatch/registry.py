@@ -73,20 +73,23 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
     here = jax.default_backend()
     left_out = () if gathered.is_fewer(problem) else ("gathered",)
     candidates = [name for name in BACKENDS if PLATFORMS.get(name, here) == here and name not in left_out]
-    refusals = {candidate: BACKENDS[candidate].refuses(problem) for candidate in candidates}
-    if "mosaic_gpu" in refusals:
-        refusals["mosaic_gpu"] = refusals["mosaic_gpu"] or mosaic_gpu.leaves(problem)
-    serving = [candidate for candidate, refusal in refusals.items() if refusal is None]
-    refused = {candidate: refusal for candidate, refusal in refusals.items() if refusal is not None}
-    if not serving:
+    refused: dict[str, str] = {}
+    for candidate in candidates:  # those after the first that serves are not asked
+        refusal = BACKENDS[candidate].refuses(problem)
+        if candidate == "mosaic_gpu":
+            refusal = refusal or mosaic_gpu.leaves(problem)
+        if refusal is None:
+            break
+        refused[candidate] = refusal
+    else:
         listed = "\n".join(f"  {candidate}: {refusal}" for candidate, refusal in refused.items())
         raise NotImplementedError(f"no backend can serve this call:\n{listed}")
-    if serving[0] in PLATFORMS:
-        return Choice(serving[0], "it is this device's own, and fastest", refused)
-    if serving[0] == "gathered":
+    if candidate in PLATFORMS:
+        return Choice(candidate, "it is this device's own, and fastest", refused)
+    if candidate == "gathered":
         return Choice("gathered", gathered.describe_work(problem), refused)
     favour = load_tuning().favours_dense(problem)
-    if favour is not None and "dense" in serving:
+    if favour is not None and "dense" not in refused:
         return Choice("dense", favour, refused)
     reason = "it is the first that serves" if refused else "tiles are faster here, and linear in memory"
-    return Choice(serving[0], reason, refused)
+    return Choice(candidate, reason, refused)
