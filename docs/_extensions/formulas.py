@@ -14,7 +14,7 @@ from html import escape
 
 # Names may hold words, and end with the letters of indices: query_position_t.
 TOKEN = re.compile(r"\s+|\d+(?:\.\d+)?(?:e-?\d+)?|[A-Za-z]+(?:_[a-z]{4,})*'*|<=|>=|!=|->|<-|:=|\S")
-SIGNS = {"<=": "≤", ">=": "≥", "!=": "≠", "->": "→", "<-": "←", "-": "−", "*": "∗"}
+SIGNS = {"<=": "≤", ">=": "≥", "!=": "≠", "->": "→", "<-": "←", "-": "−", "*": "∗", "~": "∼"}
 LETTERS = {"inf": "∞", "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "epsilon": "ε", "eta": "η"}
 LETTERS |= {"theta": "θ", "lambda": "λ", "mu": "μ", "xi": "ξ", "pi": "π", "rho": "ρ", "sigma": "σ"}
 LETTERS |= {"tau": "τ", "phi": "φ", "omega": "ω", "partial": "∂", "Delta": "Δ"}
