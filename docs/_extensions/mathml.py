@@ -25,7 +25,7 @@ def write_block(writer: Any, node: nodes.math_block) -> None:
 
 
 class Formulas(SphinxPostTransform):
-    """Formulas in place of the blocks that are some; one that cannot be read is warned of, and fails the build."""
+    """Formulas in place of the blocks that are some; one that cannot be read fails the build."""
 
     default_priority = 30
 
