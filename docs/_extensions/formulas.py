@@ -3,7 +3,7 @@
 Names get their indices (`Q^{ia}`, `query_td`), sums their sign, roots their bar. What stands between spaces
 is a formula by itself, so that a long line breaks like a sentence.
 
-Several letters are a name, but in an index, where up to three are an index each. Behind ^ stands an exponent
+Several letters are a name, but in an index, where up to four are an index each. Behind ^ stands an exponent
 if it is in round brackets, or if it hangs on e, whose exponent may be one name with its index: `e^lse_it`;
 else an index, in braces if it is longer than a letter. A dot between spaces is a scalar product. Backticks
 hold code.
@@ -12,8 +12,10 @@ hold code.
 import re
 from html import escape
 
-# Names may hold words, and end with the letters of indices: query_position_t.
-TOKEN = re.compile(r"\s+|\d+(?:\.\d+)?(?:e-?\d+)?|[A-Za-z]+(?:_[a-z]{4,})*'*|<=|>=|!=|->|<-|:=|\S")
+# Names may hold words, and end with the letters of indices: query_position_t, output_lhte.
+WHOLE = r"(?:fold_in|min_p|top_[kp])\b"
+NAMES = r"[A-Za-z]+(?:_(?:[a-z]{5,}|(?:bias|ids|mask|mod|norm|rule|size)(?![a-z])))*'*"
+TOKEN = re.compile(rf"\s+|\d+(?:\.\d+)?(?:e-?\d+)?|{WHOLE}|{NAMES}|<=|>=|!=|->|<-|:=|\S")
 SIGNS = {"<=": "≤", ">=": "≥", "!=": "≠", "->": "→", "<-": "←", "-": "−", "*": "∗", "~": "∼"}
 LETTERS = {"inf": "∞", "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "epsilon": "ε", "eta": "η"}
 LETTERS |= {"theta": "θ", "lambda": "λ", "mu": "μ", "xi": "ξ", "pi": "π", "rho": "ρ", "sigma": "σ"}
@@ -43,7 +45,7 @@ GROUPS = re.compile(r"[_^][({]|sqrt\(")
 # dX, and what stands for no word of a sentence: s', Wo, scale.
 DIFFERENTIAL = re.compile(r"d([A-Z]|[gpsxy]|sink|bias|slope|scale|cap|logZ)")
 NAME = re.compile(rf"{DIFFERENTIAL.pattern}|[A-Za-z]+'+|W[a-z]|b[gkoqrv]|scale|slope|cap")
-BELOW = {"row"}  # of three letters, and a name in an index, too
+BELOW = {"row", "sink"}  # short, and names in an index, too
 JOINING = {"and", "in", "is", "not", "or", "over", "where"}
 
 
@@ -129,7 +131,7 @@ class Reader:
             return f"<mrow><mi>d</mi>{''.join(f'<mi>{name}</mi>' for name in names)}</mrow>"
         if self.is_index and token in JOINING:
             return f"<mtext>{token}</mtext>"
-        if self.is_index and token.isalpha() and len(token) < 4 and token not in NAMED | BELOW:
+        if self.is_index and token.isalpha() and len(token) < 5 and token not in NAMED | BELOW:
             return "".join(f"<mi>{letter}</mi>" for letter in token)
         if token[0].isalpha():
             return f"<mi>{LETTERS.get(token, token)}</mi>"
