@@ -14,7 +14,7 @@ from names import find_home
 from sphinx.application import Sphinx
 
 SECTION = re.compile(r"(Args|Returns|Raises|Attributes|Example|Reference|Yields):")
-EQUATION = re.compile(r"[A-Za-z_(][\w', \[\](){}^|.,*/=\":>+-]{0,60}? (=|<=|:=|->|<-) \S")
+EQUATION = re.compile(r"[A-Za-z_(][\w', \[\](){}^|.,*/=\":>+-]{0,60}? (=|<=|:=|->|<-|~) \S")
 COLON = "\N{MODIFIER LETTER COLON}"  # stands for a colon that is one
 
 

@@ -2,17 +2,24 @@
 
 Names get their indices (`Q^{ia}`, `query_td`), sums their sign, roots their bar. What stands between spaces
 is a formula by itself, so that a long line breaks like a sentence.
+
+Several letters are a name, but in an index, where up to four are an index each. Behind ^ stands an exponent
+if it is in round brackets, or if it hangs on e, whose exponent may be one name with its index: `e^lse_it`;
+else an index, in braces if it is longer than a letter. A dot between spaces is a scalar product. Backticks
+hold code.
 """
 
 import re
 from html import escape
 
-# Names may hold words, and end with the letters of indices: query_position_t.
-TOKEN = re.compile(r"\s+|\d+(?:\.\d+)?(?:e-?\d+)?|[A-Za-z]+(?:_[a-z]{4,})*'*|<=|>=|!=|->|<-|:=|\S")
-SIGNS = {"<=": "≤", ">=": "≥", "!=": "≠", "->": "→", "<-": "←", "-": "−", "*": "∗"}
+# Names may hold words, and end with the letters of indices: query_position_t, output_lhte.
+WHOLE = r"(?:fold_in|min_p|top_[kp])\b"
+NAMES = r"[A-Za-z]+(?:_(?:[a-z]{5,}|(?:bias|ids|mask|mod|norm|rule|size)(?![a-z])))*'*"
+TOKEN = re.compile(rf"\s+|\d+(?:\.\d+)?(?:e-?\d+)?|{WHOLE}|{NAMES}|<=|>=|!=|->|<-|:=|\S")
+SIGNS = {"<=": "≤", ">=": "≥", "!=": "≠", "->": "→", "<-": "←", "-": "−", "*": "∗", "~": "∼"}
 LETTERS = {"inf": "∞", "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "epsilon": "ε", "eta": "η"}
 LETTERS |= {"theta": "θ", "lambda": "λ", "mu": "μ", "xi": "ξ", "pi": "π", "rho": "ρ", "sigma": "σ"}
-LETTERS |= {"tau": "τ", "phi": "φ", "omega": "ω", "partial": "∂"}
+LETTERS |= {"tau": "τ", "phi": "φ", "omega": "ω", "partial": "∂", "Delta": "Δ"}
 BIG = {"sum": "∑", "prod": "∏"}
 PAIRS = {"(": ")", "[": "]", "{": "}"}
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]+[,.;:]?")
@@ -31,8 +38,15 @@ FUNCTIONS = {
     "softmax",
     "diag",
 }
+NAMED = {*LETTERS, *FUNCTIONS}
 SIGN = '<mo stretchy="false">{}</mo>'.format
+DOT = "<mo>⋅</mo>"
 GROUPS = re.compile(r"[_^][({]|sqrt\(")
+# dX, and what stands for no word of a sentence: s', Wo, scale.
+DIFFERENTIAL = re.compile(r"d([A-Z]|[gpsxy]|sink|bias|slope|scale|cap|logZ)")
+NAME = re.compile(rf"{DIFFERENTIAL.pattern}|[A-Za-z]+'+|W[a-z]|b[gkoqrv]|scale|slope|cap")
+BELOW = {"row", "sink"}  # short, and names in an index, too
+JOINING = {"and", "in", "is", "not", "or", "over", "where"}
 
 
 class UnreadableError(ValueError):
@@ -67,8 +81,11 @@ class Reader:
         name, base = self.peek(), self.atom()
         hung = {}
         while (mark := self.peek()) in ("_", "^") and mark not in hung:
+            if "^" in hung:
+                raise UnreadableError(f"an index behind an exponent of {name}: which has it?")
             self.take()
-            hung[mark] = self.hanging()
+            is_exponent = mark == "^" and (name == "e" or self.peek() == "(")
+            hung[mark] = self.hanging(is_exponent)
         kind = {"_": "sub", "^": "sup"}
         if not hung:
             return base
@@ -78,17 +95,21 @@ class Reader:
         element = "m" + "".join(kind[mark] for mark in order)
         return f"<{element}>{base}{''.join(hung[mark] for mark in order)}</{element}>"
 
-    def hanging(self) -> str:
+    def hanging(self, is_exponent: bool) -> str:
         """An index or exponent: a group, whose brackets are left out, or one thing with its sign."""
-        was, self.is_index = self.is_index, True
-        opening = self.peek()
+        was, self.is_index = self.is_index, not is_exponent
+        opening, is_raised = self.peek(), self.tokens[self.place - 1] == "^"
         if opening in ("{", "("):
             self.take()
             inside = self.row(PAIRS[opening])
             self.take(PAIRS[opening])
         else:
             sign = f"<mo>{SIGNS['-']}</mo>" if opening == "-" and self.take() else ""
-            inside = f"<mrow>{sign}{self.atom()}</mrow>"
+            first = self.peek()
+            is_long = is_raised and len(first) > 1 and first not in LETTERS and not first.isdigit()
+            if not first[:1].isalnum() or (is_long and not is_exponent):
+                raise UnreadableError(f"braces are missing around what begins with {first!r}")
+            inside = f"<mrow>{sign}{self.scripted() if is_exponent else self.atom()}</mrow>"
         self.is_index = was
         return inside
 
@@ -105,9 +126,12 @@ class Reader:
             return f"<mo>{BIG[token]}</mo>"
         if token[0].isdigit():
             return f"<mn>{token}</mn>"
-        if re.fullmatch(r"d[A-Z]", token):
-            return f"<mrow><mi>d</mi><mi>{token[1]}</mi></mrow>"
-        if self.is_index and token.isalpha() and len(token) < 4 and token not in {*LETTERS, *FUNCTIONS}:
+        if not self.is_index and (found := DIFFERENTIAL.fullmatch(token)):
+            names = found[1].replace("logZ", "log Z").split()
+            return f"<mrow><mi>d</mi>{''.join(f'<mi>{name}</mi>' for name in names)}</mrow>"
+        if self.is_index and token in JOINING:
+            return f"<mtext>{token}</mtext>"
+        if self.is_index and token.isalpha() and len(token) < 5 and token not in NAMED | BELOW:
             return "".join(f"<mi>{letter}</mi>" for letter in token)
         if token[0].isalpha():
             return f"<mi>{LETTERS.get(token, token)}</mi>"
@@ -116,6 +140,10 @@ class Reader:
             return f"<mrow>{SIGN(token)}{inside}{SIGN(self.take(PAIRS[token]))}</mrow>"
         if token in "_^":
             raise UnreadableError(f"an index without a name: {token}")
+        if token == "`":
+            raise UnreadableError("a backtick without another")
+        if [*self.tokens, ""][self.place - 2 : self.place + 1] == [" ", ".", " "]:
+            return DOT
         return SIGN(escape(SIGNS.get(token, token)))
 
 
@@ -142,11 +170,18 @@ def _is_closed(text: str) -> bool:
     return False
 
 
-def typeset_word(word: str) -> str:
+def is_word(text: str) -> bool:
+    """Whether it is a word of a sentence, not a name of the formula."""
+    bare = text.rstrip(",.;:")
+    return bool(WORD.fullmatch(text)) and not (bare in NAMED or bare in BIG or NAME.fullmatch(bare))
+
+
+def typeset_word(word: str, following: str) -> str:
     """One word as MathML, or as it is where it is a word."""
-    known = {*LETTERS, *FUNCTIONS, *BIG, "dL"}
-    if WORD.fullmatch(word) and word.rstrip(",.;:") not in known:
+    if not word or is_word(word) or (word == "a" and is_word(following) and following not in JOINING):
         return escape(word)
+    if word == ".":
+        return f"<math>{DOT}</math>"
     # Brackets that a space divides are signs here.
     pieces, reader = [], Reader(word)
     while reader.peek():
@@ -162,12 +197,24 @@ def typeset_word(word: str) -> str:
     return f"<math>{''.join(pieces)}</math>"
 
 
+def typeset_part(text: str) -> str:
+    """A formula, in which what backticks hold is code."""
+    pieces = re.split(r"`([^`]+)`", text)
+    for number, piece in enumerate(pieces):
+        if number % 2:
+            pieces[number] = f"<code>{escape(piece)}</code>"
+        else:
+            words = split_words(piece)
+            pieces[number] = " ".join(map(typeset_word, words, [*words[1:], ""]))
+    return "".join(pieces)
+
+
 def typeset(text: str) -> str:
     """A block of lines; several formulas on a line are divided by wide gaps."""
     lines = []
     for line in text.rstrip().split("\n"):
         indent = len(line) - len(line.lstrip())
-        parts = (split_words(part) for part in re.split(r" {2,}", line.strip()) if part)
-        joined = "".join(f"<span>{' '.join(map(typeset_word, part))}</span>" for part in parts)
+        parts = (part for part in re.split(r" {2,}", line.strip()) if part)
+        joined = "".join(f"<span>{typeset_part(part)}</span>" for part in parts)
         lines.append(f'<div style="margin-left: {indent / 2:g}em">{joined}</div>')
     return f'<div class="formula">{"".join(lines)}</div>'

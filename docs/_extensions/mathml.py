@@ -7,6 +7,9 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from formulas import UnreadableError, typeset
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
+from sphinx.util.logging import getLogger
+
+logger = getLogger(__name__)
 
 
 def write_inline(writer: Any, node: nodes.math) -> None:
@@ -22,7 +25,7 @@ def write_block(writer: Any, node: nodes.math_block) -> None:
 
 
 class Formulas(SphinxPostTransform):
-    """Formulas in place of the blocks that are some; one that cannot be read stays as it is written."""
+    """Formulas in place of the blocks that are some; one that cannot be read fails the build."""
 
     default_priority = 30
 
@@ -33,7 +36,8 @@ class Formulas(SphinxPostTransform):
                 continue
             try:
                 drawn = typeset(node.astext())
-            except UnreadableError:
+            except UnreadableError as error:
+                logger.warning("a formula that cannot be read, %s: %s", error, node.astext(), location=node)
                 continue
             node.replace_self(nodes.raw("", drawn, format="html"))
 

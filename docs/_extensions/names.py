@@ -114,10 +114,12 @@ def read_text(module: str, name: str) -> str:
 
 
 def list_objects(module: str) -> list[tuple[str, Any, str]]:
-    """Name, object and text of what is public in a module and is no module."""
+    """Name, object and text of what is public in a module and is no module; constants come last."""
     home = importlib.import_module(module)
     found = ((name, getattr(home, name), text) for name, text in read_names(module).items())
-    return [one for one in found if not isinstance(one[1], ModuleType)]
+    return sorted(
+        (one for one in found if not isinstance(one[1], ModuleType)), key=lambda one: not callable(one[1])
+    )
 
 
 @cache

@@ -164,7 +164,7 @@ def test_text_says_what_it_learns_from_and_what_a_byte_costs(tmp_path, capsys):
         r"corpus +5 documents of 986 bytes; \d+ tokens, which are 263 strings of bytes",
         r"held out +2 documents of 232 bytes in \d+ rows; 0\.0% of its lines",
         r"step +20 held out: +loss \S+ +bits per byte \S+ +token accuracy",
-        r"finished: step 20, held-out bits per byte \d\.\d{4}, goal at most 2\.2\n",
+        r"finished: step 20, held-out bits per byte \d\.\d{4}; a smoke run: the goal, at most 2\.2, is",
         rf"\nsample\n.*\n\nnext: regard plot .*\n +regard generate {run} --prompt",
     ):
         assert re.search(told, text, re.DOTALL)

@@ -36,7 +36,7 @@ def test_formulas_of_the_reference_can_be_read():
     drawn = formulas.typeset("S^{hij} = scale sum_a Q^{hia} K^{hja}")
     assert "<munder><mo>∑</mo>" in drawn
     assert "<msup><mi>S</mi><mrow><mi>h</mi><mi>i</mi><mi>j</mi></mrow></msup>" in drawn
-    for wrong in ("a_", "f(x^{2", "_b"):
+    for wrong in ("a_", "f(x^{2", "_b", "g^ab", "x^2_i", "`x"):
         with pytest.raises(formulas.UnreadableError):
             formulas.typeset(wrong)
     unread, read = [], 0

@@ -51,11 +51,12 @@ def run_training(command: Train, console: Console) -> int:
     if outcome.status == "interrupted":
         console.say(f"stopped at step {outcome.step} with a checkpoint; {describe_next(console.words)}")
         return 130
+    result = describe_result(task, outcome, smoke=command.smoke)
     if outcome.status == "already finished":
-        console.say(f"{directory} is finished already ({describe_result(task, outcome)}); nothing to do.")
+        console.say(f"{directory} is finished already ({result}); nothing to do.")
         console.say("To train it again: the same command with --force, or another --out.")
     else:
-        console.say(f"finished: {describe_result(task, outcome)}")
+        console.say(f"finished: {result}")
         console.say(
             f"{outcome.seconds:.1f} s of training, {outcome.compile_seconds:.1f} s of compiling, "
             f"{outcome.elapsed_seconds:.1f} s in all"
@@ -147,10 +148,11 @@ def advance_run(
         raise RunFailedError(describe_trouble(error, run.directory, console.words)) from error
 
 
-def describe_result(task: Task, outcome: loop.Outcome) -> str:
-    """Describe the held-out result against the goal of the full-size task."""
+def describe_result(task: Task, outcome: loop.Outcome, *, smoke: bool) -> str:
+    """Describe the held-out result against the goal, which is for the full size."""
     goal = task.goal
-    return f"step {outcome.step}, held-out {goal.title} {outcome.held_out[goal.metric]:.4f}, goal {goal}"
+    told = f"; a smoke run: the goal, {goal}, is for a full one" if smoke else f", goal {goal}"
+    return f"step {outcome.step}, held-out {goal.title} {outcome.held_out[goal.metric]:.4f}{told}"
 
 
 def draw_sparkline(values: list[float], width: int = 60) -> str:

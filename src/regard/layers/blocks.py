@@ -138,7 +138,7 @@ class DeltaBlock(nnx.Module):
 
     With norm="pre" (and as in `EncoderBlock` for the others):
 
-    x = x + dropout(delta(norm(x)));  x = x + dropout(feed_forward(norm(x)))
+    x = x + dropout(delta_rule(norm(x)));  x = x + dropout(feed_forward(norm(x)))
 
     Args:
         d_model: width M.

@@ -36,9 +36,10 @@ def attend(
     """Read from a matrix that keys and values are written into, one after the other: linear attention.
 
     S_0 = initial,  S_t = A_t S_(t-1) + key_t u_t^T,  output_t = scale * query_t^T S_t
+    A_t = exp(decay_t), or 1 without `decay`,  u_t = value_t, or with `rate`
+    u_t = rate_t * (value_t - key_t^T A_t S_(t-1))
 
-    where A_t = exp(decay_t) or 1, and u_t = value_t, or with `rate` the delta rule's
-    u_t = rate_t * (value_t - key_t^T A_t S_(t-1)), which replaces what is stored under key_t.
+    The last is the delta rule, which replaces what is stored under key_t.
 
     | decay, rate   | rule        | known as                                      |
     |---------------|-------------|-----------------------------------------------|

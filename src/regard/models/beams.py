@@ -82,7 +82,7 @@ def beam_search(
 ) -> Beams:
     """Find likely texts: at every step, go on with the `num_beams` likeliest beginnings of each prompt.
 
-    score(text) = sum_t log p(token_t | prompt, token_<t) / |text|^length_penalty
+    score(text) = sum_t log p(token_t | prompt, token_{<t}) / |text|^{length_penalty}
 
     Every beginning is tried with every token. Of the `num_beams` best trials, those that end with a stop
     token are put aside; the best that do not end go on. A prompt's search is over when `num_beams` texts are

@@ -24,7 +24,7 @@ from regard.models.stack import DecodingCache, Stack
 class EncoderDecoder(nnx.Module):
     """Encoder and decoder that predict the next target token from a source and the target so far.
 
-    memory = encoder(source);  logits_t = head(decoder(target_0..t, memory))
+    memory = encoder(source);  logits_t = head(decoder(target_{0..t}, memory))
 
     Args:
         config: sizes and choices of both halves; the source is tokens or real vectors, as it says.

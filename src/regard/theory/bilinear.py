@@ -145,7 +145,7 @@ def lower_index(vector: Any, metric: Any) -> Array:
 def raise_index(vector: Any, metric: Any) -> Array:
     """Turn a form back into the vector it measures against: the inverse of `lower_index`.
 
-    v^a = sum_b g^ab v_b,  solved for rather than multiplied by an inverse
+    v^a = sum_b g^{ab} v_b,  solved for rather than multiplied by an inverse
 
     Args:
         vector: v with its index below, `(..., D)`.
@@ -175,7 +175,7 @@ def raise_index(vector: Any, metric: Any) -> Array:
 def inverse_metric(metric: Any) -> Array:
     """Find the metric with its indices above.
 
-    sum_c g^ac g_cb = 1 where a = b, else 0
+    sum_c g^{ac} g_cb = 1 where a = b, else 0
 
     Args:
         metric: g, `(..., D, D)`.

@@ -68,7 +68,7 @@ def jensen_shannon(weights: Any) -> Array:
 def diversity(weights: Any) -> Array:
     """Say in one number how much heads differ.
 
-    1 - mean_(g != h) c_gh,  c as in `cosine_similarity`
+    diversity = 1 - mean_(g != h) c_gh,  c as in `cosine_similarity`
 
     Args:
         weights: A, `(..., H, T, S)`.

@@ -84,7 +84,7 @@ def attention_steps(
     """Compute attention as it is defined, and keep every step.
 
     S^{ij} = f(scale sum_ab Q^{ia} g_ab K^{jb}) - slope |i - j| + bias^{ij},  f(x) = cap tanh(x / cap)
-    A^{ij} = e^{S^{ij}} / Z^i,  Z^i = e^sink + sum_j e^{S^{ij}} over the keys that are kept
+    A^{ij} = e^{S^{ij}} / Z^i,  Z^i = e^{sink} + sum_j e^{S^{ij}} over the keys that are kept
     O^{ib} = sum_j A^{ij} V^{jb}
 
     The whole matrix is stored, T x S numbers per head and step: for understanding, and to test against.
@@ -222,8 +222,8 @@ def multi_head(
 ) -> HeadSteps:
     """Let several heads attend, each with projections of its own, and add up what they say.
 
-    Q^{hia} = X^{ib} W_Q^{hba},  K^{hja} = Y^{jb} W_K^{hba},  V^{hjb} = Y^{jc} W_V^{hcb}
-    O^{hib} = A^{hij} V^{hjb},  Output^{ic} = O^{hib} W_O^{hbc},  summed over what is repeated
+    Q^{hia} = sum_b X^{ib} W_Q^{hba},  K^{hja} = sum_b Y^{jb} W_K^{hba},  V^{hjb} = sum_c Y^{jc} W_V^{hcb}
+    O^{hib} = sum_j A^{hij} V^{hjb},  Output^{ic} = sum_hb O^{hib} W_O^{hbc}
 
     Heads are never joined side by side: the sum over h and b is what joining and projecting computes.
 
