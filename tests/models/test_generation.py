@@ -198,7 +198,9 @@ def test_a_conversation_goes_on_without_reading_its_beginning(monkeypatch):
 
 
 def test_a_cache_that_does_not_fit_is_refused():
-    model, _, _, cache = converse()
+    model = build(**WINDOWED)
+    cache = dataclasses.replace(model.start_cache(3, 48), lengths=jnp.array([11, 8, 17]))
+    cache = TextCache(cache, jnp.array([1, 2, 3]))
     go_on = functools.partial(generate, model=model, prompts=PROMPTS, max_tokens=1, cache=cache)
     assert_refused(
         (lambda: go_on(max_tokens=40), r"expected room for \d+ tokens, .* Give capacity= to the first"),

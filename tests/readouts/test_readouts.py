@@ -104,8 +104,12 @@ CASES = {
 }
 
 
+read_causal = functools.partial(read, CASES["causal"], local=1)
+
 # In tiles of 16, or one that holds it all.
-SIDES = {name: 16 for name in CASES if name != "causal"} | {"empty rows with sinks": 512}
+SIDES = dict.fromkeys(("everything", "grouped, more keys", "offsets by head"), 16) | {
+    "empty rows with sinks": 512
+}
 
 
 @pytest.mark.parametrize(("name", "side"), SIDES.items())
@@ -143,7 +147,7 @@ def test_every_number_is_that_of_the_definition(name, side, monkeypatch):
 def test_a_key_just_before_counts_wherever_tiles_end_and_however_little_is_local(monkeypatch):
     monkeypatch.setattr(accumulators, "SIDE", 16)
     case = CASES["causal"]
-    found, wanted = read(case, local=1), define(case, np.float64)[1]
+    found, wanted = read_causal(), define(case, np.float64)[1]
     for field in ("previous_mass", "self_mass", "next_mass"):
         np.testing.assert_allclose(getattr(found, field), wanted[field], rtol=1e-5, atol=1e-6, err_msg=field)
     np.testing.assert_array_equal(found.local_mass, found.self_mass)
@@ -270,19 +274,20 @@ def test_memory_is_linear():
     assert run.lower(x, x).compile().memory_analysis().temp_size_in_bytes < 4 * 16_384**2 / 16
 
 
-def test_an_lse_of_the_callers_is_used_and_judged():
+def test_an_lse_of_the_callers_is_used_and_judged(monkeypatch):
+    monkeypatch.setattr(accumulators, "SIDE", 16)
     case = CASES["causal"]
     query, key = case.operands()
     lse = attend(query, key, key, aux=("lse",), **case.options())[1]["lse"]
-    given, found = read(case, lse=lse), read(case)
+    given, found = read_causal(lse=lse), read_causal()
     for one, other in zip(jax.tree.leaves(given), jax.tree.leaves(found), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    wrong = read(case, lse=lse.at[1, 2, 17].add(0.1))
+    wrong = read_causal(lse=lse.at[1, 2, 17].add(0.1))
     np.testing.assert_allclose(wrong.trust[1, 2], 1 - np.exp(-0.1), rtol=1e-4)
     # The entropy is that of the shares, whatever the lse makes of their sum.
     np.testing.assert_allclose(wrong.entropy, found.entropy, rtol=1e-5, atol=1e-6)
     assert float(wrong.trust[0].max()) < 1e-5
-    lost = read(case, lse=lse.at[0, 0, 40].set(-jnp.inf))
+    lost = read_causal(lse=lse.at[0, 0, 40].set(-jnp.inf))
     np.testing.assert_allclose(lost.trust[0, 0], 1)
 
 
@@ -292,14 +297,14 @@ def test_a_query_that_meets_nan_counts_for_nothing(monkeypatch):
     _, key = case.operands()
     met = 41  # causal: the queries before it are sound
     key = key.at[..., met, :].set(jnp.nan)
-    found, truths = read(case, key), define(case, np.float64, key)[1]
+    found, truths = read_causal(key), define(case, np.float64, key)[1]
     names = ("entropy", "previous_mass", "distance", "key_mass", "key_max", "distance_mass", "block_rows")
     for name in names:
         np.testing.assert_allclose(getattr(found, name), truths[name], rtol=1e-5, atol=1e-6, err_msg=name)
     assert np.isnan(found.max_weight[..., met:]).all()
     assert not np.isnan(found.max_weight[..., :met]).any()
     assert (found.top_keys[..., met:, :] == -1).all()
-    np.testing.assert_array_equal(found.top_keys[..., :met, :], read(case).top_keys[..., :met, :])
+    np.testing.assert_array_equal(found.top_keys[..., :met, :], read_causal().top_keys[..., :met, :])
     assert not np.isnan(found.block_mass).any()
     assert np.isnan(found.trust).all()
     means = readouts.average(found)
@@ -346,10 +351,15 @@ def repeated_tokens(T):
     return np.resize(once, T)
 
 
-def read_bias(bias, causal):
+def read_bias(bias, causal, tokens=None):
     """Heads whose weights are those of a bias, of tokens that come twice."""
     x, T = jnp.zeros((*bias.shape[:2], 1)), bias.shape[1]
-    options = {"tokens": repeated_tokens(T), "delimiters": [0], "grid": 8, "top_k": 1}
+    options = {
+        "tokens": repeated_tokens(T) if tokens is None else tokens,
+        "delimiters": [0],
+        "grid": 8,
+        "top_k": 1,
+    }
     mask = CAUSAL if causal else None
     return readouts.read(x, x, mask=mask, bias=jnp.asarray(bias, jnp.float32), **options)
 
@@ -395,11 +405,12 @@ def test_heads_that_know_of_nothing_have_no_label():
 
 
 def test_a_next_token_head_is_no_induction_head():
-    x, y = jnp.eye(12) * 30, jnp.roll(jnp.eye(12), 1, axis=0)
-    found = readouts.label(readouts.read(x, y, tokens=jnp.arange(12)))[()]
+    t, s = np.indices((24, 24))
+    after, before = (np.stack([np.where(s - t == way, 30.0, 0)] * 9) for way in (1, -1))
+    found = readouts.label(read_bias(after, False, np.arange(1, 25)))[(0,)]
     assert [one.name for one in found] == ["next-token"]
     # Where two tokens alternate, the key that follows the query's token is the previous one.
-    found = readouts.label(readouts.read(x, jnp.roll(y, -2, axis=0), tokens=jnp.arange(12) % 2))[()]
+    found = readouts.label(read_bias(before, False, 1 + np.arange(24) % 2))[(0,)]
     assert [one.name for one in found] == ["previous-token"]
 
 
@@ -428,9 +439,10 @@ def test_labels_carry_the_numbers_that_gave_them():
 
 
 def test_few_rows_are_no_evidence():
-    # Two rows read the previous token alone, as one random head in six does.
-    x, y = jnp.eye(3) * 30, jnp.roll(jnp.eye(3), -1, axis=0)
-    assert readouts.label(readouts.read(x, y, mask=CAUSAL))[()] == ()
+    # Two rows read the previous token alone, as one random head in six does; the others read nothing.
+    t, s = np.indices((24, 24))
+    bias = np.where(t > 2, -np.inf, np.where(t - s == 1, 30, 0))
+    assert readouts.label(read_bias(np.stack([bias] * 3), causal=True))[(0,)] == ()
 
 
 def test_labels_come_with_the_most_certain_first():
@@ -463,7 +475,7 @@ def test_mistakes_are_explained():
     x, y = jnp.ones((2, 3, 5, D)), jnp.ones((2, 3, 11, D))
     look, window = readouts.read, readouts.window
     between = functools.partial(look, x, y, query_offset=0)
-    readout, ids, lse = read(CASES["causal"]), np.arange(5), jnp.zeros((2, 3, 5))
+    readout, ids, lse = read_heads(24, ["uniform", "self", "sink"], True), np.arange(5), jnp.zeros((2, 3, 5))
     wrong = [
         (ValueError, "query_offset: expected where the queries sit.*query_offset=6", lambda: look(x, y)),
         (ValueError, "query_offset: expected", lambda: look(x, x, key_offset=3)),
