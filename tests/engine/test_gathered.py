@@ -79,10 +79,8 @@ def test_it_is_attention_under_the_matrix_of_the_lists(name):
         rest = {key: value for key, value in options.items() if key not in by}
         cotangent = rng.normal(size=(*leading, T, 5))
         matrix = tabulate(lists, group=3 if name == "key heads" else 1)
-        matrix = masks.from_array(matrix[:, None] if "all heads" in name else matrix)
-        listed, matrix = (
-            kind if mask is None else kind & mask for kind in (masks.chosen_keys(lists), matrix)
-        )
+        pair = masks.chosen_keys(lists), masks.from_array(matrix[:, None] if "all heads" in name else matrix)
+        listed, matrix = (kind if mask is None else kind & mask for kind in pair)
         truth = differentiate(arrays, by, cotangent, mask=matrix, backend="dense", **rest)
         for backend in ("gathered", "tiled") if name in TILED else ("gathered",):
             found = differentiate(arrays, by, cotangent, mask=listed, backend=backend, **rest)
@@ -101,11 +99,10 @@ def test_lists_of_any_order_are_those_of_the_definition_at_length():
     )
     shuffled = rng.permuted(lists, axis=-1)
     for mask in (masks.chosen_keys(lists, ascending=True), masks.chosen_keys(np.tile(shuffled, 2))):
-        call = jax.jit(lambda *arrays, mask=mask: attend(*arrays, mask=mask))
+        loss = lambda *arrays, mask=mask: (jnp.sum((o := attend(*arrays, mask=mask)) * cotangent), o)
         assert explain(*arrays, mask=mask).backend == "gathered"
-        output, pull = jax.vjp(call, *arrays)
-        found = {"output": output} | dict(zip(("d_query", "d_key", "d_value"), pull(cotangent), strict=True))
-        for name, array in found.items():
+        grads, output = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*arrays)
+        for name, array in zip(("output", "d_query", "d_key", "d_value"), (output, *grads), strict=True):
             oracle.assert_as_exact(array, getattr(truth, name), getattr(plain, name), name)
     with pytest.raises(ValueError, match="indices: expected ascending numbers, each once; leave out"):
         masks.chosen_keys(shuffled, ascending=True)
@@ -134,7 +131,10 @@ def test_transforms_and_what_nobody_may_attend_to():
     lists[lists == 5] = -1
     lists[:, :, 9, 2] = 5  # in row 9 alone
     hidden = (array.reshape(array.shape[-4:]) for array in hidden)
-    found, stats = attend(*hidden, mask=masks.chosen_keys(lists), backend="gathered", aux=STATS)
+    call = jax.jit(
+        lambda *arrays: attend(*arrays, mask=masks.chosen_keys(lists), backend="gathered", aux=STATS)
+    )
+    found, stats = call(*hidden)
     ninth = np.arange(T) == 9
     assert (np.isnan(np.asarray(found)).all(-1) == ninth).all()
     assert all((np.isnan(np.asarray(stats[name])) == ninth).all() for name in STATS if name != "argmax")
