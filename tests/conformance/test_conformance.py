@@ -261,20 +261,17 @@ def test_conventions_combine():
     assert "counts the query's own key" in together
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_wrong_arguments_are_named():
+    for options, words in (
         ({"layout": "BHT"}, "layout: expected letters of BHTD"),
         ({"layout": "BHHTD"}, "layout"),
         ({"features": ["masks"]}, "features: expected some of mask"),
         ({"sizes": "huge"}, "sizes: expected 'quick' or 'full'"),
         ({"dtypes": ["int8"]}, "dtypes: expected some of float32"),
         ({"arrays": "tensorflow"}, "arrays: expected one of jax, numpy, torch"),
-    ],
-)
-def test_wrong_arguments_are_named(options, words):
-    with pytest.raises(ValueError, match=words):
-        conformance.check(kernels.attention, **options)
+    ):
+        with pytest.raises(ValueError, match=words):
+            conformance.check(kernels.attention, **options)
     with pytest.raises(TypeError, match="fn: expected a function"):
         conformance.check("jax.nn")
 
@@ -309,14 +306,8 @@ def test_the_definition_is_that_of_the_random_programs():
     keep[:, :, 3] = False
     options = {"bias": bias, "sinks": sinks, "survivors": survivors, "scale": 0.4}
     forward = definition.attention(query, key, value, keep=keep, softcap=1.3, **options)
-    call = Attention(
-        query,
-        key,
-        value,
-        mask=Mask(lambda at: keep),
-        score=(lambda x, at: 1.3 * np.tanh(x / 1.3),),
-        **options,
-    )
+    options |= {"mask": Mask(lambda at: keep), "score": (lambda x, at: 1.3 * np.tanh(x / 1.3),)}
+    call = Attention(query, key, value, **options)
     results = call.results()
     np.testing.assert_allclose(forward.output, results["output"].value, atol=1e-12)
     np.testing.assert_allclose(forward.lse, results["lse"].value, atol=1e-12)

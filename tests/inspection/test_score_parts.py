@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
 
+from layer_oracle import build_drawn
 from regard import inspection, positions
 from regard.engine.call.hooks import watch
 from regard.models import Decoder, TransformerConfig
@@ -24,12 +24,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_sum_to_the_score_and_are_those_by_hand(kind, wide):
     sizes = {"d_model": 24, "num_heads": 6, "d_ff": 13, "num_layers": 3, "vocab_size": 31}
-    model, rng = (
-        Decoder(TransformerConfig(**sizes, **KINDS[kind]), rngs=nnx.Rngs(0)),
-        np.random.default_rng(0),
-    )
-    wider = lambda leaf: jnp.asarray(np.asarray(leaf) + 0.3 * rng.normal(size=leaf.shape))
-    nnx.update(model, jax.tree.map(wider, nnx.state(model, nnx.Param)))
+    model = build_drawn(Decoder, TransformerConfig(**sizes, **KINDS[kind]))
+    nnx.update(model, jax.tree.map(lambda leaf: leaf.astype(float), nnx.state(model, nnx.Param)))
     found, events = inspection.decompose_score(model, TOKENS, layer=2, head=5, query=6, key=2), []
     with watch(events.append):
         _, seen = model.trunk(TOKENS[None], aux=("hidden",))

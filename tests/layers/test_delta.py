@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from layer_oracle import build_drawn
 from regard.layers import DeltaBlock, GatedDeltaNet, KimiDelta, MultiHeadAttention
 
 M, T = 11, 37
@@ -21,13 +22,7 @@ IDS = np.array([4] * 13 + [7] + [4] * 23)
 
 
 def build(kind, dtype=jnp.float64):
-    layer = LAYERS[kind](param_dtype=dtype, rngs=nnx.Rngs(3))
-    rng = np.random.default_rng(5)
-    for leaf in jax.tree.leaves(
-        nnx.state(layer, nnx.Param), is_leaf=lambda one: isinstance(one, nnx.Variable)
-    ):
-        leaf[...] = jnp.asarray(rng.normal(size=leaf.shape) * 0.5, dtype)
-    return layer
+    return build_drawn(LAYERS[kind], param_dtype=dtype, seed=5)
 
 
 def define(layer, x):
@@ -74,20 +69,26 @@ def draw(*shape):
     return np.random.default_rng(1).normal(size=shape)
 
 
+def define_apart(layer, row):
+    """Of documents by IDS."""
+    return np.concatenate([define(layer, row[span]) for span in (slice(13), slice(13, 14), slice(14, T))])
+
+
+def close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_layer_is_its_definition_packed_padded_and_cached(kind, wide):
     layer, x = build(kind), draw(2, T, M)
     whole = np.stack([define(layer, row) for row in x])
     run = nnx.jit(lambda layer, x, **options: layer(x, **options))
-    close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-12 * np.abs(whole).max())
-    close(run(layer, x), whole)
     close(run(layer, x[0]), whole[0])
-    spans = [slice(0, 13), slice(13, 14), slice(14, T)]
-    apart = np.concatenate([[define(layer, row[span]) for row in x] for span in spans], axis=1)
-    close(run(layer, x, segments=IDS), apart)
-    close(run(layer, x, segments=np.stack([IDS, IDS])), apart)
+    apart = [define_apart(layer, x[0]), define_apart(layer, x[1]) if kind == "kimi" else whole[1]]
+    ids = IDS if kind == "kimi" else np.stack([IDS, np.zeros_like(IDS)])
+    close(run(layer, x, segments=ids), np.stack(apart))
     # Rows of other lengths, read piece by piece; what is not real is NaN and leaves no trace.
-    cache, lengths = layer.start_cache(2), np.zeros(2, int)
+    cache, lengths, found = layer.start_cache(2), np.zeros(2, int), ([], [])
     for counts in ((5, 2), (1, 0), (7, 16), (3, 1)):
         piece = np.full((2, 16, M), np.nan)
         for row, count in enumerate(counts):
@@ -95,45 +96,44 @@ def test_a_layer_is_its_definition_packed_padded_and_cached(kind, wide):
         out, seen = run(layer, piece, cache=cache, counts=np.array(counts))
         cache = seen["cache"]
         for row, count in enumerate(counts):
-            close(out[row, :count], whole[row, lengths[row] : lengths[row] + count])
+            found[row].append(out[row, :count])
         lengths += counts
         assert cache.lengths.tolist() == lengths.tolist()
+    for row, parts in enumerate(found):
+        close(np.concatenate(parts), whole[row, : lengths[row]])
 
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_gradients_and_their_transforms_are_those_of_the_recurrence(kind, wide):
-    layer, x, step = build(kind), draw(3, T, M)[0], 1e-5
+    layer, x, step = build(kind), draw(T, M), 1e-5
     graph, state = nnx.split(layer)
+    way = jax.tree.map(lambda leaf: draw(*leaf.shape), (state, x))
+    # Where it is, and a step to either side.
+    places = jax.tree.map(
+        lambda leaf, on: np.asarray(leaf) + step * np.multiply.outer([0, 1, -1], on), (state, x), way
+    )
     cotangent = draw(T, M)
 
-    @jax.jit
-    def loss(state, x):
-        return jnp.sum(nnx.merge(graph, state)(x, segments=IDS) * cotangent)
+    def loss(place):
+        output = jax.checkpoint(lambda state, x: nnx.merge(graph, state)(x, segments=IDS))(*place)
+        return jnp.sum(output * cotangent), output
 
-    grads = jax.grad(loss, argnums=(0, 1))(state, x)
-    way = jax.tree.map(lambda leaf: draw(*leaf.shape), (state, x))
-    moved = [
-        jax.tree.map(lambda leaf, on, sign=sign: leaf + sign * step * on, (state, x), way) for sign in (1, -1)
-    ]
-    slope = (loss(*moved[0]) - loss(*moved[1])) / (2 * step)
-    found = sum(jnp.vdot(one, on) for one, on in zip(*map(jax.tree.leaves, (grads, way)), strict=True))
-    np.testing.assert_allclose(found, slope, rtol=1e-6)
-    each = jax.vmap(jax.checkpoint(lambda x: nnx.merge(graph, state)(x)))(np.stack([x, 2 * x]))
-    np.testing.assert_allclose(each[1], layer(2 * x), rtol=0, atol=1e-12 * np.abs(each[1]).max())
+    (losses, outputs), grads = jax.jit(jax.vmap(jax.value_and_grad(loss, has_aux=True)))(places)
+    close(outputs[0], define_apart(layer, x))
+    found = sum(jnp.vdot(one[0], on) for one, on in zip(*map(jax.tree.leaves, (grads, way)), strict=True))
+    np.testing.assert_allclose(found, (losses[1] - losses[2]) / (2 * step), rtol=1e-6)
 
 
 def test_bfloat16_keeps_states_in_float32():
-    layer = build("gated", jnp.float32)
-    narrow = LAYERS["gated"](dtype=jnp.bfloat16, rngs=nnx.Rngs(3))
-    nnx.update(narrow, nnx.state(layer))
-    x = draw(2, 5, M).astype(np.float32)
-    out, seen = nnx.jit(lambda layer, x: layer(x, cache=layer.start_cache(2)))(narrow, x.astype(jnp.bfloat16))
-    assert (out.dtype, seen["cache"].memory.dtype, seen["cache"].recent.dtype) == (
-        jnp.bfloat16,
-        jnp.float32,
-        jnp.bfloat16,
+    layer, x = build("gated", jnp.float32), draw(5, M).astype(np.float32)
+    narrow = build_drawn(LAYERS["gated"], dtype=jnp.bfloat16, seed=5)
+    out, seen = nnx.jit(lambda layer, x: layer(x, cache=layer.start_cache(1)))(
+        narrow, x[None].astype(jnp.bfloat16)
     )
-    np.testing.assert_allclose(out.astype(np.float32), layer(x), atol=0.05 * float(jnp.abs(layer(x)).max()))
+    found = out.dtype, seen["cache"].memory.dtype, seen["cache"].recent.dtype
+    assert found == (jnp.bfloat16, jnp.float32, jnp.bfloat16)
+    truth = define(layer, x)
+    np.testing.assert_allclose(out[0].astype(np.float32), truth, atol=0.05 * np.abs(truth).max())
 
 
 def test_an_output_gate_weighs_what_heads_have_read():

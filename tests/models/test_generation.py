@@ -163,9 +163,8 @@ def test_arrays_may_be_padded_on_the_left_and_under_jit():
 FIRST = {"max_tokens": N, "sampling": Sampling(temperature=1.5), "capacity": 48}
 
 
-@functools.cache
-def converse():
-    """A model, as it is in evaluation, and the first rows of a conversation, with its cache."""
+def test_a_conversation_goes_on_without_reading_its_beginning(monkeypatch):
+    """What is read again is the last token, which nobody had read; a penalty knows all the text before."""
     model = build(**WINDOWED, dropout_rate=0.5, attention_dropout_rate=0.5)
     quiet, rng = nnx.clone(model), jax.random.key(3)
     quiet.eval()
@@ -175,14 +174,9 @@ def converse():
     found = [next(parts)]
     assert parts.cache is None, "not before its end"
     found += parts
-    found = [[token for part in found for token in part[row]] for row in range(3)]
-    assert found == [cut_at(row, settings["stop_tokens"]) for row in rows], "dropout is off"
-    return model, quiet, found, parts.cache
-
-
-def test_a_conversation_goes_on_without_reading_its_beginning(monkeypatch):
-    """What is read again is the last token, which nobody had read; a penalty knows all the text before."""
-    model, quiet, rows, cache = converse()
+    found, cache = [[token for part in found for token in part[row]] for row in range(3)], parts.cache
+    rows = [cut_at(row, settings["stop_tokens"]) for row in rows]
+    assert found == rows, "dropout is off"
     assert len({*map(len, rows)}) > 1
     texts = [[*prompt, *row] for prompt, row in zip(PROMPTS, rows, strict=True)]
     assert cache.model.lengths.tolist() == [len(text) - 1 for text in texts]
@@ -198,7 +192,9 @@ def test_a_conversation_goes_on_without_reading_its_beginning(monkeypatch):
 
 
 def test_a_cache_that_does_not_fit_is_refused():
-    model, _, _, cache = converse()
+    model = build(**WINDOWED)
+    cache = dataclasses.replace(model.start_cache(3, 48), lengths=jnp.array([11, 8, 17]))
+    cache = TextCache(cache, jnp.array([1, 2, 3]))
     go_on = functools.partial(generate, model=model, prompts=PROMPTS, max_tokens=1, cache=cache)
     assert_refused(
         (lambda: go_on(max_tokens=40), r"expected room for \d+ tokens, .* Give capacity= to the first"),

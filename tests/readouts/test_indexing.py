@@ -37,24 +37,18 @@ def test_the_largest_scores_of_what_the_mask_keeps_are_chosen(weighted, monkeypa
         np.testing.assert_array_equal(chosen, truth)
 
         def total(by_chosen, *arrays):
-            if by_chosen:
-                found = readouts.index_scores(*arrays, indices=chosen, **options)
-            else:
-                found = jnp.take_along_axis(
-                    readouts.index_scores(*arrays, **options), jnp.maximum(chosen, 0), -1
-                )
-            return jnp.sum(jnp.sin(jnp.where(chosen < 0, 0, found)))
+            found = readouts.index_scores(*arrays, indices=chosen if by_chosen else None, **options)
+            picked = found if by_chosen else jnp.take_along_axis(found, jnp.maximum(chosen, 0), -1)
+            return jnp.sum(jnp.sin(jnp.where(chosen < 0, 0, picked))), found
 
         by = tuple(range(1, 1 + len(arrays)))
         arrays = [*map(jnp.asarray, arrays)]
-        for actual, expected in zip(
-            *(jax.grad(total, by)(way, *arrays) for way in (True, False)), strict=True
-        ):
+        grad = jax.jit(jax.grad(total, by, has_aux=True), static_argnums=0)
+        (grads, found), (true_grads, _) = (grad(way, *arrays) for way in (True, False))
+        for actual, expected in zip(grads, true_grads, strict=True):
             np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-12)
         expected = np.where(truth < 0, -np.inf, np.take_along_axis(scores, truth, -1))
-        np.testing.assert_allclose(
-            readouts.index_scores(*arrays, indices=chosen, **options), expected, rtol=1e-11
-        )
+        np.testing.assert_allclose(found, expected, rtol=1e-11)
 
 
 @pytest.mark.parametrize("chosen", [False, True])
@@ -80,10 +74,14 @@ def test_the_divergence_of_indexer_and_attention(chosen, monkeypatch):
 
     with jax.enable_x64(True):
         call, arrays = partial(readouts.index_divergence, **options), (query, key, weights, *heads)
-        found = jax.jit(lambda *arrays: call(*arrays[:3], attention=arrays[3:]))
-        np.testing.assert_allclose(found(*arrays), define(*arrays), rtol=0, atol=1e-13)
-        differentiate = lambda call: jax.grad(lambda *arrays: jnp.sum(call(*arrays) ** 2), range(5))(*arrays)
-        grads, true_grads = map(differentiate, (found, define))
+
+        def differentiate(call):
+            loss = lambda *arrays: (jnp.sum((found := call(*arrays)) ** 2), found)
+            return jax.jit(jax.grad(loss, range(5), has_aux=True))(*arrays)
+
+        found = differentiate(lambda *arrays: call(*arrays[:3], attention=arrays[3:]))
+        (grads, numbers), (true_grads, truth) = found, differentiate(define)
+        np.testing.assert_allclose(numbers, truth, rtol=0, atol=1e-13)
         for grad, true_grad in zip(grads[:3], true_grads, strict=False):
             np.testing.assert_allclose(grad, true_grad, rtol=0, atol=1e-12 * np.abs(true_grad).max())
         assert not any(np.any(grad) for grad in grads[3:])

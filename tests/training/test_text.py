@@ -16,7 +16,7 @@ import tokenizers
 from layer_oracle import build_drawn
 from regard.training import checkpoints, corpora, runs, settings, tasks, token_files, vocabularies
 from regard.training.tasks.text import cut_windows, number_documents
-from small_runs import Killer, assert_same_run, read_lines, snapshot, stop_after, train
+from small_runs import Killer, assert_same_run, begin, read_lines, snapshot, train
 
 LENGTH, MARK, KEPT = 19, 256, tasks.Text.keeps
 
@@ -362,7 +362,7 @@ def test_a_run_keeps_what_it_needs_and_goes_on_with_it_after_a_kill(corpus, tmp_
 @pytest.fixture
 def stopped(corpus, tmp_path):
     files = shutil.copytree(corpus, tmp_path / "texts")
-    train(tmp_path / "run", paired(files), stop=stop_after(3))
+    begin(tmp_path / "run", paired(files))
     return tmp_path / "run", files, paired(files)
 
 
@@ -407,7 +407,9 @@ def test_what_a_run_kept_is_there_as_it_was_or_named(stopped):
 def test_a_branch_takes_the_tokens_of_its_source(stopped, tmp_path, monkeypatch):
     directory, _, task = stopped
     monkeypatch.setattr(vocabularies, "train_pairs", None)
-    assert train(tmp_path / "branch", task, resume=str(directory)).step == 11
+    run = runs.open_run(tmp_path / "branch", task, resume=str(directory))
+    run.begin(run.task.keep())
+    assert len(run.task.make_batch(jax.random.key(0), 3)["inputs"]) == 3
     assert all((tmp_path / "branch" / name).read_bytes() == (directory / name).read_bytes() for name in KEPT)
 
 
