@@ -349,12 +349,13 @@ def test_explain_reads_shapes_alone():
     assert (report.tiles.empty, report.tiles.partial, report.tiles.full) == (28, 8, 220)
     assert report.dense_flops == 2 * 8 * 1024 * 4096 * (64 + 32)
     assert report.dense_bytes == 4 * 8 * 1024 * 4096, "scores are sums"
-    assert report.dtypes["sums"] == "float32"
+    assert report.flops == round(report.computes.computed * report.dense_flops)
     text = str(report)
     for words in (
         "causal()",
         "8 query heads in 2 groups",
         "28 empty, 8 partial, 220 full of 128 x 128; 89% hold",
+        "a tile of scores at a time; all pairs would be 6.44 GFLOP and 134 MB of scores",
     ):
         assert words in text
     told = []

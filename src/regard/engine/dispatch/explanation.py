@@ -66,6 +66,14 @@ class Explanation:
     gathered: tuple[str, ...] = ()
     """Mesh axes that divide the sequence of an array, which no backend does: it is gathered along them."""
 
+    @property
+    def flops(self) -> int | None:
+        """The products of the forward pass, in FLOPs; None where it is not known what is computed."""
+        if self.backend == "dense":
+            return self.dense_flops
+        share = None if self.computes is None else self.computes.computed
+        return None if share is None else round(share * self.dense_flops)
+
     def __str__(self) -> str:
         heads = f"{self.query_heads} query head{'s' if self.query_heads != 1 else ''}"
         if self.key_heads != self.query_heads:
@@ -92,13 +100,20 @@ class Explanation:
             ("backend", f"{self.backend}: {self.reason}"),
             *(("refused", f"{name}: {why}") for name, why in self.refusals.items()),
             *([("costs", self.costs)] if self.costs else []),
-            ("all pairs", f"{scaled(self.dense_flops, 'FLOP')}, {scaled(self.dense_bytes, 'B')} of scores"),
+            ("work", self._describe_work()),
         ]
         if self.gathered:
             axis = self.gathered[0] if len(self.gathered) == 1 else self.gathered
             remedy = f"`with regard.parallel.use(mesh, {axis!r}):` around the call keeps it divided"
             lines.append(("gathered", f"the sequence, along {', '.join(self.gathered)}; {remedy}"))
         return "\n".join(f"{label:<10} {text}" for label, text in lines)
+
+    def _describe_work(self) -> str:
+        pairs, scores = scaled(self.dense_flops, "FLOP"), scaled(self.dense_bytes, "B")
+        if self.backend == "dense":
+            return f"{pairs}, all pairs, and {scores} of scores"
+        own = "" if self.flops is None else f"{scaled(self.flops, 'FLOP')}, a tile of scores at a time; "
+        return f"{own}all pairs would be {pairs} and {scores} of scores"
 
 
 def describe(problem: Problem, choice: Choice) -> Explanation:
