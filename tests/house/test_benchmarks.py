@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import agreement, cases, measuring, peers, report
+from benchmarks import agreement, cases, comparisons, measuring, peers, report
 from regard import attend
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries warn as they like
@@ -87,6 +88,21 @@ def test_errors_are_seen_row_by_row():
     result[0, 0, 50] = np.nan
     for wrong in ([result], [result[..., 1:]], []):
         assert agreement.largest_error(wrong, [expected])[0] == float("inf")
+
+
+def test_a_comparison_waits_for_every_result_after_a_warm_up():
+    calls = []
+    result = SimpleNamespace(block_until_ready=lambda: calls.append("waited"))
+    call = lambda: calls.append("called") or result
+    found = comparisons.Comparison("two", {"one": call, "other": call}, work=6.0, unit="tokens").measure(3)
+    assert calls == ["called", "waited"] * (len(calls) // 2)
+    assert len(calls) // 2 == 2 * (1 + 3 * 4), "a warm-up; each timed call after three untimed ones"
+    assert list(found["ratio"]) == ["other"]
+    assert all(0 <= seconds < 1 for seconds in found["median_seconds"].values())
+    found["median_seconds"], found["ratio"] = {"one": 2e-3, "other": 3e-3}, {"other": 1.5}
+    found["rate"] = {"one": 3000, "other": 2000}
+    expected = "two: one 2 ms, 3,000 tokens per second; other 3 ms (1.5 times), 2,000 tokens per second"
+    assert comparisons.describe(found) == expected
 
 
 def test_every_option_of_a_case_is_measured_as_it_is_defined():

@@ -42,6 +42,24 @@ def test_a_mask_per_example_is_refused_or_right_with_heads():
             np.testing.assert_array_equal(weigh(query, reading) > 0, expected)
 
 
+@pytest.mark.parametrize(("length", "leading"), [(T, (B,)), (B, (B, H))])
+def test_padding_of_shape_batch_by_keys_is_not_read_as_queries_by_keys(length, leading):
+    query = draw(2, *leading, length, D)
+    valid = np.arange(length) < np.array([[1], [2]])
+    with pytest.raises(ValueError, match=r"masks\.valid_keys\(mask\)"):
+        attend(query, query, query, mask=valid)
+    spread = np.broadcast_to(valid.reshape(B, *(1,) * len(leading), length), (*leading, length, length))
+    for mask in (masks.valid_keys(valid), masks.lengths([1, 2]), spread):
+        np.testing.assert_array_equal(weigh(query, mask) > 0, spread)
+
+
+def test_mask_shapes_that_worked_in_the_tutorial_still_do():
+    query, causal = draw(3, B, H, T, D), np.tri(T, dtype=bool)
+    expected = weigh(query, masks.causal())
+    for mask in (causal, np.broadcast_to(causal, (B, 1, T, T))):
+        np.testing.assert_array_equal(weigh(query, mask), expected)
+
+
 def test_a_mask_that_drops_is_read_by_name():
     x, drop = draw(4, 3, 2), np.triu(np.ones((3, 3), bool), 1)
     expected = weigh(x, masks.causal())
@@ -52,7 +70,36 @@ def test_a_mask_that_drops_is_read_by_name():
     assert not np.any(inverted[-1])
 
 
+def test_an_additive_mask_is_refused_as_a_mask_and_right_as_a_bias():
+    query, key, value = draw(4, 1, D), draw(5, 3, D), draw(6, 3, E)
+    additive = np.array([[0, -np.inf, 0]], np.float32)
+    with pytest.raises(TypeError, match="pass additive masks as `bias=`"):
+        attend(query, key, value, mask=additive)
+    expected = attend(query, key, value, mask=[[True, False, True]])
+    np.testing.assert_array_equal(attend(query, key, value, bias=additive), expected)
+
+
 # What a masked score is.
+
+
+def test_a_row_with_nothing_to_attend_to_is_zero_not_uniform_nor_nan():
+    """In float16, where -1e9 is -inf."""
+    query, value = (draw(seed, B, T, width).astype(np.float16) for seed, width in ((4, D), (5, E)))
+    valid = np.zeros((B, T), bool)
+    valid[1, 2] = True
+    out, aux = attend(query, query, value, mask=masks.valid_keys(valid), aux=("weights", "lse", "entropy"))
+    assert out.dtype == np.float16
+    for name, expected in {"weights": 0, "lse": -np.inf, "entropy": 0}.items():
+        assert np.all(aux[name][0] == expected), name
+    assert not np.any(out[0])
+    np.testing.assert_array_equal(out[1], np.broadcast_to(value[1, 2], (T, E)))
+
+
+def test_no_kept_score_loses_to_a_masked_one():
+    query, key = np.float32([[1e5]]), np.float32([[-1e5], [1.0]])
+    _, aux = attend(query, key, key, mask=np.array([[True, False]]), aux=("weights", "scores"))
+    assert aux["scores"][0, 0] < -1e9
+    np.testing.assert_array_equal(aux["weights"], [[1.0, 0.0]])
 
 
 # Chance, settings, and what models are trained on.

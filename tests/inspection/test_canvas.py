@@ -69,17 +69,6 @@ def test_save_makes_folders_obeys_the_ending_and_takes_drawings_figures_and_stri
     assert paths[0].stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-def test_unknown_endings_are_refused_before_anything_happens(tmp_path):
-    for name in ("plot.gif", "plot", ".png"):
-        with pytest.raises(
-            ValueError, match=r"path: expected a name ending in \.png, \.svg, \.pdf, got '.*'"
-        ):
-            figures.save(Figure(), tmp_path / "new" / name)
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match="kind: expected one of png, svg, pdf, got 'gif'"):
-        figures.render(Figure(), "gif")
-
-
 @pytest.mark.parametrize("step", ["write_bytes", "replace"])
 def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch, step):
     path = tmp_path / "plot.png"

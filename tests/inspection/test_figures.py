@@ -232,15 +232,6 @@ def test_curves_have_the_points_that_exist():
     assert drawing.axes[0].get_yscale() == "log"
 
 
-def test_runs_are_told_apart_by_colour_and_splits_by_dashes():
-    drawing = draw_curves({"_base": RUN, "cost $2": RUN[2:]})
-    assert legend_of(drawing) == ["_base", r"cost \$2", "training", "held out"]
-    looks = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in drawing.lines}
-    assert looks["_base, held out"] == (palette.SERIES[0], "--")
-    assert looks[r"cost \$2, training"] == (palette.SERIES[1], "-")
-    assert len({*palette.series_colors(23)}) == 23
-
-
 def test_records_that_cannot_be_drawn_are_refused():
     draw, high = figures.training_curves, {"a": [{"step": 1, "accuracy": 93.0}]}
     check_refusals(
@@ -260,20 +251,6 @@ def scan(image, patches, grid):
     drawing = figures.scan_attention(image, patches, patch_grid=grid, ax=panel())
     veil = drawing.images[1]
     return drawing, veil.to_rgba(np.ma.masked_invalid(veil.get_array()))[..., 3]
-
-
-def test_the_veil_lies_over_its_patch_as_strong_as_its_weight():
-    patches = np.zeros(6)
-    patches[4] = 0.5  # row 1, column 1 of 2 x 3
-    drawing, _ = scan(np.ones((4, 9)), patches, (np.int64(2), 3))
-    grey, veil = drawing.images
-    assert veil.get_array().tolist() == [[0, 0, 0], [0, 0.5, 0]]
-    assert list(veil.get_extent()) == list(grey.get_extent()) == [-0.5, 8.5, 3.5, -0.5]
-    assert [segment[0, 0] for segment in drawing.outlines[1].get_segments()] == [2.5, 5.5]
-    drawing, opacity = scan(np.eye(2), [0.1, 0.2, 0.3, 0.4], (2, 2))
-    np.testing.assert_allclose(opacity.ravel(), [0.2, 0.4, 0.6, 0.8], atol=0.8 / 255)
-    assert drawing.colorbar.vmax == 0.4
-    assert not scan(np.eye(4), np.full(4, np.nan), (2, 2))[1].any(), "no weight is no veil"
 
 
 def test_scans_that_cannot_be_drawn_are_refused():

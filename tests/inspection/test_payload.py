@@ -106,15 +106,6 @@ def test_of_long_calls_blocks_and_profiles_are_carried(name, long):
 
 
 @pytest.mark.slow
-def test_coverage_is_said_where_the_list_tells_it(long):
-    traces, cases = zip(*(watch(11, mask=masks.causal(), scale=scale) for scale in (9.0, 0.0)), strict=True)
-    told, even = (opened(pages.html(trace))[0]["traces"][0]["calls"][0]["means"] for trace in traces)
-    truth = (np.cumsum(-np.sort(-cases[0].weights, -1), -1) < 0.9 - 1e-6).sum(-1) + 1
-    assert told["coverage90"] == pytest.approx(truth.mean(-1), abs=1e-5)
-    assert "coverage90" not in even  # of eleven equal weights, eight are listed
-
-
-@pytest.mark.slow
 def test_products_of_queries_and_keys_add_up_to_the_scores(bare, monkeypatch):
     trace, case = watch_case("everything")
     wanted = 1.5 * case.query.astype(np.float64) @ np.repeat(case.key, 3, 0).swapaxes(-1, -2)
