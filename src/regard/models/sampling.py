@@ -25,7 +25,9 @@ NO_TOKEN = -1
 class Sampling:
     """Settings by which a token is chosen from logits; the default takes the most probable one.
 
-    token ~ softmax(min_p(top_p(top_k(repetition_penalty(logits) / temperature))))
+    score = repetition_penalty(logits) / temperature
+    kept = min_p(top_p(top_k(score)))
+    token ~ softmax(kept)
 
     What is None is left out. A pytree: under jit the numbers are traced, so another temperature compiles
     nothing anew; only which settings are there, and whether the temperature is 0, belongs to the program.
