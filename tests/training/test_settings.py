@@ -25,6 +25,12 @@ def test_settings_survive_json_and_help_says_what_to_expect(kind):
     assert "xpect" in kind.__doc__
 
 
+def test_goals_have_a_direction():
+    most, least = settings.Goal("a", 1.5, smaller_is_better=True), settings.Goal("a", 0.75)
+    cases = (least, 0.75), (least, 0.5), (most, 1.5), (most, 2.0), (most, float("nan"))
+    assert [goal.is_reached({"a": value}) for goal, value in cases] == [True, False, True, False, False]
+
+
 def test_small_settings_are_small_but_for_what_the_user_chose():
     for kind in ALL:
         small = tasks.shrink(kind())

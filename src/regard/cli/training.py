@@ -151,8 +151,8 @@ def advance_run(
 def describe_result(task: Task, outcome: loop.Outcome, *, smoke: bool) -> str:
     """Describe the held-out result against the goal, which is for the full size."""
     goal = task.goal
-    told = f"; a smoke run: the goal, {goal}, is for a full one" if smoke else f", goal {goal}"
-    return f"step {outcome.step}, held-out {goal.title} {outcome.held_out[goal.metric]:.4f}{told}"
+    goal_words = f"; a smoke run: the goal, {goal}, is for a full one" if smoke else f", goal {goal}"
+    return f"step {outcome.step}, held-out {goal.title} {outcome.held_out[goal.metric]:.4f}{goal_words}"
 
 
 def draw_sparkline(values: list[float], width: int = 60) -> str:

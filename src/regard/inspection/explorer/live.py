@@ -182,9 +182,9 @@ class _LiveExplorer:
                 self._views.popitem(last=False)
         lengths = [max((call.keys for call in trace.calls), default=0) for _, trace in found]
         answer = {"view": f"view/{name}/", "tokens": lengths}
-        told = [_tell_predictions(trace) for _, trace in found if trace.predictions is not None]
-        if len(told) == len(found):
-            answer["predicted"] = told
+        predicted = [_tell_predictions(trace) for _, trace in found if trace.predictions is not None]
+        if len(predicted) == len(found):
+            answer["predicted"] = predicted
         if readings[-1].cut:
             answer["python"] = readings[-1].python
         return answer
@@ -201,8 +201,8 @@ class _LiveExplorer:
                 parts = self._explain(cell.text, **place)
             except ValueError as error:
                 raise _TextError(str(error)) from error
-        told = ", ".join(f"{name}={number}" for name, number in place.items())
-        python = f"inspection.decompose_score(model, tokens, {told})"
+        arguments = ", ".join(f"{name}={number}" for name, number in place.items())
+        python = f"inspection.decompose_score(model, tokens, {arguments})"
         return {"score": parts.score, "parts": parts.largest(MOST_PARTS), "python": python}
 
     def _record_text(self, reading: _Reading) -> tuple[int, Any]:
@@ -244,8 +244,8 @@ def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
     parts = parse_qsl(query, keep_blank_values=True)
     texts = [value for name, value in parts if name == "text"]
     others = {name: value for name, value in parts if name != "text"}
-    known = {"cut", "by"} if cuts else set()
-    if len(texts) not in (1, 2) or len(parts) != len(texts) + len(others) or not others.keys() <= known:
+    expected = {"cut", "by"} if cuts else set()
+    if len(texts) not in (1, 2) or len(parts) != len(texts) + len(others) or not others.keys() <= expected:
         raise RefusalError(
             HTTPStatus.BAD_REQUEST, f"read: expected text=... once or twice{' and cut, by' * bool(cuts)}"
         )
@@ -259,11 +259,11 @@ def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
 
 
 def _parse_cell(query: str) -> _Cell:
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    numbers = [given.get(name, "") for name in _Cell._fields[1:]]
-    if set(given) != set(_Cell._fields) or not all(re.fullmatch(r"\d{1,9}", number) for number in numbers):
+    fields = dict(parse_qsl(query, keep_blank_values=True))
+    numbers = [fields.get(name, "") for name in _Cell._fields[1:]]
+    if set(fields) != set(_Cell._fields) or not all(re.fullmatch(r"\d{1,9}", number) for number in numbers):
         raise RefusalError(HTTPStatus.BAD_REQUEST, f"why: expected {', '.join(_Cell._fields)}")
-    return _Cell(given["text"], *map(int, numbers))
+    return _Cell(fields["text"], *map(int, numbers))
 
 
 def _parse_heads(heads: str) -> tuple[tuple[int, int], ...]:

@@ -247,6 +247,19 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
     delete frame.dataset.waiting;
     before?.remove();
   };
+  /**
+   * What the model answers; null where it refuses, which is said.
+   * @param {string} path @param {AbortSignal} signal
+   */
+  const request = async (path, signal) => {
+    const { ok, bytes } = await connection.ask(path, signal);
+    const text = new TextDecoder().decode(bytes);
+    signal.throwIfAborted();
+    const answer = ok ? JSON.parse(text) : { refused: text };
+    if (!answer.refused) return answer;
+    fail(answer.refused);
+    return null;
+  };
   const latest = new Latest(async (signal) => {
     const texts = [text.value, ...(other.hidden ? [] : [changed.value])];
     keep();
@@ -264,14 +277,8 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
       asked.set("cut", heads);
       asked.set("by", by.value);
     }
-    const { ok, bytes } = await connection.ask(`read?${asked}`, signal);
-    const said = new TextDecoder().decode(bytes);
-    signal.throwIfAborted();
-    const answer = ok ? JSON.parse(said) : { refused: said };
-    if (answer.refused) {
-      fail(answer.refused);
-      return;
-    }
+    const answer = await request(`read?${asked}`, signal);
+    if (!answer) return;
     await open(answer.view, answer.tokens.length > 1, signal);
     const seconds = ((performance.now() - begun) / 1000).toFixed(1);
     const told = answer.predicted ? `; ${tellPredictions(answer.predicted)}` : "";
@@ -292,14 +299,8 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
     const cell = { call: place.get("l") ?? "0", head: place.get("h") ?? "0", query, key };
     const asked = new URLSearchParams({ text: (second ? changed : text).value, ...cell });
     status.textContent = LIVE_SPLITTING;
-    const { ok, bytes } = await connection.ask(`why?${asked}`, signal);
-    const said = new TextDecoder().decode(bytes);
-    signal.throwIfAborted();
-    const answer = ok ? JSON.parse(said) : { refused: said };
-    if (answer.refused) {
-      fail(answer.refused);
-      return;
-    }
+    const answer = await request(`why?${asked}`, signal);
+    if (!answer) return;
     status.textContent = "";
     python.textContent = answer.python;
     python.hidden = false;
