@@ -217,7 +217,9 @@ def test_a_text_is_typed_changed_and_refused_and_the_view_stays(browser):
 def test_heads_are_cut_and_restored_and_a_cell_asked_why_by_the_pointer_and_in_a_link(browser):
     parts = inspection.ScoreParts(("<b>tokens", "biases"), np.array([[2.0, 0.5], [-1.0, 0.0]]), 1.5)
     explain = lambda text, **place: parts
-    with live.serve_live(Model().record, text="abcabc", cuts=True, explain=explain) as page:
+    edges = inspection.Edge(1, 0, 5, 3, -0.5, 0.1), inspection.Edge(0, 1, 3, 2, 0.4, 0.0)
+    trace = lambda text, query: (inspection.Paths(5, 7, 1.5, edges), "<b>", ["\u202e<i>"] * 6)
+    with live.serve_live(Model().record, text="abcabc", cuts=True, explain=explain, trace=trace) as page:
         visit = browser.visit(page.url, page.url, ready=False)
         wait_for = lambda told: visit.until(f"{TOLD}.startsWith({told!r})", 30)
         press = lambda name: visit.page.get_by_role("button", name=name).click()
@@ -229,6 +231,14 @@ def test_heads_are_cut_and_restored_and_a_cell_asked_why_by_the_pointer_and_in_a
         press("Why this cell?")
         rows = visit.until("[...document.querySelectorAll('.live-why tr')].map((row) => row.innerText)[1]")
         assert rows.split() == ["<b>tokens", "<b>tokens", "+2"]
+        press("Paths to the prediction")
+        visit.page.get_by_role("button", name="Head 1.0").focus()
+        visit.page.keyboard.press("ArrowDown")
+        said = visit.page.locator("figcaption").inner_text()
+        assert said == "Head 0.1: ‘⟨202E⟩<i>’ (3) reads ‘⟨202E⟩<i>’ (2): +0.4, of which 0 directly."
+        visit.page.keyboard.press("Enter")
+        visit.until(f"{frame}.location.hash.includes('row=3&key=2&l=0&h=1')")
+        visit.evaluate(f"() => {{ {frame}.location.hash = '#row=4&key=1&l=0&h=0'; }}")
         press("Cut this head")
         wait_for("6 and 6 tokens")
         assert visit.evaluate("document.querySelector('.live-told code').innerText").startswith("with insp")

@@ -152,7 +152,9 @@ def test_a_text_stands_beside_itself_without_heads_and_a_cell_is_split_into_its_
             raise ValueError("key: expected a number below 3")
         return parts
 
-    with live.serve_live(model.record, cuts=True, explain=explain) as page:
+    edges = inspection.Edge(1, 0, 2, 1, 0.5, float("nan")), inspection.Edge(0, 1, 0, 0, 0.4, 0.0)
+    trace = lambda text, query: (inspection.Paths(query % 3, 5, 1.5, edges), "<t>", list(text))
+    with live.serve_live(model.record, cuts=True, explain=explain, trace=trace) as page:
         found = read(page, "abc", cut="0.0, 1.2 0.3", by="mean")
         assert model.read == ["abc", ("abc", ((0, 0), (1, 2), (0, 3)), "mean")]
         assert (found["view"], found["tokens"]) == ("view/1-2/", [3, 3])
@@ -167,7 +169,13 @@ def test_a_text_stands_beside_itself_without_heads_and_a_cell_is_split_into_its_
         assert (found["score"], found["parts"][0]) == (1.5, ["tokens", "tokens", 2.0])
         assert found["python"].endswith("layer=0, head=0, query=2, key=1)")
         assert json.loads(ask(page, f"{why}3")[1]) == {"refused": "key: expected a number below 3"}
+        graph = json.loads(ask(page, "paths?text=abc&query=-1")[1])
+        assert [(edge["call"], edge["key"], edge["direct"]) for edge in graph["edges"]] == [(1, 1, None)]
+        assert (graph["query"], graph["target"], graph["tokens"]) == (2, "<t>", {"1": "b", "2": "c"})
+        status, saved, *_ = ask(page, "save/1-2/")
+        assert status == 200 and b'id="regard-document"' in saved and b"0.0 1.2 0.3 at their mean" in saved
         paths = ("read?text=a&cut=1", "read?text=a&cut=0.0&by=x", f"{why}-1", "why?text=abc&call=0")
+        paths += ("paths?text=abc&query=-2", "paths?text=abc")
         for path in (*paths, why.replace("call=0", "call=1") + "1", "read?text=a&cut=0.0&cut=0.1"):
             assert ask(page, path)[0] == 400, path
     assert asked[0] == ("abc", {"layer": 0, "head": 0, "query": 2, "key": 1})

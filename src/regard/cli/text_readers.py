@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard.inspection import ScoreParts, Tokens, Trace, decompose_score
+from regard.inspection import Paths, ScoreParts, Tokens, Trace, decompose_score
 from regard.inspection.recorders import Recorder
 from regard.models import Decoder
 from regard.training import runs, tasks
@@ -30,6 +30,8 @@ class TextReader(NamedTuple):
     """The log of a run."""
     explain: Callable[..., ScoreParts] | None
     """Splits a score of a text, as `decompose_score` does; None, of a model that is no decoder."""
+    trace: Callable[[str, int], tuple[Paths, str, Sequence[str]]] | None
+    """Gives the paths to what is predicted behind a position, the predicted token and all tokens, or None."""
 
 
 def open_text_reader(directory: Path) -> TextReader | None:
@@ -44,12 +46,11 @@ def open_text_reader(directory: Path) -> TextReader | None:
             example = task.read_text(text)
             return recorder.record(example.tokens[""], example.title, **cut)
 
-        def identify(text: str) -> Any:
-            return task.read_text(text).tokens[""].ids
+        def tokenize(text: str) -> Tokens:
+            return task.read_text(text).tokens[""]
 
-        return TextReader(
-            str(directory), record, training_document(directory), _explain_scores(model, identify)
-        )
+        questions = _answer_questions(model, recorder, tokenize, task.spell)
+        return TextReader(str(directory), record, training_document(directory), *questions)
     from regard.interop import huggingface
 
     loaded = huggingface.load(directory)
@@ -57,20 +58,38 @@ def open_text_reader(directory: Path) -> TextReader | None:
     config = loaded.config
     spell = loaded.tokenizer.id_to_token
     most = config.max_length if config.positions == "learned" else None
-    recorder = Recorder(loaded.model, most, lambda token: spell(token) or f"<{token}>")
+
+    def spell_token(token: int) -> str:
+        return spell(token) or f"<{token}>"
+
+    def tokenize_text(text: str) -> Tokens:
+        return name_tokens(encode(loaded, text))
+
+    recorder = Recorder(loaded.model, most, spell_token)
 
     def read(text: str, **cut: Any) -> Trace:
-        return recorder.record(name_tokens(encode(loaded, text)), shorten_title(text), **cut)
+        return recorder.record(tokenize_text(text), shorten_title(text), **cut)
 
-    explain = _explain_scores(loaded.model, lambda text: encode(loaded, text).ids)
-    return TextReader(f"{directory} ({loaded.kind})", read, None, explain)
+    questions = _answer_questions(loaded.model, recorder, tokenize_text, spell_token)
+    return TextReader(f"{directory} ({loaded.kind})", read, None, *questions)
 
 
-def _explain_scores(model: Any, identify: Callable[[str], Any]) -> Callable[..., ScoreParts] | None:
-    """Return the function of a text and a place that splits a score, given that of a text's token ids."""
+def _answer_questions(
+    model: Any, recorder: Recorder, tokenize: Callable[[str], Tokens], spell: Callable[[int], str]
+) -> tuple[Any, Any]:
+    """Return the functions that explain and trace a text; None and None for a model that is no decoder."""
     if not isinstance(model, Decoder):
-        return None
-    return lambda text, **place: decompose_score(model, np.asarray(identify(text), np.int32), **place)
+        return None, None
+
+    def explain(text: str, **place: Any) -> ScoreParts:
+        return decompose_score(model, np.asarray(tokenize(text).ids, np.int32), **place)
+
+    def trace(text: str, query: int) -> tuple[Paths, str, Sequence[str]]:
+        tokens = tokenize(text)
+        paths = recorder.trace_paths(np.asarray(tokens.ids), query)
+        return paths, spell(paths.target), tokens.texts
+
+    return explain, trace
 
 
 def demand_text_reader(loaded: Any) -> None:

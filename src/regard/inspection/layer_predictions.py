@@ -133,7 +133,7 @@ def read_streams(
     coming = jnp.take_along_axis(jax.nn.log_softmax(logits[:-1]), ids[1:, None], -1)[:, 0]
     contributions = None
     if model.config.norm == "pre" and all(event.projection is not None for event in events):
-        directions = _find_directions(model, streams[-1].astype(jnp.float32), targets)
+        directions = find_directions(model, streams[-1].astype(jnp.float32), targets)
         contributions = jnp.stack([_project(event, directions) for event in events])
     return StreamReading(tokens, probabilities, coming, targets, contributions)
 
@@ -154,12 +154,12 @@ def name_tokens(reading: StreamReading, spell: Callable[[int], str]) -> Predicti
     )
 
 
-def _find_directions(model: Any, stream: Array, targets: Array) -> Array:
+def find_directions(model: Any, stream: Array, targets: Array) -> Array:
     """Return u_t, (T, M): what the stream at t is multiplied by for the logit of its target."""
     head, norm = model.head, model.trunk.stack.final_norm
     rows = model.trunk.embedding.entry.table.embedding[...] if head is None else head.kernel[...].T
-    scale = model.config.output_scale * norm.scale[...].astype(jnp.float32)
-    directions = rows[targets].astype(jnp.float32) * scale[None]
+    scale = model.config.output_scale * norm.scale[...].astype(stream.dtype)
+    directions = rows[targets].astype(stream.dtype) * scale[None]
     if model.config.norm_kind != "rms":
         directions = directions - directions.mean(-1, keepdims=True)
         stream = stream - stream.mean(-1, keepdims=True)

@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.axes import Array
+from regard.axes import Array, ArrayLike
 from regard.engine.call.hooks import CallEvent, Finish, Rewriter, rewrite, watch
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.inspection.interventions import Change
 from regard.inspection.layer_predictions import name_tokens, read_streams
 from regard.inspection.observations import observe
+from regard.inspection.paths import Paths, trace_padded
 from regard.inspection.tokens import Tokens
 from regard.inspection.traces.calls import make_call
 from regard.inspection.traces.owners import Positions, name_owners, number_layers
@@ -73,14 +74,10 @@ class Recorder:
         count = len(tokens)
         if not count or tokens.ids is None:
             raise ValueError(f"tokens: expected at least one, with ids, got {tokens!r}")
-        if self._most is not None and count > self._most:
-            raise ValueError(f"text: expected at most {self._most} tokens for this model, got {count}")
-        length = pad_length(count, self._most)
-        ids = np.zeros((1, length), np.int32)
-        ids[0, :count] = tokens.ids
+        ids = self._pad(tokens.ids)
         shares = self._share_cuts(cut, by)
         found, reading = jax.device_get(self._run(self._state, ids, np.full(1, count, np.int32), shares))
-        about = self._events[length]
+        about = self._events[ids.shape[1]]
         layers = number_layers([name for name, _ in about])
         calls = []
         for (problem, rows), (name, event), layer in zip(found, about, layers, strict=True):
@@ -100,6 +97,21 @@ class Recorder:
         if self._spell is None or reading is None or len(calls) != len(reading.tokens):
             return Trace(*about)
         return Trace(*about, predictions=name_tokens(reading.cut(count), self._spell))
+
+    def trace_paths(self, ids: ArrayLike, query: int = -1) -> Paths:
+        """Trace the paths to what a `Decoder` predicts behind a position, by one program per power of two."""
+        count = np.size(ids)
+        if not -count <= query < count:
+            raise ValueError(f"query: expected a position below {count}, got {query}")
+        return trace_padded(self._graph, self._state, self._pad(ids), query % count)
+
+    def _pad(self, ids: ArrayLike) -> np.ndarray:
+        count = np.size(ids)
+        if self._most is not None and count > self._most:
+            raise ValueError(f"text: expected at most {self._most} tokens for this model, got {count}")
+        padded = np.zeros((1, pad_length(count, self._most)), np.int32)
+        padded[0, :count] = ids
+        return padded
 
     def _share_cuts(self, cut: Sequence[tuple[int, int]], by: str) -> dict[str, np.ndarray]:
         """Return how much of each head is replaced by what, (calls, heads)."""

@@ -88,7 +88,7 @@ class View(Command):
             if reader is not None:
                 console.note("model", reader.title)
                 shown = {"title": reader.title, "port": self.port, "training": reader.training}
-                shown |= {"cuts": True, "explain": reader.explain}
+                shown |= {"cuts": True, "explain": reader.explain, "trace": reader.trace}
                 return serve_live(reader.record, text=self.text or DEFAULT_TEXT, **shown)
         if self.text is not None:
             raise UsageError(

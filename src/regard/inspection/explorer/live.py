@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from regard.inspection.explorer.documents import write_json
+from regard.inspection.explorer.pages import fill_page
 from regard.inspection.explorer.server import Serving
 from regard.inspection.explorer.shell import (
     fill_places,
@@ -31,7 +32,7 @@ from regard.inspection.explorer.tiles import demand_reader
 from regard.inspection.visible_text import show_text
 
 MOST_TRACES, MOST_VIEWS = 16, 4  # that are kept
-MOST_CUT, MOST_PARTS = 4096, 8  # heads; pairs of writers
+MOST_CUT, MOST_PARTS, MOST_EDGES = 4096, 8, 60  # heads; pairs of writers; edges of a graph
 CUTS = {"zero": "switched off", "mean": "at their mean", "uniform": "reading evenly"}
 _POLL_SECONDS = 0.05
 
@@ -44,6 +45,7 @@ def serve_live(
     port: int = 0,
     cuts: bool = False,
     explain: Callable[..., Any] | None = None,
+    trace: Callable[..., Any] | None = None,
     **options: Any,
 ) -> Serving:
     """Serve a page with a box for a text, and one for a changed text or cut heads that it is compared with.
@@ -59,6 +61,8 @@ def serve_live(
         cuts: whether record takes `cut` and `by`, as `Recorder.record` does; the page then asks for heads.
         explain: gives the `ScoreParts` of (text, layer, head, query, key), as `decompose_score` does, for the
             cell that is looked at.
+        trace: gives the `Paths` of (text, query), as `trace_paths` does, and the texts of the target and of
+            the tokens, by position.
         **options: training and positions, as in `pages.write`.
 
     Returns:
@@ -84,7 +88,8 @@ def serve_live(
     """
     check_port(port)
     settings = {"text": text, "cuts": list(CUTS) if cuts else [], "why": explain is not None}
-    return Serving(Site(_LiveExplorer(record, explain, settings, title, options).read), port)
+    settings["paths"] = trace is not None
+    return Serving(Site(_LiveExplorer(record, explain, trace, settings, title, options).read), port)
 
 
 class _TextError(Exception):
@@ -132,12 +137,15 @@ class _LiveExplorer:
         self,
         record: Callable[..., Any],
         explain: Callable[..., Any] | None,
+        trace: Callable[..., Any] | None,
         settings: dict[str, Any],
         title: str,
         options: dict[str, Any],
     ):
-        self._record, self._explain, self._options = record, explain, options
+        self._record, self._explain, self._trace, self._options = record, explain, trace, options
         self._cuts = settings["cuts"]
+        asked = {"why": (explain, self._explain_cell), "paths": (trace, self._trace_paths)}
+        self._questions = {kind: answer for kind, (ask, answer) in asked.items() if ask is not None}
         self._page, self._policy = _fill_page(settings, title)
         self._turn = threading.Lock()
         self._numbers = itertools.count(1)
@@ -150,19 +158,21 @@ class _LiveExplorer:
             html = {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": self._policy}
             return self._page, html
         kind, _, rest = path.partition("/")
-        if not rest and (kind == "read" or (kind == "why" and self._explain is not None)):
+        if not rest and kind in ("read", *self._questions):
             try:
                 if kind == "read":
                     answer = self._read_texts(_parse_readings(query, self._cuts), is_wanted)
                 else:
-                    answer = self._explain_cell(_parse_cell(query), is_wanted)
+                    answer = self._questions[kind](query, is_wanted)
             except _TextError as error:
                 answer = {"refused": str(error)}
             return json.dumps(answer).encode(), {"Content-Type": "application/json"}
         name, _, inner = rest.partition("/")
-        explorer = self._views.get(name) if kind == "view" else None
+        explorer = self._views.get(name) if kind in ("view", "save") else None
         if explorer is None or "/" not in rest:
             raise RefusalError(HTTPStatus.NOT_FOUND, "there is nothing here, or no more")
+        if kind == "save":
+            return _save_page(explorer)
         return explorer.read(inner, query, is_wanted)
 
     def _read_texts(self, readings: list[_Reading], is_wanted: IsWanted) -> dict[str, Any]:
@@ -189,8 +199,9 @@ class _LiveExplorer:
             answer["python"] = readings[-1].python
         return answer
 
-    def _explain_cell(self, cell: _Cell, is_wanted: IsWanted) -> dict[str, Any]:
+    def _explain_cell(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
         assert self._explain is not None
+        cell = _Cell(*_parse_question("why", question, _Cell._fields))
         with self._take_turn(is_wanted):
             calls = self._find_trace(_Reading(cell.text))[1].calls
             demand_reader(is_wanted)
@@ -204,6 +215,22 @@ class _LiveExplorer:
         arguments = ", ".join(f"{name}={number}" for name, number in place.items())
         python = f"inspection.decompose_score(model, tokens, {arguments})"
         return {"score": parts.score, "parts": parts.largest(MOST_PARTS), "python": python}
+
+    def _trace_paths(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
+        assert self._trace is not None
+        text, query = _parse_question("paths", question, ("text", "query"), r"-1|\d{1,9}")
+        with self._take_turn(is_wanted):
+            try:
+                paths, target, tokens = self._trace(text, query)
+            except ValueError as error:
+                raise _TextError(str(error)) from error
+        edges = [edge._asdict() for edge in paths.connected(most=MOST_EDGES)]
+        for edge in edges:
+            edge["direct"] = edge["direct"] if edge["direct"] == edge["direct"] else None
+        positions = {paths.query, *(edge[end] for edge in edges for end in ("query", "key"))}
+        answer = {"edges": edges, "query": paths.query, "target": target, "logit": paths.logit}
+        answer["tokens"] = {position: tokens[position] for position in sorted(positions)}
+        return answer | {"python": f"inspection.trace_paths(model, tokens, query={paths.query})"}
 
     def _record_text(self, reading: _Reading) -> tuple[int, Any]:
         cut = {"cut": reading.cut, "by": reading.by} if reading.cut else {}
@@ -226,6 +253,13 @@ class _LiveExplorer:
             yield
         finally:
             self._turn.release()
+
+
+def _save_page(explorer: Explorer) -> Answer:
+    """Return the page of what is looked at as a file, which needs no model and no server."""
+    page = fill_page(explorer.traces[0], **{**explorer.options, "pinned": 8})[1]
+    name = re.sub(r"[^A-Za-z0-9]+", "-", explorer.traces[-1].title)[:60].strip("-") or "attention"
+    return page, {"Content-Type": "text/html", "Content-Disposition": f'attachment; filename="{name}.html"'}
 
 
 def _tell_predictions(trace: Any) -> dict[str, Any]:
@@ -258,12 +292,15 @@ def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
     return [_Reading(texts[0]), _Reading(texts[-1], cut, by)]
 
 
-def _parse_cell(query: str) -> _Cell:
-    fields = dict(parse_qsl(query, keep_blank_values=True))
-    numbers = [fields.get(name, "") for name in _Cell._fields[1:]]
-    if set(fields) != set(_Cell._fields) or not all(re.fullmatch(r"\d{1,9}", number) for number in numbers):
-        raise RefusalError(HTTPStatus.BAD_REQUEST, f"why: expected {', '.join(_Cell._fields)}")
-    return _Cell(fields["text"], *map(int, numbers))
+def _parse_question(
+    kind: str, question: str, names: Sequence[str], number: str = r"\d{1,9}"
+) -> tuple[Any, ...]:
+    """Return what a page asks about: a text, and numbers, as they may be written."""
+    fields = dict(parse_qsl(question, keep_blank_values=True))
+    numbers = [fields.get(name, "") for name in names[1:]]
+    if set(fields) != set(names) or not all(re.fullmatch(number, word) for word in numbers):
+        raise RefusalError(HTTPStatus.BAD_REQUEST, f"{kind}: expected {', '.join(names)}")
+    return fields["text"], *map(int, numbers)
 
 
 def _parse_heads(heads: str) -> tuple[tuple[int, int], ...]:

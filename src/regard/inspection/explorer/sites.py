@@ -79,9 +79,9 @@ class Explorer:
     def __init__(self, traces: Sequence[Any], framed: bool = False, **options: Any):
         # Statistics alone are no finer on a server: such a page carries all there is.
         finer = any(call.problem is not None for one in traces for call in one.calls)
-        first, *others = traces
-        shown = {**options, "compare": others[0] if others else None}
-        payload, self._page = fill_page(first, max_mb=None, served=finer, **shown)
+        self.traces = traces
+        self.options = {**options, "compare": traces[1] if len(traces) > 1 else None}
+        payload, self._page = fill_page(traces[0], max_mb=None, served=finer, **self.options)
         around = "'self'" if framed else "'none'"
         policy = load_shell().policy("'self'" if finer else "'none'") + f"; frame-ancestors {around}"
         self._headers = {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": policy}

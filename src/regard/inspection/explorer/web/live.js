@@ -2,6 +2,7 @@
 
 import { Connection, pause } from "./connection.js";
 import { element, shown } from "./dom.js";
+import { mountQuestions } from "./questions.js";
 import { formatNumber } from "./scales.js";
 
 /** Milliseconds after the last key before a text is read. */
@@ -34,7 +35,6 @@ export class Latest {
 
 /** Milliseconds after which a link has what was looked at. */
 const LIVE_KEEP = 300;
-const LIVE_SPLITTING = "splitting …";
 const LIVE_READING = "reading … the first text of a length takes longer: a program is made for it";
 
 /**
@@ -127,16 +127,17 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
       on: { click: pick },
     }),
   );
-  const ask = () => why.plan(0);
-  const asking = element("button", {
-    type: "button",
-    text: "Why this cell?",
-    title: "Split the score of the chosen query and key over what wrote into their streams",
-    hidden: !settings.why,
-    on: { click: ask },
-  });
-  const answered = element("table", { class: "details-table live-why", hidden: true });
   const python = element("code", { hidden: true });
+  const saving = element("a", { download: "", hidden: true, text: "Save page" });
+  const share = async () => {
+    keep();
+    try {
+      await navigator.clipboard.writeText(location.href);
+      status.textContent = "The link is copied: texts, cut and view are in it.";
+    } catch {
+      fail("This browser does not let a page copy: take the link from the address bar.");
+    }
+  };
   const text = box("Text", said.get("text") ?? settings.text ?? "");
   const changed = box("Changed text", said.get("changed") ?? "");
   const other = element(
@@ -160,6 +161,32 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
   const lost = element("span", { role: "alert", class: "rg-poor", hidden: true });
   const frames = element("div", { class: "live-frames" });
   const name = element("span", {}, "Text");
+  /** @type {HTMLIFrameElement|null} */
+  let current = null;
+  const place = () => new URLSearchParams((current ? placeOf(current) : "").replace(/^#/, ""));
+  const questions = mountQuestions(
+    {
+      why: settings.why,
+      paths: settings.paths,
+      place,
+      text: (said) => (said.get("t") === "1" && !other.hidden ? changed : text).value,
+      request: (path, signal) => request(path, signal),
+      tell: (message, line = "") => {
+        status.textContent = message;
+        python.textContent = line;
+        python.hidden = !line;
+      },
+      fail: (message) => fail(message),
+      look: (fields) => {
+        const said = place();
+        for (const [field, value] of Object.entries(fields)) said.set(field, String(value));
+        said.delete("sel");
+        said.set("tab", "attention");
+        if (current?.contentWindow) current.contentWindow.location.hash = String(said);
+      },
+    },
+    (task) => new Latest(task, 0),
+  );
   root.append(
     element(
       "form",
@@ -172,7 +199,7 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
       other,
       change,
       cutting,
-      asking,
+      ...questions.buttons,
       element(
         "div",
         { class: "live-told" },
@@ -180,14 +207,14 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
         python,
         failure,
         lost,
+        saving,
+        element("button", { type: "button", text: "Copy link", on: { click: share } }),
         element("h1", { text: root.dataset.title ?? "" }),
       ),
-      answered,
+      questions.answered,
     ),
     frames,
   );
-  /** @type {HTMLIFrameElement|null} */
-  let current = null;
   // What a link keeps of the explorer, beside the texts.
   const first = said.get("view") ?? "";
   let compared = Boolean(first) && (said.has("changed") || said.has("cut"));
@@ -269,7 +296,7 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
       return;
     }
     status.textContent = LIVE_READING;
-    answered.hidden = true;
+    questions.answered.hidden = true;
     const begun = performance.now();
     const asked = new URLSearchParams(texts.map((one) => ["text", one]));
     const heads = cut.value.trim();
@@ -285,44 +312,9 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
     status.textContent = `${answer.tokens.join(" and ")} tokens, ${seconds} s${told}`;
     python.textContent = answer.python ?? "";
     python.hidden = !answer.python;
+    saving.href = answer.view.replace("view", "save");
+    saving.hidden = false;
   }, wait);
-  const why = new Latest(async (signal) => {
-    const place = new URLSearchParams((current ? placeOf(current) : "").replace(/^#/, ""));
-    const [query, key] = [place.get("row"), place.get("key")];
-    fail();
-    answered.hidden = true;
-    if (query === null || key === null) {
-      fail("Choose a cell of the map first, by a click: a query and a key.");
-      return;
-    }
-    const second = place.get("t") === "1" && !other.hidden;
-    const cell = { call: place.get("l") ?? "0", head: place.get("h") ?? "0", query, key };
-    const asked = new URLSearchParams({ text: (second ? changed : text).value, ...cell });
-    status.textContent = LIVE_SPLITTING;
-    const answer = await request(`why?${asked}`, signal);
-    if (!answer) return;
-    status.textContent = "";
-    python.textContent = answer.python;
-    python.hidden = false;
-    /** @param {"th" | "td"} kind @param {string[]} texts */
-    const line = (kind, texts) => element("tr", {}, ...texts.map((one) => element(kind, {}, one)));
-    answered.replaceChildren(
-      element(
-        "caption",
-        {},
-        `Head ${cell.call}.${cell.head}, query ${query}, key ${key}: score ${formatNumber(answer.score)}, of which`,
-      ),
-      element("thead", {}, line("th", ["written at the query", "written at the key", "adds"])),
-      element(
-        "tbody",
-        {},
-        ...answer.parts.map((/** @type {[string, string, number]} */ [here, there, adds]) =>
-          line("td", [here, there, `${adds > 0 ? "+" : ""}${formatNumber(adds)}`]),
-        ),
-      ),
-    );
-    answered.hidden = false;
-  }, 0);
   connection.addEventListener("lost", () => {
     lost.textContent = "No answer from regard view: start it again and open the address it prints.";
     lost.hidden = false;

@@ -409,6 +409,16 @@ interface Edge extends Cell {
   score: number;
 }
 
+/** What a head of a layer passes from a key to a query, towards one prediction. */
+interface PathEdge {
+  call: number;
+  head: number;
+  query: number;
+  key: number;
+  total: number;
+  direct: number | null;
+}
+
 /** "Heads that read ...": texts of tokens, a distance, a label; "" for any. */
 interface HeadQuestion {
   query: string;

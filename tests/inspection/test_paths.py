@@ -1,0 +1,64 @@
+"""Edges to a prediction are the derivative by their weights, and their direct parts what heads add."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from layer_oracle import build_drawn
+from regard import inspection
+from regard.inspection.recorders import Recorder
+from regard.models import Decoder, TransformerConfig
+from small_models import build
+from test_score_parts import KINDS, ROTARY, TOKENS
+
+EDGE_KINDS = {"pre, a loop": {**ROTARY, "scan_layers": True}, "hybrid": KINDS["hybrid"]}
+EDGE_KINDS["relative, post"] = {**KINDS["relative"], "norm": "post"}
+
+
+@pytest.mark.parametrize("kind", EDGE_KINDS)
+def test_edges_are_the_derivative_by_their_weights(kind, wide):
+    sizes = {"d_model": 24, "num_heads": 6, "d_ff": 13, "num_layers": 2, "vocab_size": 31}
+    model = build_drawn(Decoder, TransformerConfig(**sizes, **EDGE_KINDS[kind]))
+    nnx.update(model, jax.tree.map(lambda leaf: leaf.astype(float), nnx.state(model, nnx.Param)))
+    trace = inspection.record(model, TOKENS[None])[1]
+    observed = inspection.observe(model, ("weights",))(TOKENS[None])[1]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    @functools.partial(jax.grad, argnums=1)
+    def differentiate(call, weights):
+        with inspection.intervene({call: inspection.Change(weights=weights[None])}):
+            return model(TOKENS[None])[0, 5, 7]
+
+    weights = jnp.concatenate([call["weights"].reshape((-1, 6, 8, 8)) for call in observed])
+    wanted = [rows * differentiate(call, rows) for call, rows in enumerate(weights)]
+    edges = inspection.trace_paths(model, TOKENS, query=5, target=7, count=2000).edges
+    totals, direct = np.zeros((2, len(wanted), *wanted[0].shape))
+    for call, *cell, total, part in edges:
+        totals[(call, *cell)], direct[(call, *cell)] = total, part
+    assert np.allclose(totals, wanted, rtol=0, atol=1e-13)
+    predicted = inspection.predict_layers(trace, model, TOKENS, targets=jnp.full(8, 7)).predictions
+    if predicted.contributions is None or kind == "hybrid":
+        assert np.isnan(direct[:, :, 5]).any()
+    else:
+        assert np.allclose(direct.sum(-1)[:, :, 5], predicted.contributions[:, :, 5], atol=1e-5)
+        assert not np.delete(direct, 5, 2).any()
+
+
+def test_padding_is_not_seen_and_paths_are_connected():
+    model = build(num_layers=3)
+    paths, padded = inspection.trace_paths(model, TOKENS, query=-2), Recorder(model).trace_paths(TOKENS, 6)
+    assert (padded.query, padded.target) == (6, paths.target)
+    assert padded.logit == pytest.approx(paths.logit, abs=1e-5)
+    assert {edge[:4] for edge in padded.edges[:20]} == {edge[:4] for edge in paths.edges[:20]}
+    assert inspection.trace_paths(model, TOKENS, query=6, count=3).edges == paths.edges[:3]
+    connected = paths.connected(0.2)
+    assert 0 < len(connected) < len(paths.edges)
+    assert {edge.query for edge in connected} <= {6, *(edge.key for edge in connected)}
+    assert [-edge.call for edge in connected] == sorted(-edge.call for edge in connected)
+    for wrong, words in (({"query": 8}, "below 8"), ({"target": 13}, "13"), ({"count": 0}, "count")):
+        with pytest.raises(ValueError, match=words):
+            inspection.trace_paths(model, TOKENS, **wrong)
