@@ -176,6 +176,13 @@ def test_saved_files_hold_what_is_seen(open_page, layers):
     assert expected.size >= 100
     for found in (np.load(io.BytesIO(download(visit, "NPY"))), [line[2:] for line in body]):
         np.testing.assert_allclose(np.squeeze(np.array(found, float)), expected, rtol=2e-3, atol=1e-5)
+    visit.press("e")
+    visit.page.get_by_label("Width").select_option("3.25")
+    visit.evaluate("() => { window.print = () => null; }")
+    visit.page.get_by_role("button", name="PDF").click()
+    visit.until("document.querySelector('.rg-sheet svg')")
+    sheets = re.findall(rb"/MediaBox \[0 0 ([\d.]+)", visit.page.pdf(prefer_css_page_size=True))
+    assert [float(width) for width in sheets] == [pytest.approx(234, abs=0.5)]
 
 
 def test_the_atlas_is_one_tab_stop_with_arrows_within(open_page, layers):

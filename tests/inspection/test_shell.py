@@ -13,7 +13,7 @@ from javascript import WEB, run_node
 from regard.inspection.explorer.shell import load_shell, shrink_script, shrink_style
 from regard.inspection.visible_text import show_text
 
-LARGEST = 109_300
+LARGEST = 110_800
 
 
 def digest(script):

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
 import test from "node:test";
+import { drawingLayout, svgText } from "../../../src/regard/inspection/explorer/web/drawings.js";
 import { chooseLevel, readExcerpt } from "../../../src/regard/inspection/explorer/web/excerpts.js";
-import { svgText } from "../../../src/regard/inspection/explorer/web/exporting.js";
 import {
   csvText,
   describeExcerpt,
@@ -99,9 +99,41 @@ test("SVG text cannot become markup", () => {
   );
   const plot = { x: 0, y: 0, width: 5, height: 5 };
   const texts = [{ x: 1, y: 2, text: "<b>", size: 11 }];
-  const layout = { width: 10, height: 10, plot, bar: plot, texts, lines: [], frames: [] };
+  const layout = { width: 10, height: 10, inks: [], plot, bar: plot, texts, lines: [], frames: [] };
   const text = svgText({ title: "</title><script>" }, layout, ["data:image/png;base64,AA==", "data:,"]);
   assert.ok(!text.includes("<script") && !text.includes("<b>"));
+});
+
+test("a figure is as wide as a column, in letters of print, with a labelled colour bar", () => {
+  const blocks = { rows: 40, columns: 50, row0: 0, column0: 0, queryBlock: 1, keyBlock: 1 };
+  const figure = {
+    excerpt: blocks,
+    title: "A head",
+    remark: "",
+    limits: [0.001, 1],
+    scale: "log",
+    noun: "weight",
+  };
+  const offsets = { query: 0, key: 0 };
+  const words = { query: () => "cat", key: () => "sat" };
+  for (const [inches, labels] of [
+    [3.25, null],
+    [6.75, words],
+    [3.25, words],
+  ]) {
+    const shown = { ...figure, offsets, labels, excerpt: labels ? { ...blocks, columns: 45 } : blocks };
+    const layout = drawingLayout(shown, { inches, dark: true, titled: false });
+    const text = svgText(figure, layout, ["data:,", "data:,"]);
+    assert.ok(Math.abs(layout.width - 72 * inches) < 1e-9);
+    assert.ok(text.includes(`width="${(layout.width / 72).toFixed(3)}in"`) && text.includes("#101116"));
+    assert.ok(
+      layout.texts.every(
+        ({ size, x, y }) => size >= 6.5 && size <= 9 && x < layout.width && y < layout.height,
+      ),
+    );
+    assert.ok(layout.texts.some(({ text }) => text === "weight, log") && !text.includes(">A head</text>"));
+    assert.equal(layout.texts.filter(({ text }) => text === "cat").length, labels && inches > 4 ? 40 : 0);
+  }
 });
 
 test("Python asks for the window that is seen", () => {

@@ -529,6 +529,15 @@ interface Figure {
   labels: { query: (n: number) => string; key: (n: number) => string } | null;
   tokens: { query: (n: number) => string; key: (n: number) => string } | null;
   offsets: Shift;
+  /** What the colours measure. */
+  noun: string;
+}
+
+/** How a figure is wanted: 0 inches is the size of a screen. */
+interface FigureLook {
+  inches: number;
+  dark: boolean;
+  titled: boolean;
 }
 
 interface FigureBox extends Point {
@@ -551,6 +560,9 @@ type Four = [number, number, number, number];
 interface FigureLayout {
   width: number;
   height: number;
+  inches: number;
+  /** Colours of the ground, letters, softer letters and lines. */
+  inks: string[];
   plot: FigureBox;
   bar: FigureBox;
   texts: FigureText[];
