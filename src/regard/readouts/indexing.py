@@ -186,7 +186,8 @@ def _check_attention(
 ) -> tuple[Array, Array]:
     if not isinstance(attention, tuple | list) or len(attention) != 2:
         raise TypeError(f"attention: expected a pair of arrays, query and key, got {attention!r}")
-    query, key = (float_array(f"attention[{place}]", array, 3) for place, array in enumerate(attention))
+    query = float_array("attention[0]", attention[0], 3)
+    key = float_array("attention[1]", attention[1], 3)
     heads, key_heads = query.shape[-3], key.shape[-3]
     fits = (query.shape[-2], key.shape[-2], query.shape[-1]) == (length, num_keys, key.shape[-1])
     if not fits or not key_heads or heads % key_heads or not heads:

@@ -140,8 +140,8 @@ def attention_gradients(steps: _Steps, d_output: Any, d_log_partition: Any = Non
         >>> import jax.numpy as jnp
         >>> from regard.theory import gradients, steps
         >>> x = jnp.eye(2)
-        >>> found = gradients.attention_gradients(steps.attention_steps(x, x, x), jnp.ones((2, 2)))
-        >>> found.query.tolist()  # the weights of a row sum to 1: the sum of this output cannot change
+        >>> grads = gradients.attention_gradients(steps.attention_steps(x, x, x), jnp.ones((2, 2)))
+        >>> grads.query.tolist()  # the weights of a row sum to 1: the sum of this output cannot change
         [[0.0, 0.0], [0.0, 0.0]]
 
     Reference: Dao et al., "FlashAttention", 2022, appendix B.2, which has neither sinks nor metrics.
