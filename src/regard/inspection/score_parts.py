@@ -151,8 +151,8 @@ def decompose_score(
     writers = tuple(dict.fromkeys([*sides[0], *sides[1]]))
     empty = np.zeros(attention.head_dim)
     stacks = [np.stack([side.get(name, empty) for name in writers]) for side in sides]
-    parts = float(event.problem.scale) * stacks[0] @ stacks[1].T
-    return ScoreParts(writers, parts, _measure(event, head, places))
+    products = float(event.problem.scale) * stacks[0] @ stacks[1].T
+    return ScoreParts(writers, products, _measure(event, head, places))
 
 
 def _read(array: Any) -> np.ndarray:

@@ -195,9 +195,8 @@ def _check_attention(
             f"attention: expected query (*B, N, {length}, A) and key (*B, K, {num_keys}, A), N a multiple of"
             f" K; got {query.shape} and {key.shape}"
         )
-    return jnp.broadcast_to(query, (*leading, *query.shape[-3:])), jnp.broadcast_to(
-        key, (*leading, *key.shape[-3:])
-    )
+    query = jnp.broadcast_to(query, (*leading, *query.shape[-3:]))
+    return query, jnp.broadcast_to(key, (*leading, *key.shape[-3:]))
 
 
 def _check_indices(indices: Any, shape: tuple[int, ...]) -> Array:
@@ -368,10 +367,8 @@ def _diverge(inputs: Any, attention: Any, attention_scale: Any, chosen: Any, pro
 
 def _average_weights(subscripts: str, rows: Any, key: Array, scale: Any, keep: Any) -> Array:
     """Average the weights of attention's heads over the keys kept, one head after the other."""
-    query, sums = (
-        jax.lax.stop_gradient(jnp.moveaxis(rows["own"], -3, 0)),
-        accumulation_dtype(rows["own"], key),
-    )
+    query, sums = jnp.moveaxis(rows["own"], -3, 0), accumulation_dtype(rows["own"], key)
+    query = jax.lax.stop_gradient(query)
     group, keys = query.shape[0] // key.shape[-3], jax.lax.stop_gradient(jnp.moveaxis(key, -3, 0))
 
     def weigh(number: Array) -> Array:

@@ -56,9 +56,8 @@ def output_gradients(d_output: Any, weights: Any, value: Any) -> tuple[Array, Ar
 
     Reference: Dao et al., "FlashAttention", 2022, appendix B.2.
     """
-    return _contract("...ib,...jb->...ij", d_output, value), _contract(
-        "...ij,...ib->...jb", weights, d_output
-    )
+    d_weights = _contract("...ib,...jb->...ij", d_output, value)
+    return d_weights, _contract("...ij,...ib->...jb", weights, d_output)
 
 
 def score_gradients(

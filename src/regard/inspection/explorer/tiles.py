@@ -163,20 +163,20 @@ class Tiles:
         lock: threading.Lock,
     ) -> np.ndarray:
         """Return an array from the cache, or form it: one at a time, as each keeps all cores busy."""
-        tile = self._recall(name)
-        if tile is not None:
-            return tile
+        array = self._recall(name)
+        if array is not None:
+            return array
         with lock:
-            tile = self._recall(name)
-            if tile is None:
+            array = self._recall(name)
+            if array is None:
                 demand_reader(is_wanted)
-                tile = form()
+                array = form()
                 with self._keeping:
-                    self._kept[name] = tile
-                    self._bytes += tile.nbytes
+                    self._kept[name] = array
+                    self._bytes += array.nbytes
                     while self._bytes > CACHE_BYTES and len(self._kept) > 1:
                         self._bytes -= self._kept.popitem(last=False)[1].nbytes
-            return tile
+            return array
 
     def _recall(self, name: tuple[Any, ...]) -> np.ndarray | None:
         with self._keeping:
