@@ -59,18 +59,18 @@ _HERE = {
 }  # fmt: skip
 
 
-def check_option(name: str, known: Collection[str], *places: str, title: str = "") -> None:
+def check_option(name: str, options: Collection[str], *places: str, title: str = "") -> None:
     """Raise for an option that is not known, and say what to write instead."""
-    if name in known:
+    if name in options:
         return
-    heard = {*known, *places, "nothing"}
+    heard = {*options, *places, "nothing"}
     hints = [
-        here for here, words in _HERE.items() if name in words.split() and re.split(r"\W", here)[0] in heard
+        hint for hint, words in _HERE.items() if name in words.split() and re.split(r"\W", hint)[0] in heard
     ]
     hint = f"; write {hints[0]}" if hints else ""
-    if not hint and (nearest := difflib.get_close_matches(name, known, n=1)):
+    if not hint and (nearest := difflib.get_close_matches(name, options, n=1)):
         hint = f"; did you mean {nearest[0]!r}?"
-    raise TypeError(f"{title or name}: expected an option among {', '.join(known)}{hint}")
+    raise TypeError(f"{title or name}: expected an option among {', '.join(options)}{hint}")
 
 
 def guided(function: Guided) -> Guided:
@@ -81,19 +81,19 @@ def guided(function: Guided) -> Guided:
             setattr(made, name, guided(vars(made)[name]))
         return made  # pyright: ignore
     parameters = [*inspect.signature(function).parameters.values()]
-    known = [one.name for one in parameters if one.name not in ("self", "cls")]
-    placed = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
-    first = [name for name in placed if name in known]
-    places = [one for one in function.__qualname__.split(".") if "__" not in one]
+    names = [parameter.name for parameter in parameters if parameter.name not in ("self", "cls")]
+    placed = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+    first = [name for name in placed if name in names]
+    places = [part for part in function.__qualname__.split(".") if "__" not in part]
 
     @functools.wraps(function)
     def checked(*args: Any, **options: Any) -> Any:
         for name in options:
-            check_option(name, known, *places)
-        if len(args) > len(placed) and len(known) > len(first):
+            check_option(name, names, *places)
+        if len(args) > len(placed) and len(names) > len(first):
             raise TypeError(
                 f"{places[-1]}: expected at most {', '.join(first)} by position, all others by name, such"
-                f" as {known[len(first)]}=; got {len(args) - len(placed) + len(first)} by position"
+                f" as {names[len(first)]}=; got {len(args) - len(placed) + len(first)} by position"
             )
         return function(*args, **options)
 
@@ -103,8 +103,8 @@ def guided(function: Guided) -> Guided:
 def check_kind(name: str, value: Any, *kinds: Any, hint: str = "") -> None:
     """Raise unless a value is of one of several classes."""
     if not isinstance(value, kinds):
-        known = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-        raise TypeError(f"{name}: expected {known}, got {type(value).__name__}{hint and '; ' + hint}")
+        expected = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}{hint and '; ' + hint}")
 
 
 def whole_number(name: str, value: Any, least: int, *, clamp: bool = False) -> int:

@@ -115,7 +115,7 @@ class Fraction(Formula):
     below: Formula
 
     def write(self, form: Form, roles: Roles) -> str:
-        above, below = (part.write(form, roles) for part in (self.above, self.below))
+        above, below = self.above.write(form, roles), self.below.write(form, roles)
         if form == "mathml":
             return f"<mfrac><mrow>{above}</mrow><mrow>{below}</mrow></mfrac>"
         if form == "latex":
@@ -190,9 +190,9 @@ class Equation(Formula):
     right: Formula | None = None
 
     def write(self, form: Form, roles: Roles) -> str:
-        left = self.left.write(form, roles)
+        left_side = self.left.write(form, roles)
         equals = "<mo>=</mo>" if form == "mathml" else " = "
-        return left if self.right is None else f"{left}{equals}{self.right.write(form, roles)}"
+        return left_side if self.right is None else f"{left_side}{equals}{self.right.write(form, roles)}"
 
 
 def product(*parts: Formula) -> Row:
@@ -213,8 +213,8 @@ def _upright(name: str) -> str:
 
 def _index_elements(indices: str, roles: Roles) -> str:
     """Write one element per index, so that each has the colour of its role."""
-    found = []
+    elements = []
     for index in indices:
         kind = f' class="{roles[index]}"' if index in roles else ""
-        found.append(f"<mi{kind}>{escape(index)}</mi>" if index.isalpha() else f"{_TIGHT}{index}</mo>")
-    return "".join(found)
+        elements.append(f"<mi{kind}>{escape(index)}</mi>" if index.isalpha() else f"{_TIGHT}{index}</mo>")
+    return "".join(elements)

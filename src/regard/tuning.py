@@ -162,18 +162,18 @@ class _Programs:
             self.found[workload, tuning] = self.compiled[key]
         return self.found[workload, tuning]
 
-    def compare(self, workloads: Sequence[Workload], one: Tuning, other: Tuning) -> list[float]:
+    def compare(self, workloads: Sequence[Workload], changed: Tuning, before: Tuning) -> list[float]:
         """Return the ratio of times under two tunings of each call that they compile to two programs."""
-        pairs = ([self._compile(workload, tuning) for tuning in (one, other)] for workload in workloads)
+        pairs = ([self._compile(workload, tuning) for tuning in (changed, before)] for workload in workloads)
         return [_ratio(*pair) for pair in pairs if pair[0] is not pair[1]]
 
 
-def _ratio(one: Callable[[], Any], other: Callable[[], Any]) -> float:
-    """Return the median of one's seconds over the other's, round by round."""
+def _ratio(first: Callable[[], Any], second: Callable[[], Any]) -> float:
+    """Return the median of the first's seconds over the second's, round by round."""
     begun, ratios = time.monotonic(), list[float]()
     while len(ratios) < 3 or (len(ratios) < ROUNDS and time.monotonic() - begun < COMPARE_SECONDS):
-        seconds = interleave({"one": one, "other": other}, 2, settle=not ratios)
-        ratios += [own / theirs for own, theirs in zip(seconds["one"], seconds["other"], strict=True)]
+        seconds = interleave({"first": first, "second": second}, 2, settle=not ratios)
+        ratios += [own / theirs for own, theirs in zip(seconds["first"], seconds["second"], strict=True)]
     return statistics.median(ratios)
 
 

@@ -54,20 +54,20 @@ class Course:
         if self.notation.is_grouped:
             self._add_groups()
         scores = self._add_scores(self.terms or self._place())
-        exponentials, sums, kept = self._add_weights(scores)
+        exponentials, sums, key_share = self._add_weights(scores)
         if self.problem.dropout_rate:
             exponentials, sums = self._add_dropout(exponentials, sums)
-        self._add_output(exponentials, sums, kept, scores, last)
+        self._add_output(exponentials, sums, key_share, scores, last)
 
-    def add_operands(self, given: Any, metric: Bilinear | None) -> None:
-        """Add the steps of query, key and value; `given` is the query before the metric."""
+    def add_operands(self, raw_query: Any, metric: Bilinear | None) -> None:
+        """Add the steps of query, key and value; `raw_query` is the query before the metric."""
         problem = self.problem
         chosen = "" if problem.rows is None else f" {problem.rows.size:,} of {problem.T:,} rows."
         words = f"What each query asks for.{chosen}"
         if metric is None:
             self.give("query", Symbol("Q"), problem.query, "ia", words, "features")
         else:
-            asked = self.give("asked", Symbol("Q", below="0"), given, "ie", words, "features")
+            asked = self.give("asked", Symbol("Q", below="0"), raw_query, "ie", words, "features")
             words = "Which features answer which, in place of like for like."
             form = self.give("metric", Symbol("g"), metric.metric, "ea", words, "")
             names = self.notation.name(problem.query.shape, "ia")
@@ -89,7 +89,7 @@ class Course:
     def add(
         self,
         name: str,
-        left: Formula,
+        left_side: Formula,
         right: Formula | None,
         words: str,
         unit: str,
@@ -99,15 +99,15 @@ class Course:
     ) -> None:
         """Add a step; a name that is taken gets a number."""
         name = self._unused(name)
-        self.steps.append(Step(name, Equation(left, right), words, unit, value, names, subscripts))
+        self.steps.append(Step(name, Equation(left_side, right), words, unit, value, names, subscripts))
 
     def give(
-        self, name: str, left: Symbol, array: Array, tail: str, words: str, unit: str, of_keys: bool = False
+        self, name: str, symbol: Symbol, array: Array, tail: str, words: str, unit: str, of_keys: bool = False
     ) -> Step:
         """Add a step of an array over leading axes and `tail` that is given, not computed."""
         names = self.notation.name(array.shape, tail, of_keys=of_keys)
-        left = dataclasses.replace(left, indices="".join(names))
-        self.add(name, left, None, words, unit, self.pick(array, names), names)
+        symbol = dataclasses.replace(symbol, indices="".join(names))
+        self.add(name, symbol, None, words, unit, self.pick(array, names), names)
         return self.steps[-1]
 
     def _unused(self, name: str) -> str:
@@ -138,9 +138,9 @@ class Course:
         words = (
             f"{heads} query heads share {shared} key head{'s' * (shared > 1)}, {size} each; none is copied."
         )
-        left = Function("g", (Symbol("h"),))
+        left_side = Function("g", (Symbol("h"),))
         right = Function("floor", (Fraction(Symbol("h"), Number(str(size))),))
-        self.add("groups", left, right, words, "key head", self.heads // np.int32(size), ("h",))
+        self.add("groups", left_side, right, words, "key head", self.heads // np.int32(size), ("h",))
 
     def _place(self) -> Terms:
         """Return symbols for score functions; add positions where a mask or score reads them."""
@@ -183,10 +183,10 @@ class Course:
         problem = self.problem
         query, key = self._step("query"), self._step("key")
         stages = iter(score_stages(problem, self.rows, None, self.heads))
-        left, products = spell(query.indices), Symbol("P", self.pairs)
-        right = Sum("a", product(Symbol("Q", left), Symbol("K", spell(key.indices))))
+        query_indices, products = spell(query.indices), Symbol("P", self.pairs)
+        right = Sum("a", product(Symbol("Q", query_indices), Symbol("K", spell(key.indices))))
         words = "How well key j answers query i: their scalar product."
-        subscripts = f"{left},{_of_query_heads(key.indices)}->{self.pairs}"
+        subscripts = f"{query_indices},{_of_query_heads(key.indices)}->{self.pairs}"
         self.add("products", products, right, words, "features²", next(stages), self.pair_names, subscripts)
         D, factor = problem.D, np.asarray(problem.scale)
         right, words = Number(f"{factor:.4g}"), "The factor given."
@@ -245,7 +245,7 @@ class Course:
         lse = jnp.where(alive, base + jnp.log(sums), -jnp.inf)
         weights = exponentials / sums[..., None]
         entropy = _surprise(weights).sum(-1)
-        kept = rest = None
+        key_share = rest = None
         logit: Formula = Symbol("z")
         if problem.sinks is not None:
             words = "A logit per head that joins the softmax and hands nothing over."
@@ -253,8 +253,9 @@ class Course:
             logit, sinks = step.formula.left, step.value.astype(scores.dtype)
             sinks = sinks.reshape((*(1,) * (scores.ndim - 2 - sinks.ndim), *sinks.shape, 1))
             terms = Row((Exponential(logit), terms), "+")
-            kept, lse, entropy = sink(sinks, lse, entropy)
-            weights, rest = weights * kept[..., None], jnp.exp(jnp.where(lse == -jnp.inf, lse, sinks - lse))
+            key_share, lse, entropy = sink(sinks, lse, entropy)
+            weights = weights * key_share[..., None]
+            rest = jnp.exp(jnp.where(lse == -jnp.inf, lse, sinks - lse))
         empty = int((~alive).sum())
         words = "Log of the partition function, what all exponentials of a row add up to."
         if empty:
@@ -263,7 +264,7 @@ class Course:
         subscripts = f"{self.pairs}->{self.queries}"
         self.add("lse", total, Function("log", (terms,)), words, "nats", lse, names[:-1], subscripts)
         words = "Softmax: the share of key j in what query i reads."
-        whole = "1" if kept is None else "what the sink leaves"
+        whole = "1" if key_share is None else "what the sink leaves"
         words += f" Every row adds up to {whole}{', an empty one to 0' if empty else ''}."
         right = Exponential(Row((score, total), "-"))
         self.add("weights", Symbol("A", self.pairs), right, words, "shares", weights, names)
@@ -275,9 +276,9 @@ class Course:
             self.add("sink_weight", share, right, words, "shares", rest, names[:-1])
             formula = Row((formula, _surprise_of(share)), "+")
         words = "How spread out the weights are: as uncertain as e^H keys of equal weight."
-        left = Symbol("H", self.queries)
-        self.add("entropy", left, formula, words, "nats", entropy, names[:-1], subscripts)
-        return exponentials, sums, kept
+        symbol = Symbol("H", self.queries)
+        self.add("entropy", symbol, formula, words, "nats", entropy, names[:-1], subscripts)
+        return exponentials, sums, key_share
 
     def _add_dropout(self, exponentials: Array, sums: Array) -> tuple[Array, Array]:
         problem, weights = self.problem, self._step("weights").value
@@ -287,16 +288,16 @@ class Course:
         survivors = dropout.survivors(*dropout.pair_words(seeds, self._grid()), problem.dropout_rate)
         grown = np.asarray(1 / (1 - problem.dropout_rate), weights.dtype)
         factor = jnp.broadcast_to(jnp.where(survivors, grown, 0), weights.shape)
-        left, rate = Symbol("d", self.pairs), f"{problem.dropout_rate:g}"
+        factor_symbol, rate = Symbol("d", self.pairs), f"{problem.dropout_rate:g}"
         words = f"A weight is dropped with chance {rate}; the others grow by 1 / (1 - {rate})."
-        self.add("dropout", left, None, words, "factor", factor, self.pair_names)
-        kept, words = Symbol("D", self.pairs), "The weights that values are averaged with."
-        right = product(left, Symbol("A", self.pairs))
-        self.add("kept_weights", kept, right, words, "shares", weights * factor, self.pair_names)
+        self.add("dropout", factor_symbol, None, words, "factor", factor, self.pair_names)
+        weight_symbol, words = Symbol("D", self.pairs), "The weights that values are averaged with."
+        right = product(factor_symbol, Symbol("A", self.pairs))
+        self.add("kept_weights", weight_symbol, right, words, "shares", weights * factor, self.pair_names)
         return jnp.where(survivors, exponentials, 0), sums * (1 - problem.dropout_rate)
 
     def _add_output(
-        self, exponentials: Array, sums: Array, kept: Array | None, scores: Array, last: str
+        self, exponentials: Array, sums: Array, key_share: Array | None, scores: Array, last: str
     ) -> None:
         problem = self.problem
         names = self.notation.name((*problem.leading, problem.T, problem.E), "ib")
@@ -319,18 +320,20 @@ class Course:
         sums = problem.with_heads(sums[..., None])
         if problem.low_precision:
             exponentials, sums = exponentials / sums, jnp.ones_like(sums)
-        exponentials, spread = (one.astype(problem.matmul_dtype) for one in (exponentials, spread))
+        exponentials, spread = exponentials.astype(problem.matmul_dtype), spread.astype(problem.matmul_dtype)
         output = multiply(exponentials, spread, problem.precision) / sums
-        output = output if kept is None else output * problem.with_heads(kept[..., None])
+        output = output if key_share is None else output * problem.with_heads(key_share[..., None])
         output = jnp.where(readable.any(-1, keepdims=True), output, 0)
         output = output if problem.leading else output[0]
         if output.dtype != problem.query.dtype:
             words += f" Added up in {problem.accumulation}, rounded to {problem.query.dtype}."
         output = output.astype(problem.query.dtype)
         weight = Symbol("D" if problem.dropout_rate else "A", self.pairs)
-        left, right = Symbol("O", spell(names)), Sum("j", product(weight, Symbol("V", spell(value.indices))))
+        right = Sum("j", product(weight, Symbol("V", spell(value.indices))))
         subscripts = f"{self.pairs},{_of_query_heads(value.indices)}->{spell(names)}"
-        self.add(last, left, right, words, "features of value", output, names, subscripts)
+        self.add(
+            last, Symbol("O", spell(names)), right, words, "features of value", output, names, subscripts
+        )
 
 
 def _of_query_heads(indices: tuple[str, ...]) -> str:

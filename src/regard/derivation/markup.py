@@ -65,8 +65,8 @@ def write_fragment(title: str, steps: Sequence[Step], view: View) -> str:
 def _write_step(number: int, step: Step, view: View) -> str:
     formula = step.formula.mathml(step.roles if step.contraction else {})
     said = [
-        f'<span>{kind} {" ".join(f"""<i class="{kind}">{escape(index)}</i>""" for index in found)}</span>'
-        for kind, found in step.indices_by_role
+        f'<span>{kind} {" ".join(f"""<i class="{kind}">{escape(index)}</i>""" for index in indices)}</span>'
+        for kind, indices in step.indices_by_role
     ]
     roles = f'<p class="roles">{"".join(said)}</p>' if said else ""
     tables = "".join(_write_table(table) for table in cut_tables(step, view))
@@ -83,8 +83,8 @@ def _write_step(number: int, step: Step, view: View) -> str:
 
 
 def _write_table(table: Table) -> str:
-    place = ", ".join(f"{letter} = {index}" for letter, index in table.place)
-    caption = f"<caption>{escape(place)}</caption>" if place else ""
+    outer_indices = ", ".join(f"{letter} = {index}" for letter, index in table.place)
+    caption = f"<caption>{escape(outer_indices)}</caption>" if outer_indices else ""
     head = ""
     if any(table.columns):
         corner = "<th></th>" if any(table.rows) else ""

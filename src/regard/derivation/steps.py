@@ -67,8 +67,8 @@ class Step:
     @property
     def free(self) -> tuple[str, ...]:
         """Return the indices that the result has and not every operand."""
-        found = self.contraction
-        return tuple(filter(None, self.indices)) if found is None else found.free
+        contraction = self.contraction
+        return tuple(filter(None, self.indices)) if contraction is None else contraction.free
 
     @property
     def batch(self) -> tuple[str, ...]:

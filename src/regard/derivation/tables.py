@@ -88,10 +88,10 @@ def cut_tables(step: Step, view: View) -> list[Table]:
     *outer, row_letter, column_letter = ["", ""][: max(2 - len(letters), 0)] + letters
     write = _writer(array)
     tables = []
-    for place in np.ndindex(*array.shape[:-2]):
-        numbers = zip(outer, place, strict=True)
+    for outer_index in np.ndindex(*array.shape[:-2]):
+        numbers = zip(outer, outer_index, strict=True)
         where = tuple((letter, view.number(letter, view.shown[letter][at])) for letter, at in numbers)
-        block = array[place]
+        block = array[outer_index]
         rows = _with_gaps(row_letter, block.shape[0], view)
         across = _with_gaps(column_letter, block.shape[1], view)
         blank = Cell(GAP, None)
@@ -121,19 +121,19 @@ def _cut(step: Step, view: View) -> np.ndarray:
 def _with_gaps(letter: str, count: int, view: View) -> list[tuple[str, int | None]]:
     """Label and place of each entry along an axis, with a gap where entries are passed over."""
     if not letter:
-        return [("", place) for place in range(count)]
+        return [("", position) for position in range(count)]
     shown = view.shown[letter]
     total = len(view.members.get(letter, range(view.sizes[letter])))
-    found: list[tuple[str, int | None]] = []
+    labels: list[tuple[str, int | None]] = []
     before = -1
-    for place, index in enumerate(shown):
+    for position, index in enumerate(shown):
         if index != before + 1:
-            found.append((GAP, None))
-        found.append((str(view.number(letter, index)), place))
+            labels.append((GAP, None))
+        labels.append((str(view.number(letter, index)), position))
         before = index
     if before != total - 1:
-        found.append((GAP, None))
-    return found
+        labels.append((GAP, None))
+    return labels
 
 
 def _writer(array: np.ndarray) -> Any:

@@ -32,15 +32,15 @@ def write_lines(title: str, steps: Sequence[Step], view: View) -> list[list[Span
 
 
 def _write_step(number: int, step: Step, view: View) -> list[list[Span]]:
-    left, formula = f"{number:>2}  {step.name:<15} ", step.expression
+    title, formula = f"{number:>2}  {step.name:<15} ", step.expression
     facts = f"{step.shape} {step.dtype}{f', {step.unit}' if step.unit else ''}"
-    room = WIDTH - len(left)
+    room = WIDTH - len(title)
     if len(formula) + len(facts) + 2 <= room:
-        lines = [[(left, _NAME), (formula, _FORMULA), (f"{facts:>{room - len(formula)}}", _QUIET)]]
+        lines = [[(title, _NAME), (formula, _FORMULA), (f"{facts:>{room - len(formula)}}", _QUIET)]]
     else:
-        lines = [[(left, _NAME), (f"{facts:>{room}}", _QUIET)], [(_INDENT + formula, _FORMULA)]]
+        lines = [[(title, _NAME), (f"{facts:>{room}}", _QUIET)], [(_INDENT + formula, _FORMULA)]]
     lines += [[(_INDENT + line, "")] for line in textwrap.wrap(step.words, WIDTH - len(_INDENT))]
-    roles = [f"{kind} {' '.join(found)}" for kind, found in step.indices_by_role]
+    roles = [f"{kind} {' '.join(indices)}" for kind, indices in step.indices_by_role]
     if roles:
         lines.append([(_INDENT + " · ".join(roles), _QUIET)])
     return lines + [[(_INDENT + line, "")] for line in _write_tables(cut_tables(step, view))]
@@ -68,7 +68,7 @@ def _write_table(table: Table) -> list[str]:
     columns = [f"{table.column_letter}={column}" if column.isdigit() else column for column in table.columns]
     texts = [[printable(cell.text) for cell in row] for row in table.cells]
     widths = [
-        max(len(column), *(len(row[place]) for row in texts), 0) for place, column in enumerate(columns)
+        max(len(column), *(len(row[number]) for row in texts), 0) for number, column in enumerate(columns)
     ]
     margin = max(map(len, heads), default=0)
     title = " ".join(f"{letter}={index}" for letter, index in table.place)

@@ -13,26 +13,26 @@ def write_latex(steps: Sequence[Step], view: View, numbers: bool) -> str:
     """Write a line per formula that defines something; given ones have a line where numbers are shown."""
     lines = []
     for step in steps:
-        left, right = step.formula.left, step.formula.right
+        left_side, right = step.formula.left, step.formula.right
         name = rf"\text{{{step.name.replace('_', ' ')}}}"
         if right is not None:
-            lines.append(rf"{left.latex} &= {right.latex} && {name}")
+            lines.append(rf"{left_side.latex} &= {right.latex} && {name}")
         if numbers:
             lines += [
-                _write_table(left.latex, table, name, right is None) for table in cut_tables(step, view)
+                _write_table(left_side.latex, table, name, right is None) for table in cut_tables(step, view)
             ]
     return "\\begin{aligned}\n" + " \\\\\n".join(lines) + "\n\\end{aligned}"
 
 
 def _write_table(symbol: str, table: Table, name: str, is_given: bool) -> str:
-    place = ", ".join(f"{letter} = {index}" for letter, index in table.place)
+    outer_indices = ", ".join(f"{letter} = {index}" for letter, index in table.place)
     rows = [
         " & ".join(_SIGNS.get(cell.text) or Number(cell.text).latex for cell in row) for row in table.cells
     ]
     columns = len(table.columns)
     body = rows[0] if len(rows) == columns == 1 else _bracket(rows, columns)
-    left = rf"\left[{symbol}\right]_{{{place}}}" if place else symbol
-    return f"{left} &= {body}" + (f" && {name}" if is_given else "")
+    left_side = rf"\left[{symbol}\right]_{{{outer_indices}}}" if outer_indices else symbol
+    return f"{left_side} &= {body}" + (f" && {name}" if is_given else "")
 
 
 def _bracket(rows: list[str], columns: int) -> str:

@@ -105,8 +105,8 @@ def attribute_heads(
     run, shares = _switchable(fn, output, args, kwargs)
     gradient = jax.jit(jax.grad(lambda shares, way: run([share + way for share in shares])))
     ways = [np.asarray(way, shares[0].dtype) for way in np.linspace(0, 1, steps)]
-    found = [gradient(shares, way) for way in ways]
-    return tuple(np.mean([one[number] for one in found], 0) for number in range(len(shares)))
+    gradients = [gradient(shares, way) for way in ways]
+    return tuple(np.mean(parts, 0) for parts in zip(*gradients, strict=True))
 
 
 def _switchable(

@@ -74,7 +74,7 @@ def find_heads(
         >>> found.call, found.head, round(found.weight, 3), found.pairs
         (0, 0, 0.542, 4)
     """
-    if all(one is None for one in (query, key, offset, label)):
+    if all(wanted is None for wanted in (query, key, offset, label)):
         raise ValueError("query: expected a query, a key, an offset or a label to look for, got none of them")
     if not hasattr(trace, "calls"):
         raise TypeError(f"trace: expected a Trace, as of capture; got {type(trace).__name__}")
@@ -83,19 +83,19 @@ def find_heads(
     if label is not None and label not in readouts.LABELS:
         raise ValueError(f"label: expected one of {', '.join(readouts.LABELS)}, got {label!r}")
     offset = None if offset is None else whole_number("offset", offset, -LARGEST)
-    found: list[FoundHead] = []
+    matches: list[FoundHead] = []
     for number, call in enumerate(trace.calls):
         named = None if label is None else _read_labels(call, label)
         if query is None and key is None and offset is None:
-            found += [FoundHead(number, head, *known) for head, known in (named or {}).items()]
+            matches += [FoundHead(number, head, *measured) for head, measured in (named or {}).items()]
             continue
         sums, pairs = _sum_pairs(call, query, key, offset)
-        found += [
+        matches += [
             FoundHead(number, head, float(sums[head] / pairs[head]), int(pairs[head]))
             for head in range(call.heads)
             if pairs[head] and (named is None or head in named)
         ]
-    return sorted(found, key=lambda one: (-one.weight, one.call, one.head))
+    return sorted(matches, key=lambda match: (-match.weight, match.call, match.head))
 
 
 def _sum_pairs(call: Any, query: Any, key: Any, offset: int | None) -> tuple[np.ndarray, np.ndarray]:
@@ -130,8 +130,8 @@ def _match(wanted: str | Sequence[str] | None, tokens: Any, size: int, offset: i
             f"query, key: expected numbers of positions, as the trace has no tokens; got {wanted!r}."
             " Name them by capture(tokens=...)"
         )
-    known = [str(n + offset) for n in range(size)] if tokens is None else tokens.texts
-    return np.asarray([n for n, text in enumerate(known) if _fold(text) in names], int)
+    spellings = [str(n + offset) for n in range(size)] if tokens is None else tokens.texts
+    return np.asarray([n for n, text in enumerate(spellings) if _fold(text) in names], int)
 
 
 def _fold(text: str) -> str:
@@ -139,5 +139,6 @@ def _fold(text: str) -> str:
 
 
 def _read_labels(call: Any, name: str) -> dict[int, tuple[float, int]]:
-    found = readouts.label(call.readout(exact=False)).items()
-    return {head: (one.value, one.rows) for (head,), labels in found for one in labels if one.name == name}
+    labelled = readouts.label(call.readout(exact=False)).items()
+    fitting = ((head, label) for (head,), labels in labelled for label in labels if label.name == name)
+    return {head: (label.value, label.rows) for head, label in fitting}

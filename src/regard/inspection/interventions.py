@@ -68,7 +68,7 @@ class Change:
         value = problem.value
         new = {name: getattr(self, name) for name in _OPERANDS if getattr(self, name) is not None}
         if new:
-            mixed = {name: self._mix(name, getattr(problem, name), one) for name, one in new.items()}
+            mixed = {name: self._mix(name, getattr(problem, name), array) for name, array in new.items()}
             problem = dataclasses.replace(problem, **mixed)
             value = problem.value
 

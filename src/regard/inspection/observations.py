@@ -84,8 +84,8 @@ def observe(
         ... def run(x):
         ...     step = lambda x, _: (attend(x, x, x, mask=masks.causal()), None)
         ...     return jax.lax.scan(step, x, None, length=3)[0]
-        >>> out, (found,) = inspection.observe(run)(jnp.eye(4))
-        >>> out.shape, found["entropy"].shape
+        >>> out, (statistics,) = inspection.observe(run)(jnp.eye(4))
+        >>> out.shape, statistics["entropy"].shape
         ((4, 4), (3, 4))
     """
     names = () if callable(measure) else _check_statistics(measure)
@@ -97,10 +97,10 @@ def observe(
         def rewriter(problem: Problem) -> tuple[Problem, Finish]:
             def finish(output: Array, extra: Any) -> Array:
                 if callable(measure):
-                    found = measure(problem.with_arrays(), output)
+                    values = measure(problem.with_arrays(), output)
                 else:
-                    found = {name: extra[name] if name in extra else _read(problem, extra) for name in names}
-                numbers, tree = jax.tree.flatten(jax.lax.stop_gradient(found))
+                    values = {name: extra[name] if name in extra else _read(problem, extra) for name in names}
+                numbers, tree = jax.tree.flatten(jax.lax.stop_gradient(values))
                 return _tag.bind(output, *map(jnp.asarray, numbers), key=key, tree=tree)
 
             more = tuple(name for name in asked if name not in problem.aux)
@@ -109,8 +109,8 @@ def observe(
         call, arrays = close_over(fn, args, kwargs)
         with rewrite(rewriter, one_by_one=False):
             traced, shape = jax.make_jaxpr(call, return_shape=True)(arrays)
-        outputs, found = _evaluate(traced, arrays, key)
-        numbers = tuple(jax.tree.unflatten(tree, leaves) for tree, leaves in found)
+        outputs, observed = _evaluate(traced, arrays, key)
+        numbers = tuple(jax.tree.unflatten(tree, leaves) for tree, leaves in observed)
         return jax.tree.unflatten(jax.tree.structure(shape), outputs), numbers
 
     return run
@@ -122,15 +122,15 @@ def close_over(
     """Return fn as a function of the arrays among its arguments, and those arrays."""
     check_kind("fn", fn, Callable)
     leaves, tree = jax.tree.flatten((args, kwargs))
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
+    indices = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
 
     def call(arrays: list[Any]) -> Any:
-        filled = dict(zip(places, arrays, strict=True))
-        mine = [filled.get(place, leaf) for place, leaf in enumerate(leaves)]
+        filled = dict(zip(indices, arrays, strict=True))
+        mine = [filled.get(index, leaf) for index, leaf in enumerate(leaves)]
         args, kwargs = jax.tree.unflatten(tree, mine)
         return fn(*args, **kwargs)
 
-    return call, [leaves[place] for place in places]
+    return call, [leaves[index] for index in indices]
 
 
 def _check_statistics(names: Sequence[str]) -> tuple[str, ...]:
@@ -149,14 +149,14 @@ def _read(problem: Problem, extra: dict[str, Array]) -> readouts.Readout:
 
 def _evaluate(closed: Any, operands: Sequence[Any], key: object) -> tuple[list[Any], Found]:
     """Evaluate a program, and take out what is tagged with the key."""
-    jaxpr, found = closed.jaxpr, []
+    jaxpr, observed = closed.jaxpr, []
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *operands), strict=True))
 
-    def value_of(one: Any) -> Any:
-        return one.val if isinstance(one, Literal) else values[one]
+    def value_of(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
 
     for equation in jaxpr.eqns:
-        inputs = [value_of(one) for one in equation.invars]
+        inputs = [value_of(atom) for atom in equation.invars]
         if equation.primitive is _tag and equation.params["key"] is key:
             outputs, more = inputs[:1], [(equation.params["tree"], inputs[1:])]
         elif _is_tagged(equation.params, key):
@@ -166,9 +166,9 @@ def _evaluate(closed: Any, operands: Sequence[Any], key: object) -> tuple[list[A
             with equation.ctx.manager:
                 outputs, more = equation.primitive.bind(*inputs, **params), []
             outputs = outputs if equation.primitive.multiple_results else [outputs]
-        found += more
+        observed += more
         values.update(zip(equation.outvars, outputs, strict=True))
-    return [value_of(one) for one in jaxpr.outvars], found
+    return [value_of(atom) for atom in jaxpr.outvars], observed
 
 
 def _evaluate_inner(equation: Any, inputs: list[Any], key: object) -> tuple[list[Any], Found]:
@@ -176,9 +176,9 @@ def _evaluate_inner(equation: Any, inputs: list[Any], key: object) -> tuple[list
     name, params, trees = equation.primitive.name, equation.params, []
 
     def run(closed: Any, *operands: Any) -> tuple[list[Any], list[list[Any]]]:
-        outputs, found = _evaluate(closed, operands, key)
-        trees.append([tree for tree, _ in found])
-        return outputs, [leaves for _, leaves in found]
+        outputs, observed = _evaluate(closed, operands, key)
+        trees.append([tree for tree, _ in observed])
+        return outputs, [leaves for _, leaves in observed]
 
     if name in ("jit", "pjit", "closed_call"):
         outputs, leaves = run(params.get("jaxpr", params.get("call_jaxpr")), *inputs)
@@ -204,7 +204,7 @@ def _evaluate_inner(equation: Any, inputs: list[Any], key: object) -> tuple[list
         last, (stacked, leaves) = jax.lax.scan(body, start, xs, **settings)
         outputs = [*last, *stacked]
     elif name == "cond" and all(_is_tagged({"branch": branch}, key) for branch in params["branches"]):
-        branches = [lambda *operands, one=one: run(one, *operands) for one in params["branches"]]
+        branches = [lambda *operands, branch=branch: run(branch, *operands) for branch in params["branches"]]
         outputs, leaves = jax.lax.switch(inputs[0], branches, *inputs[1:])
     else:
         raise ValueError(
@@ -216,9 +216,9 @@ def _evaluate_inner(equation: Any, inputs: list[Any], key: object) -> tuple[list
 
 def _is_tagged(params: dict[str, Any], key: object) -> bool:
     """Return whether a program among the parameters of an equation holds a tag with the key."""
-    for given in params.values():
-        for one in given if isinstance(given, tuple | list) else (given,):
-            jaxpr = one.jaxpr if isinstance(one, ClosedJaxpr) else one
+    for param in params.values():
+        for candidate in param if isinstance(param, tuple | list) else (param,):
+            jaxpr = candidate.jaxpr if isinstance(candidate, ClosedJaxpr) else candidate
             if isinstance(jaxpr, Jaxpr) and any(
                 (inner.primitive is _tag and inner.params["key"] is key) or _is_tagged(inner.params, key)
                 for inner in jaxpr.eqns

@@ -103,33 +103,33 @@ def roll_out_row(trace: Any, row: int, call: int = -1, residual: float = 0.5) ->
     while (lower := below[stack[-1]]) is not None and lower >= 0:
         stack.append(lower)
     rows = calls[number].rows
-    found = np.zeros(rows, np.float32)
-    found[row] = 1
-    for one in stack:
-        whole = calls[one].whole  # programs are compiled for padded lengths
+    shares = np.zeros(rows, np.float32)
+    shares[row] = 1
+    for index in stack:
+        whole = calls[index].whole  # programs are compiled for padded lengths
         if whole.problem is None:
             raise ValueError(
                 "trace: expected one with queries and keys, got statistics; see Trace.save(keep=)"
             )
-        shares = np.pad(found, (0, whole.rows - rows))
-        found = np.asarray(_pass_down(whole.problem, shares, residual), np.float32)[:rows]
-    return found
+        padded = np.pad(shares, (0, whole.rows - rows))
+        shares = np.asarray(_pass_down(whole.problem, padded, residual), np.float32)[:rows]
+    return shares
 
 
 def find_below(calls: Sequence[Any]) -> list[int | None]:
     """Return the number of the call below each in its stack: -1 under the lowest, None where none can be."""
     last: dict[Any, int] = {}
-    found: list[int | None] = []
+    lower_calls: list[int | None] = []
     for number, call in enumerate(calls):
         stack = re.sub(r"\d+", "#", call.name), call.rows, call.run
         own = call.kind == "self" and call.rows == call.keys and call.query_offset == call.key_offset
         lower = last.get(stack, -1)
         # Above a later layer, the model runs once more.
         lower = -1 if lower >= 0 and calls[lower].layer > call.layer else lower
-        found.append(lower if own else None)
+        lower_calls.append(lower if own else None)
         if own:
             last[stack] = number
-    return found
+    return lower_calls
 
 
 @jax.jit
@@ -143,6 +143,6 @@ def _pass_down(problem: Problem, shares: Array, residual: Array) -> Array:
         )
         return BACKENDS[choose(filled).name].run(filled)[0][..., 0].mean(0)
 
-    kept, pull = jax.vjp(average, jnp.ones((problem.S, 1), problem.accumulation))
-    (arrived,) = pull(shares.astype(kept.dtype))
-    return shares + (1 - residual) * (arrived[:, 0] - shares * kept)
+    row_sums, pull = jax.vjp(average, jnp.ones((problem.S, 1), problem.accumulation))
+    (arrived,) = pull(shares.astype(row_sums.dtype))
+    return shares + (1 - residual) * (arrived[:, 0] - shares * row_sums)

@@ -30,8 +30,8 @@ class ScoreParts:
     Example:
         >>> import numpy as np
         >>> from regard.inspection import ScoreParts
-        >>> found = ScoreParts(("tokens", "biases"), np.array([[2.0, 0.5], [-1.0, 0.0]]), 1.5)
-        >>> found.by_key.tolist(), found.largest(1)
+        >>> split = ScoreParts(("tokens", "biases"), np.array([[2.0, 0.5], [-1.0, 0.0]]), 1.5)
+        >>> split.by_key.tolist(), split.largest(1)
         ([1.0, 0.5], [('tokens', 'tokens', 2.0)])
     """
 
@@ -96,8 +96,8 @@ def decompose_score(
         >>> from regard.models import Decoder, TransformerConfig
         >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
         >>> model = Decoder(config, rngs=nnx.Rngs(0))
-        >>> found = inspection.decompose_score(model, jnp.array([1, 2, 3]), layer=1, head=2, query=2, key=0)
-        >>> found.writers[:3], len(found.writers), bool(abs(found.parts.sum() - found.score) < 1e-5)
+        >>> split = inspection.decompose_score(model, jnp.array([1, 2, 3]), layer=1, head=2, query=2, key=0)
+        >>> split.writers[:3], len(split.writers), bool(abs(split.parts.sum() - split.score) < 1e-5)
         (('tokens', 'positions', 'layer 0 head 0'), 8, True)
 
     Reference: Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021, on composition.
@@ -150,8 +150,9 @@ def decompose_score(
         sides.append(_turn(attention.rotary, rows, event, side, places[side]))
     writers = tuple(dict.fromkeys([*sides[0], *sides[1]]))
     empty = np.zeros(attention.head_dim)
-    ours, theirs = (np.stack([side.get(name, empty) for name in writers]) for side in sides)
-    return ScoreParts(writers, float(event.problem.scale) * ours @ theirs.T, _measure(event, head, places))
+    stacks = [np.stack([side.get(name, empty) for name in writers]) for side in sides]
+    products = float(event.problem.scale) * stacks[0] @ stacks[1].T
+    return ScoreParts(writers, products, _measure(event, head, places))
 
 
 def _read(array: Any) -> np.ndarray:
@@ -218,13 +219,13 @@ def _hold_norm(parts: Parts, norm: Any) -> Parts:
     return normed
 
 
-def _turn(rotary: Any, rows: Parts, event: CallEvent, side: int, place: int) -> Parts:
+def _turn(rotary: Any, rows: Parts, event: CallEvent, side: int, index: int) -> Parts:
     """Turn the parts of a query or key by its position."""
     if rotary is None:
         return rows
     grid = event.problem.grid()
     positions = grid.query_position[..., 0] if side == 0 else grid.key_position[..., 0, :]
-    where = np.asarray(positions).reshape((-1, np.shape(positions)[-1]))[0, place]
+    where = np.asarray(positions).reshape((-1, np.shape(positions)[-1]))[0, index]
     stacked = np.stack([*rows.values()])
     turned = rotary(jnp.asarray(stacked, jnp.result_type(float)), jnp.full(len(stacked), where, jnp.int32))
     return dict(zip(rows, np.asarray(turned, np.float64), strict=True))

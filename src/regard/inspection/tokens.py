@@ -92,9 +92,9 @@ class Tokens:
         """Return the tokens at `count` positions from `start`, empty ones with id -1 where there are none."""
         if start == 0 and count == len(self):
             return self
-        place = np.arange(start, start + count)
-        known = (place >= 0) & (place < len(self))
-        rows = np.where(known, place, len(self))  # the last one of these stands for none
+        indices = np.arange(start, start + count)
+        is_inside = (indices >= 0) & (indices < len(self))
+        rows = np.where(is_inside, indices, len(self))  # the last one of these stands for none
         padded = (*self.texts, "")
         texts = [padded[row] for row in rows]
 
@@ -141,18 +141,18 @@ def read_tokens(name: str, tokens: Any) -> Tokens:
 
 def number_tokens(*sides: Tokens | None) -> list[np.ndarray] | None:
     """Enumerate the tokens of all sides together, by their ids or else their texts, or None."""
-    known = [side for side in sides if side is not None]
-    if len(known) < len(sides):
+    present = [side for side in sides if side is not None]
+    if len(present) < len(sides):
         return None
-    ids = [side.ids for side in known if side.ids is not None]
+    ids = [side.ids for side in present if side.ids is not None]
     if len(ids) == len(sides):
         return ids
-    if any(side.kind != "text" for side in known):
+    if any(side.kind != "text" for side in present):
         return None
     numbers: dict[str, int] = {}
     return [
         np.asarray([numbers.setdefault(text, len(numbers)) for text in side.texts], np.int32)
-        for side in known
+        for side in present
     ]
 
 
@@ -164,14 +164,14 @@ def find_delimiters(tokens: Tokens, ids: np.ndarray) -> list[int]:
 
 
 def _texts(texts: Any) -> tuple[str, ...]:
-    found: Any = as_array("texts", "a list of strings", tuple, texts)
-    wrong = [text for text in found if not isinstance(text, str)]
+    listed: Any = as_array("texts", "a list of strings", tuple, texts)
+    wrong = [text for text in listed if not isinstance(text, str)]
     if wrong or isinstance(texts, str):
         raise TypeError(
             "texts: expected a list of strings, one per position, got"
             f" {type(wrong[0]).__name__ if wrong else 'a string'}; pass token ids as ids="
         )
-    return found
+    return listed
 
 
 def _pair(grid: Any) -> tuple[int, int]:
@@ -207,8 +207,8 @@ def number_sequence(sequences: list[Tokens], tokens: Tokens | None) -> int | Non
     """Return the number of a sequence among those given, to which it is added if it is new."""
     if tokens is None:
         return None
-    for number, known in enumerate(sequences):
-        if known is tokens or _same(known, tokens):
+    for number, sequence in enumerate(sequences):
+        if sequence is tokens or _same(sequence, tokens):
             return number
     sequences.append(tokens)
     return len(sequences) - 1

@@ -26,10 +26,10 @@ def show_text(text: object) -> str:
     written, before = [], ""
     for character in str(text).replace("\r\n", "\n"):
         kind = unicodedata.category(character)
-        kept = character in _SEEN or (before and character in _JOINED)
+        is_shown = character in _SEEN or (before and character in _JOINED)
         unseen = kind in ("Cc", "Cf", "Zl", "Zp", "Zs") or character in _BLANK or character in _JOINED
-        before = character if kept or not unseen else ""
-        if kept or not (unseen or kind == "Cs"):
+        before = character if is_shown or not unseen else ""
+        if is_shown or not (unseen or kind == "Cs"):
             written.append(character)
         elif kind == "Cs":
             written.append("\ufffd")

@@ -25,11 +25,11 @@ class WordReading:
     def find(self, word: str) -> int:
         """Return the index of a word: its first occurrence, in the case given if there is one."""
         for spelled in (str, str.lower):
-            for index, (known, special) in enumerate(zip(self.words, self.is_special, strict=True)):
-                if not special and spelled(known) == spelled(word):
+            for index, (candidate, special) in enumerate(zip(self.words, self.is_special, strict=True)):
+                if not special and spelled(candidate) == spelled(word):
                     return index
-        known = (word for word, special in zip(self.words, self.is_special, strict=True) if not special)
-        raise ValueError(f"word: expected one of {', '.join(dict.fromkeys(known))}; got {word!r}")
+        ordinary = (word for word, special in zip(self.words, self.is_special, strict=True) if not special)
+        raise ValueError(f"word: expected one of {', '.join(dict.fromkeys(ordinary))}; got {word!r}")
 
     def most_read(self, reader: int) -> tuple[np.ndarray, np.ndarray]:
         """Find the word that a word reads most in each head, besides itself and special ones, and its share.

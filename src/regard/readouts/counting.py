@@ -42,7 +42,7 @@ def sink_logits(problem: Problem) -> Array:
 class _RowBlock(NamedTuple):
     """The values that all tiles of a row block share."""
 
-    here: TileView
+    view: TileView
     query: Array
     norm: Norm  # (1, R)
     own: Array | None  # which rows belong to this row block; None, all
@@ -82,8 +82,8 @@ class _Counting:
         binned = sum_bins(columns.diagonals, moved - np.int32(tiling.width))
         sizes = -(-problem.T // sweep_config.query_block), -(-problem.S // sweep_config.key_block)
 
-        reals, whole = (array.reshape((*batch, problem.T, -1)) for array in (reals, whole))
-        peak, rest, *sums = (reals[..., number] for number in range(real - sweep_config.top_k))
+        reals, whole = reals.reshape((*batch, problem.T, -1)), whole.reshape((*batch, problem.T, -1))
+        sums = [reals[..., number] for number in range(real - sweep_config.top_k)]
 
         def of_keys(array: Array) -> Array:
             return jnp.swapaxes(array, -1, -2).reshape((*batch, -1))[..., : problem.S]
@@ -93,8 +93,8 @@ class _Counting:
             return array.reshape((*batch, *array.shape[-2:]))[..., : sizes[0], : sizes[1]]
 
         return Found(
-            Norm(peak, rest),
-            jax.tree.unflatten(jax.tree.structure(like), sums),
+            Norm(*sums[:2]),
+            jax.tree.unflatten(jax.tree.structure(like), sums[2:]),
             whole[..., 0],
             reals[..., real - sweep_config.top_k :],
             whole[..., 1:],
@@ -107,8 +107,8 @@ class _Counting:
 
     def _row_block(self, loop: TileLoop, leading: Sequence[Any], number: Any, results: Any) -> Any:
         tiling, sweep_config = self.tiling, self.tiling.sweep_config
-        here = tiling.view(leading, number * np.int32(tiling.blocking.queries))
-        row_block = self._start(here, number)
+        view = tiling.view(leading, number * np.int32(tiling.blocking.queries))
+        row_block = self._start(view, number)
         size = row_block.norm.peak.size
         zeros = jnp.zeros((size,), tiling.config.dtype)
         none = RunningTopK.none(sweep_config.top_k, size, tiling.config.dtype)
@@ -117,7 +117,7 @@ class _Counting:
         rows, count, running_top, columns = loop.tiles(tiling.context.by_query, leading, number, body, empty)
 
         def put(array: Array, tiles: Sequence[Array]) -> Array:
-            return here.put_rows(array, jnp.stack(tiles, -1))
+            return view.put_rows(array, jnp.stack(tiles, -1))
 
         norm = [part[0] for part in row_block.norm]
         return (
@@ -126,43 +126,43 @@ class _Counting:
             columns,
         )
 
-    def _start(self, here: TileView, number: Any) -> _RowBlock:
+    def _start(self, view: TileView, number: Any) -> _RowBlock:
         tiling, config, sweep_config = self.tiling, self.tiling.config, self.tiling.sweep_config
-        query = tiling.inputs.read_query(here)
-        norm = self._normalise(here, number, query)
-        rows = here.own_rows()
+        query = tiling.inputs.read_query(view)
+        norm = self._normalise(view, number, query)
+        rows = view.own_rows()
         own = None if isinstance(rows, bool) else rows
         own_norm = norm if own is None else norm._replace(peak=jnp.where(own[None], norm.peak, -jnp.inf))
 
         def spread(row: Array) -> Array:
             return jnp.broadcast_to(row, (config.group, row.size)).reshape(-1)
 
-        row = here.row_span.members
+        row = view.row_span.members
         block = spread(
-            block_of(row, sweep_config.query_block) - block_of(here.first_query, sweep_config.query_block)
+            block_of(row, sweep_config.query_block) - block_of(view.first_query, sweep_config.query_block)
         )
         head = jnp.repeat(np.arange(config.group, dtype=np.int32), tiling.blocking.queries)
         column = np.arange(config.group * tiling.query_blocks, dtype=np.int32)
         membership = (head * np.int32(tiling.query_blocks) + block)[:, None] == column[None]
         membership = membership if own is None else membership & own[:, None]
-        position = spread(here.grid(tiling.context.offsets).query_position.reshape(-1))
+        position = spread(view.grid(tiling.context.offsets).query_position.reshape(-1))
         asked = None
         if self.tokens is not None:
-            asked = here.rows(self.tokens.query[..., None]).reshape(-1)
+            asked = view.rows(self.tokens.query[..., None]).reshape(-1)
             asked = asked if asked.size == norm.peak.size else spread(asked)
-        return _RowBlock(here, query, norm, own, own_norm, position, membership.astype(config.dtype), asked)
+        return _RowBlock(view, query, norm, own, own_norm, position, membership.astype(config.dtype), asked)
 
-    def _normalise(self, here: TileView, number: Any, query: Array) -> Norm:
+    def _normalise(self, row_view: TileView, number: Any, query: Array) -> Norm:
         """Return what the scores of a row block are lessened by.
 
         Found from tiles of one shape with those that are counted: their scores have the same roundings.
         """
         if self.lse is not None:
-            lse = here.row_vector(self.lse)[None]
+            lse = row_view.row_vector(self.lse)[None]
             return Norm(lse, jnp.zeros_like(lse))
 
         def body(start: Any, partly: Any, running: tuple[Array, Array]) -> tuple[Array, Array]:
-            view = self.tiling.view(here.leading, here.first_query, start)
+            view = self.tiling.view(row_view.leading, row_view.first_query, start)
             scores = self.tiling.scores(query, view, partly)
             peak = jnp.maximum(running[0], scores.max(0, keepdims=True))
             base = finite_base(peak)
@@ -171,17 +171,17 @@ class _Counting:
         empty = jnp.zeros((1, query.shape[0]), self.tiling.config.dtype)
         running = jnp.full_like(empty, -jnp.inf), empty
         if self.sinks is not None:
-            sinks = here.row_vector(self.sinks)[None]
+            sinks = row_view.row_vector(self.sinks)[None]
             running = sinks, jnp.where(sinks == -jnp.inf, 0, jnp.ones_like(sinks))
         peak, total = self.tiling.loop.tiles(
-            self.tiling.context.by_query, here.leading, number, body, running
+            self.tiling.context.by_query, row_view.leading, number, body, running
         )
         return Norm(nan_where_total_is(total, peak), jnp.log(jnp.where(total == 0, 1, total)))
 
     def _count(self, row_block: _RowBlock, start: Any, partly: Any, carry: Any) -> Any:
         rows, count, running_top, columns = carry
         tiling = self.tiling
-        view = tiling.view(row_block.here.leading, row_block.here.first_query, start)
+        view = tiling.view(row_block.view.leading, row_block.view.first_query, start)
         scores = tiling.align(tiling.scores(row_block.query, view, partly), view, -jnp.inf)
         # Held: made anew by another kernel, none of a chunk's scores may be its largest.
         scores = jax.lax.optimization_barrier(scores)
@@ -189,30 +189,30 @@ class _Counting:
         sound = row_block.norm.is_sound()
         logs = jnp.where(sound, row_block.norm.logs(scores), -jnp.inf)
         weights = exp(logs)
-        place = tiling.place(view)
+        span = tiling.place(view)
 
         tops = jnp.where(sound, scores.reshape((-1, CHUNK, scores.shape[-1])).max(1), -jnp.inf)
         running_top = running_top.meet(scores, tops, start)
         if self.certain and tiling.config.masked:
             full = jnp.full(count.shape, tiling.blocking.keys, jnp.int32)
-            count = count + jax.lax.cond(partly, _count, lambda _: full, scores)
+            count = count + jax.lax.cond(partly, _count_keys, lambda _: full, scores)
         else:
-            count = count + (np.int32(tiling.blocking.keys) if self.certain else _count(scores))
-        more = self._count_rows(row_block, place, view, weights, logs, scores != -jnp.inf)
+            count = count + (np.int32(tiling.blocking.keys) if self.certain else _count_keys(scores))
+        more = self._count_rows(row_block, span, view, weights, logs, scores != -jnp.inf)
         rows = jax.tree.map(jnp.add, rows, more)
-        columns = self._count_columns(row_block, place, view, weights, tops, columns)
+        columns = self._count_columns(row_block, span, view, weights, tops, columns)
         return rows, count, running_top, columns
 
     def _count_rows(
-        self, row_block: _RowBlock, place: Place, view: TileView, weights: Array, logs: Array, kept: Array
+        self, row_block: _RowBlock, span: Place, view: TileView, weights: Array, logs: Array, visible: Array
     ) -> PerQuery:
         """Sum over the keys of a tile: weights, and how many keys each pattern has."""
         dtype, sweep_config, keys = weights.dtype, self.tiling.sweep_config, self.tiling.keys
         index = jnp.arange(keys, dtype=jnp.int32)
-        first = (place.key + index < sweep_config.first).astype(dtype)
-        ahead = (row_block.position - place.key).astype(dtype)  # of the tile's first key
-        distance = row_block.position[None] - (place.key + index)[:, None]
-        counts = kept.astype(dtype)
+        first = (span.key + index < sweep_config.first).astype(dtype)
+        ahead = (row_block.position - span.key).astype(dtype)  # of the tile's first key
+        distance = row_block.position[None] - (span.key + index)[:, None]
+        counts = visible.astype(dtype)
 
         def column(ids: Array) -> Array:
             return self.tiling.align(view.columns(ids[..., None]).reshape(-1), view, -1)
@@ -228,27 +228,27 @@ class _Counting:
             return jnp.where(cells, weights, 0).sum(0), jnp.where(cells, counts, 0).sum(0)
 
         def near() -> list[tuple[Array, Array]]:
-            here = [distance == n for n in (0, 1, -1)]
-            return [total_over(cells) for cells in (*here, jnp.abs(distance) < sweep_config.local)]
+            neighbours = [distance == n for n in (0, 1, -1)]
+            return [total_over(cells) for cells in (*neighbours, jnp.abs(distance) < sweep_config.local)]
 
         reach = max(sweep_config.local, 2)
-        found = [by_key[0]]
-        found += jax.lax.cond(
-            (place.least < reach) & (place.most > -reach), near, lambda: [(jnp.zeros_like(total),) * 2] * 4
+        sums = [by_key[0]]
+        sums += jax.lax.cond(
+            (span.least < reach) & (span.most > -reach), near, lambda: [(jnp.zeros_like(total),) * 2] * 4
         )
         if self.tokens is not None and row_block.tokens is not None:
             asked = row_block.tokens[None]
-            found.append(total_over((column(self.tokens.key)[:, None] == asked) & (distance != 0)))
+            sums.append(total_over((column(self.tokens.key)[:, None] == asked) & (distance != 0)))
             # The query's own token comes before the next key, which says nothing of a repetition.
             earlier = (index + view.first_key > 0)[:, None] & (distance != -1)
-            found.append(total_over((column(self.tokens.before_key)[:, None] == asked) & earlier))
-            found.append(by_key[1])
+            sums.append(total_over((column(self.tokens.before_key)[:, None] == asked) & earlier))
+            sums.append(by_key[1])
         # Underflow: 0 times the log of 0 is 0.
         entropy_sum = -(weights * jnp.maximum(logs, -1e30)).sum(0)
-        return PerQuery(total, total * ahead - offset, entropy_sum, *zip(*found, strict=True))
+        return PerQuery(total, total * ahead - offset, entropy_sum, *zip(*sums, strict=True))
 
     def _count_columns(
-        self, row_block: _RowBlock, place: Place, view: TileView, weights: Array, tops: Array, columns: PerKey
+        self, row_block: _RowBlock, span: Place, view: TileView, weights: Array, tops: Array, columns: PerKey
     ) -> PerKey:
         """Add the sums and maxima over the queries of a tile."""
         tiling, sweep_config, group = self.tiling, self.tiling.sweep_config, self.tiling.config.group
@@ -271,7 +271,7 @@ class _Counting:
         def diagonals(tile: Array) -> Array:
             return sum_diagonals(tile.reshape((keys, group, queries)))
 
-        alike = bin_of(place.least) == bin_of(place.most)
+        alike = bin_of(span.least) == bin_of(span.most)
         diagonal = jax.lax.cond(alike, one_bin, diagonals, own)
         lead, start = view.leading, view.first_key
         corner = (
@@ -291,7 +291,7 @@ class _Counting:
         )
 
 
-def _count(scores: Array) -> Array:
+def _count_keys(scores: Array) -> Array:
     return (scores != -jnp.inf).sum(0, dtype=jnp.int32)
 
 

@@ -186,7 +186,8 @@ def _check_attention(
 ) -> tuple[Array, Array]:
     if not isinstance(attention, tuple | list) or len(attention) != 2:
         raise TypeError(f"attention: expected a pair of arrays, query and key, got {attention!r}")
-    query, key = (float_array(f"attention[{place}]", array, 3) for place, array in enumerate(attention))
+    query = float_array("attention[0]", attention[0], 3)
+    key = float_array("attention[1]", attention[1], 3)
     heads, key_heads = query.shape[-3], key.shape[-3]
     fits = (query.shape[-2], key.shape[-2], query.shape[-1]) == (length, num_keys, key.shape[-1])
     if not fits or not key_heads or heads % key_heads or not heads:
@@ -194,9 +195,8 @@ def _check_attention(
             f"attention: expected query (*B, N, {length}, A) and key (*B, K, {num_keys}, A), N a multiple of"
             f" K; got {query.shape} and {key.shape}"
         )
-    return jnp.broadcast_to(query, (*leading, *query.shape[-3:])), jnp.broadcast_to(
-        key, (*leading, *key.shape[-3:])
-    )
+    query = jnp.broadcast_to(query, (*leading, *query.shape[-3:]))
+    return query, jnp.broadcast_to(key, (*leading, *key.shape[-3:]))
 
 
 def _check_indices(indices: Any, shape: tuple[int, ...]) -> Array:
@@ -367,10 +367,8 @@ def _diverge(inputs: Any, attention: Any, attention_scale: Any, chosen: Any, pro
 
 def _average_weights(subscripts: str, rows: Any, key: Array, scale: Any, keep: Any) -> Array:
     """Average the weights of attention's heads over the keys kept, one head after the other."""
-    query, sums = (
-        jax.lax.stop_gradient(jnp.moveaxis(rows["own"], -3, 0)),
-        accumulation_dtype(rows["own"], key),
-    )
+    query, sums = jnp.moveaxis(rows["own"], -3, 0), accumulation_dtype(rows["own"], key)
+    query = jax.lax.stop_gradient(query)
     group, keys = query.shape[0] // key.shape[-3], jax.lax.stop_gradient(jnp.moveaxis(key, -3, 0))
 
     def weigh(number: Array) -> Array:

@@ -88,7 +88,7 @@ def average(readout: Readout) -> dict[str, Array]:
     names = ("entropy", "distance", "max_weight", "first_mass", "sink_mass")
     alive = (readout.keys > 0) & ~jnp.isnan(readout.entropy)
     means = {name: _mean(getattr(readout, name), alive) for name in names}
-    return means | {name: found.mean for name, found in _measure(readout).items()}
+    return means | {name: measured.mean for name, measured in _measure(readout).items()}
 
 
 def spread(readout: Readout) -> dict[str, tuple[Array, Array]]:
@@ -150,10 +150,10 @@ def label(
         >>> import jax.numpy as jnp
         >>> from regard import masks, readouts
         >>> x = jnp.eye(11)
-        >>> [str(found) for found in readouts.label(readouts.read(x, x, scale=0.0))[()]]
+        >>> [str(label) for label in readouts.label(readouts.read(x, x, scale=0.0))[()]]
         ['uniform 1.00']
-        >>> found = readouts.label(readouts.read(x, x, scale=100.0))[()][0]
-        >>> str(found), f"{found.chance:.2f}", found.rows
+        >>> (label,) = readouts.label(readouts.read(x, x, scale=100.0))[()]
+        >>> str(label), f"{label.chance:.2f}", label.rows
         ('self 1.00', '0.09', 11)
 
     Reference: Clark et al., "What Does BERT Look At?", 2019; Olsson et al., "In-context Learning and
@@ -169,29 +169,29 @@ def label(
         raise TypeError(
             "readout: expected concrete arrays, got a readout inside a trace; label it outside jit"
         )
-    measured = {name: _Measured(*map(np.asarray, found)) for name, found in _measure(readout).items()}
-    least = {name: found.threshold(thresholds.get(name, LABELS[name])) for name, found in measured.items()}
+    measured = {name: _Measured(*map(np.asarray, arrays)) for name, arrays in _measure(readout).items()}
+    least = {name: measured[name].threshold(thresholds.get(name, LABELS[name])) for name in measured}
     least = {name: np.where(measured[name].rows > 0, bound, np.inf) for name, bound in least.items()}
-    found = {}
+    labels = {}
     for index in np.ndindex(*readout.entropy.shape[:-1]):
-        given = {
+        reached = {
             name: Label(
                 name,
-                value=float(one.mean[index]),
+                value=float(measure.mean[index]),
                 threshold=float(least[name][index]),
-                chance=float(one.chance[index]),
-                rows=int(one.rows[index]),
+                chance=float(measure.chance[index]),
+                rows=int(measure.rows[index]),
             )
-            for name, one in measured.items()
-            if one.mean[index] >= least[name][index]
+            for name, measure in measured.items()
+            if measure.mean[index] >= least[name][index]
         }
-        if "uniform" in given:
-            given = {"uniform": given["uniform"]}
-        elif not given.keys().isdisjoint(_NEIGHBOURS):
-            given.pop("local", None)
+        if "uniform" in reached:
+            reached = {"uniform": reached["uniform"]}
+        elif not reached.keys().isdisjoint(_NEIGHBOURS):
+            reached.pop("local", None)
         # Among equals the narrower name, which stands first in LABELS, comes first; sums are exact to 1e-6.
-        found[index] = tuple(sorted(given.values(), key=lambda one: -round(one.value, 5)))
-    return found
+        labels[index] = tuple(sorted(reached.values(), key=lambda label: -round(label.value, 5)))
+    return labels
 
 
 class _Measured(NamedTuple):
@@ -235,7 +235,7 @@ def _measure(readout: Readout) -> dict[str, _Measured]:
     neighbours = readout.self_mass + readout.previous_mass + readout.next_mass
     # Sequences that begin with a delimiter, or repeat every other token, have keys of two kinds.
     simpler = {"duplicate": neighbours, "induction": neighbours, "delimiter": readout.first_mass}
-    found = {}
+    measured = {}
     for name in LABELS:
         if name == "uniform":
             row, matching = jnp.exp(readout.entropy) / whole, jnp.ones_like(choices)
@@ -251,7 +251,7 @@ def _measure(readout: Readout) -> dict[str, _Measured]:
                 row = jnp.minimum(row, 1 - simpler[pattern])
         choosing = alive & (matching > 0) & (matching < choices)
         chance = matching.astype(dtype) / whole * (0.0 if name == "uniform" else 1.0)
-        found[name] = _Measured(
+        measured[name] = _Measured(
             _mean(row, choosing), _mean(chance, choosing), choosing.sum(-1, dtype=jnp.int32)
         )
-    return found
+    return measured

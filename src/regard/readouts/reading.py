@@ -105,9 +105,9 @@ def read(
     for name, more in (("query_tokens", query_tokens), ("delimiters", delimiters)):
         if tokens is None and more is not None and np.size(more):
             raise ValueError(f"tokens: expected the ids at the keys because {name} was given, got None")
-    given = None if lse is None else check_lse(problem, lse)
+    checked_lse = None if lse is None else check_lse(problem, lse)
     # Gradients stop at the inputs: stopped at the outputs, the sweep would still be differentiated.
-    return _read(*jax.lax.stop_gradient((problem, given, ids)), sweep_config)
+    return _read(*jax.lax.stop_gradient((problem, checked_lse, ids)), sweep_config)
 
 
 def canonicalize_readable(query: ArrayLike, key: ArrayLike, **options: Unpack[ScoreOptions]) -> Problem:
@@ -119,25 +119,26 @@ def canonicalize_readable(query: ArrayLike, key: ArrayLike, **options: Unpack[Sc
     moved = any(positions_of(offset).leading_axes for offset in offsets)
     if problem.group > 1 and len(problem.leading) == 1 and moved:
         # Heads that each have a position of their own share no tile.
-        key, value = (jnp.repeat(array, problem.group, -3) for array in (problem.key, problem.value))
+        key = jnp.repeat(problem.key, problem.group, -3)
+        value = jnp.repeat(problem.value, problem.group, -3)
         problem = dataclasses.replace(problem, key=key, value=value)
     return problem
 
 
 def check_lse(problem: Problem, lse: ArrayLike) -> Array:
     """Check the lse that the caller gave."""
-    given: Any = float_array("lse", lse, 0)
+    row_lse: Any = float_array("lse", lse, 0)
     expected = (*problem.leading, problem.T)
-    if given.shape != expected:
+    if row_lse.shape != expected:
         raise ValueError(
             f'lse: expected one number per query, {expected}, as attend(..., aux=("lse",)) gives; got shape'
-            f" {tuple(given.shape)}"
+            f" {tuple(row_lse.shape)}"
         )
-    return given.astype(problem.accumulation)
+    return row_lse.astype(problem.accumulation)
 
 
 def _place(problem: Problem, query_offset: Any, key_offset: Any) -> None:
-    if not all(positions_of(one).is_consecutive for one in (problem.query_offset, problem.key_offset)):
+    if not all(positions_of(offset).is_consecutive for offset in (problem.query_offset, problem.key_offset)):
         raise NotImplementedError(
             "query_positions, key_positions: expected none, because weights are counted by distance along the"
             " diagonals of the score matrix, which takes rows that follow one another; got positions per"
@@ -181,10 +182,10 @@ def _check_tokens(problem: Problem, tokens: Any, query_tokens: Any, delimiters: 
 def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_config: SweepConfig) -> Readout:
     nothing = 0 in (*problem.leading, problem.T, problem.S)
     look = partial(_find_nothing, problem) if nothing else partial(sweep, problem, lse)
-    found = look(tokens, sweep_config)
-    norm, rows, dtype = found.norm, found.rows, problem.accumulation
+    swept = look(tokens, sweep_config)
+    norm, rows, dtype = swept.norm, swept.rows, problem.accumulation
     sound = norm.is_sound()
-    alive = (found.keys > 0) & sound
+    alive = (swept.keys > 0) & sound
     sunk, sunk_entropy = jnp.zeros_like(rows.total), jnp.zeros_like(rows.total)
     if problem.sinks is not None:
         logs = norm.logs(sink_logits(problem))
@@ -193,11 +194,11 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_conf
     # A given lse is rounded, which moves the logs of all weights of a row by one number.
     total = jnp.where(alive, rows.total + sunk, 1)
     entropy = jnp.where(alive, (rows.entropy_sum + sunk_entropy) / total + jnp.log(total), 0)
-    kept = jnp.where(rows.total > 0, rows.total, 1)
-    top = Norm(*(part[..., None] for part in norm)).logs(found.top_scores)
+    key_total = jnp.where(rows.total > 0, rows.total, 1)
+    top = Norm(*(part[..., None] for part in norm)).logs(swept.top_scores)
     count = jnp.maximum(alive.sum(-1, dtype=jnp.int32), 1).astype(dtype)[..., None]
 
-    *_, blocks = found.block_mass.shape[:-1]
+    *_, blocks = swept.block_mass.shape[:-1]
     padded = jnp.pad(
         alive.astype(jnp.int32),
         [*[(0, 0)] * (alive.ndim - 1), (0, blocks * sweep_config.query_block - problem.T)],
@@ -205,27 +206,27 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_conf
     block_rows = padded.reshape((*problem.leading, blocks, sweep_config.query_block)).sum(-1, dtype=jnp.int32)
     seen = jnp.maximum(block_rows, 1).astype(dtype)[..., None]
     off = jnp.where(alive, jnp.abs(rows.total + sunk - 1), 0)
-    counted = [found.astype(jnp.int32) for found in rows.keys]
-    counted += [jnp.zeros_like(found.keys)] * (len(PATTERNS) - len(counted))
+    counted = [counts.astype(jnp.int32) for counts in rows.keys]
+    counted += [jnp.zeros_like(swept.keys)] * (len(PATTERNS) - len(counted))
     rows = jax.tree.map(lambda row: jnp.where(sound, row, jnp.nan), rows)
     found_mass = dict(zip(PATTERNS, rows.mass, strict=False))
     mass: dict[str, Any] = {f"{name}_mass": found_mass.get(name) for name in PATTERNS}
     entropy = jnp.where(sound, entropy, jnp.nan)
     return Readout(
         lse=norm.peak + norm.rest,
-        keys=found.keys,
+        keys=swept.keys,
         entropy=entropy,
-        distance=rows.distance / kept,
+        distance=rows.distance / key_total,
         sink_mass=sunk,
         **mass,
         pattern_keys=jnp.stack(counted, -1),
-        top_keys=found.top_keys,
+        top_keys=swept.top_keys,
         top_weights=jnp.exp(top),
-        key_mass=found.key_mass,
-        key_max=found.key_max,
-        distance_mass=found.distance_mass / count,
-        block_mass=found.block_mass / seen,
-        block_max=found.block_max,
+        key_mass=swept.key_mass,
+        key_max=swept.key_max,
+        distance_mass=swept.distance_mass / count,
+        block_mass=swept.block_mass / seen,
+        block_max=swept.block_max,
         block_rows=block_rows,
         # Selected last: XLA's CPU loses NaN in a maximum.
         trust=jnp.where(sound.all(-1), off.max(-1, initial=0), jnp.nan),

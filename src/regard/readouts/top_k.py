@@ -31,7 +31,8 @@ class RunningTopK(NamedTuple):
         keep that cheap: of the tile itself only the one chunk in which a row's candidate lies is read.
         """
         count, rows = tops.shape
-        numbers, members = (jnp.arange(n, dtype=jnp.int32)[:, None] for n in (count, CHUNK))
+        numbers = jnp.arange(count, dtype=jnp.int32)[:, None]
+        members = jnp.arange(CHUNK, dtype=jnp.int32)[:, None]
         flat = scores.reshape(-1)
         place_of_row = np.arange(rows, dtype=np.int32)[None]
 
@@ -52,13 +53,13 @@ class RunningTopK(NamedTuple):
             held = flat.at[index * np.int32(rows) + place_of_row].get(
                 mode="promise_in_bounds", unique_indices=True
             )
-            left = (held < last[None]) | ((held == last[None]) & (index > last_index[None]))
-            place = jnp.where(left & (held == best[None]), index, count * CHUNK).min(0)
-            rest = jnp.where(left & (index != place[None]), held, -jnp.inf).max(0)
-            running_top = running_top.insert(best, first_key + place)
+            untaken = (held < last[None]) | ((held == last[None]) & (index > last_index[None]))
+            best_index = jnp.where(untaken & (held == best[None]), index, count * CHUNK).min(0)
+            rest = jnp.where(untaken & (index != best_index[None]), held, -jnp.inf).max(0)
+            running_top = running_top.insert(best, first_key + best_index)
             # A row without candidates keeps none, whatever its chunks hold.
             tops = jnp.where((numbers == chunk[None]) & (best > -jnp.inf)[None], rest[None], tops)
-            return running_top, tops, find(tops), (best, place)
+            return running_top, tops, find(tops), (best, best_index)
 
         start = jnp.full((rows,), jnp.inf, scores.dtype), jnp.full((rows,), -1, jnp.int32)
         return jax.lax.while_loop(gains, take, (self, tops, find(tops), start))[0]

@@ -57,8 +57,8 @@ def scaled_metric(width: int, scale: Any = None, dtype: Any = None) -> Array:
     """
     if width < 1:
         raise ValueError(f"width: expected at least 1 feature, got {width}")
-    one = jnp.eye(width, dtype=dtype)
-    return one * jnp.asarray(1 / np.sqrt(width) if scale is None else scale, one.dtype)
+    identity = jnp.eye(width, dtype=dtype)
+    return identity * jnp.asarray(1 / np.sqrt(width) if scale is None else scale, identity.dtype)
 
 
 def diagonal_metric(diagonal: Any) -> Array:

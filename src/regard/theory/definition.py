@@ -150,13 +150,13 @@ def gradients(
         >>> back["query"].tolist()  # the weights of a row sum to 1: the sum of this output cannot change
         [[[[0.0, 0.0], [0.0, 0.0]]]]
     """
-    back = np.zeros((), d_output.dtype) if d_lse is None else np.where(np.isneginf(forward.lse), 0, d_lse)
-    back = back[..., None] if back.ndim else back
+    d_log = np.zeros((), d_output.dtype) if d_lse is None else np.where(np.isneginf(forward.lse), 0, d_lse)
+    d_log = d_log[..., None] if d_log.ndim else d_log
     d_value = step("d_value", np.swapaxes(forward.dropped, -1, -2) @ d_output)
     d_weights = step("d_weights", forward.survivors * (d_output @ np.swapaxes(forward.value, -1, -2)))
     mean = (forward.weights * d_weights).sum(-1, keepdims=True)
-    d_scores = step("d_scores", forward.weights * (d_weights - mean + back))
-    d_sinks = step("d_sinks", forward.sink_weight * (back - mean))
+    d_scores = step("d_scores", forward.weights * (d_weights - mean + d_log))
+    d_sinks = step("d_sinks", forward.sink_weight * (d_log - mean))
     slope = 1 if forward.softcap is None else 1 - (forward.capped / forward.softcap) ** 2
     d_scaled = step("d_scaled", d_scores * slope)
     return {

@@ -193,8 +193,8 @@ def softmax_jacobian(weights: Any, temperature: Any = 1.0) -> Array:
     """
     (weights,) = operands.floating(weights=weights)
     scaled = weights / operands.rows("temperature", temperature, weights)
-    one = operands.diagonal((*weights.shape, weights.shape[-1]))
-    return jnp.where(one, scaled[..., None], 0) - scaled[..., None] * weights[..., None, :]
+    on_diagonal = operands.diagonal((*weights.shape, weights.shape[-1]))
+    return jnp.where(on_diagonal, scaled[..., None], 0) - scaled[..., None] * weights[..., None, :]
 
 
 def softmax_product(weights: Any, vector: Any, temperature: Any = 1.0) -> Array:

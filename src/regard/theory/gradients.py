@@ -56,9 +56,8 @@ def output_gradients(d_output: Any, weights: Any, value: Any) -> tuple[Array, Ar
 
     Reference: Dao et al., "FlashAttention", 2022, appendix B.2.
     """
-    return _contract("...ib,...jb->...ij", d_output, value), _contract(
-        "...ij,...ib->...jb", weights, d_output
-    )
+    d_weights = _contract("...ib,...jb->...ij", d_output, value)
+    return d_weights, _contract("...ij,...ib->...jb", weights, d_output)
 
 
 def score_gradients(
@@ -140,8 +139,8 @@ def attention_gradients(steps: _Steps, d_output: Any, d_log_partition: Any = Non
         >>> import jax.numpy as jnp
         >>> from regard.theory import gradients, steps
         >>> x = jnp.eye(2)
-        >>> found = gradients.attention_gradients(steps.attention_steps(x, x, x), jnp.ones((2, 2)))
-        >>> found.query.tolist()  # the weights of a row sum to 1: the sum of this output cannot change
+        >>> grads = gradients.attention_gradients(steps.attention_steps(x, x, x), jnp.ones((2, 2)))
+        >>> grads.query.tolist()  # the weights of a row sum to 1: the sum of this output cannot change
         [[0.0, 0.0], [0.0, 0.0]]
 
     Reference: Dao et al., "FlashAttention", 2022, appendix B.2, which has neither sinks nor metrics.

@@ -49,8 +49,8 @@ def jensen_shannon(weights: Any) -> Array:
 
     Example:
         >>> from regard.theory import heads
-        >>> found = heads.jensen_shannon([[[1.0, 0.0]], [[0.0, 1.0]]])
-        >>> (found / found.max()).tolist()
+        >>> divergence = heads.jensen_shannon([[[1.0, 0.0]], [[0.0, 1.0]]])
+        >>> (divergence / divergence.max()).tolist()
         [[0.0, 1.0], [1.0, 0.0]]
 
     Reference: Lin, "Divergence measures based on the Shannon entropy", 1991, section 4.
@@ -60,9 +60,9 @@ def jensen_shannon(weights: Any) -> Array:
     both = alive[..., :, None, :] & alive[..., None, :, :]
     own = _entropy(weights)
     mixed = _entropy((weights[..., :, None, :, :] + weights[..., None, :, :, :]) / 2)
-    found = mixed - (own[..., :, None, :] + own[..., None, :, :]) / 2
+    divergence = mixed - (own[..., :, None, :] + own[..., None, :, :]) / 2
     # Rounding could make the divergence of a head from itself negative.
-    return _mean(jnp.maximum(found, 0), both)
+    return _mean(jnp.maximum(divergence, 0), both)
 
 
 def diversity(weights: Any) -> Array:
@@ -171,8 +171,8 @@ def rollout(layers: Sequence[Any], residual: float = 0.5) -> Array:
             )
         mean = weights.mean(-3)
         # What the heads leave of a row, all of it in an empty row, stays at its own position.
-        kept = residual + (1 - residual) * (1 - mean.sum(-1, keepdims=True))
-        mixed.append((1 - residual) * mean + jnp.where(operands.diagonal(mean.shape), kept, 0))
+        own_share = residual + (1 - residual) * (1 - mean.sum(-1, keepdims=True))
+        mixed.append((1 - residual) * mean + jnp.where(operands.diagonal(mean.shape), own_share, 0))
         if mixed[0].shape != mean.shape:
             raise ValueError(f"layers: expected one shape, layer {number} has {weights.shape}")
     return reduce(lambda below, layer: _contract("...ts,...su->...tu", layer, below), mixed)

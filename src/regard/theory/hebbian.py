@@ -117,8 +117,8 @@ def recall(state: Any, weights: Any, *, max_sweeps: int = 100) -> Recall:
     Example:
         >>> from regard.theory import hebbian
         >>> weights = hebbian.hebbian_weights([[1.0, -1.0, 1.0, 1.0]])
-        >>> found = hebbian.recall([1.0] * 4, weights)
-        >>> found.state.tolist(), bool(found.converged)
+        >>> recall = hebbian.recall([1.0] * 4, weights)
+        >>> recall.state.tolist(), bool(recall.converged)
         ([1.0, -1.0, 1.0, 1.0], True)
 
     Reference: Hopfield, 1982.

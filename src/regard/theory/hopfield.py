@@ -111,8 +111,8 @@ def retrieve(
 
     Example:
         >>> from regard.theory import hopfield
-        >>> found = hopfield.retrieve([[0.8, 0.3]], [[1.0, 0.0], [0.0, 1.0]], beta=50.0)
-        >>> found.state.round(6).tolist(), found.converged.tolist()
+        >>> retrieval = hopfield.retrieve([[0.8, 0.3]], [[1.0, 0.0], [0.0, 1.0]], beta=50.0)
+        >>> retrieval.state.round(6).tolist(), retrieval.converged.tolist()
         ([[1.0, 0.0]], [True])
 
     Reference: Ramsauer et al., 2021, theorems 1 and 2: the energy falls and the states converge.

@@ -82,7 +82,8 @@ class Contraction:
     def _ellipsis(self) -> tuple[int, ...] | None:
         if self.shapes is None:
             return None
-        return np.broadcast_shapes(*(_split(*one)[1] for one in zip(self.operands, self.shapes, strict=True)))
+        pairs = zip(self.operands, self.shapes, strict=True)
+        return np.broadcast_shapes(*(_split(operand, shape)[1] for operand, shape in pairs))
 
     def __str__(self) -> str:
         names = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -92,15 +93,15 @@ class Contraction:
         lines = [f"{result} = {sum_sign}{factors}"]
         contracted = [i for i in self.summed if sum(i in operand for operand in self.operands) > 1]
         alone = [i for i in self.summed if i not in contracted]
-        for role, found, meaning in (
+        for role, indices, meaning in (
             ("free", self.free, "one axis of the result each"),
             ("batch", self.batch, "shared: a product of its own for each value"),
             ("summed", contracted, "contracted: multiplied in pairs, then added up"),
             ("summed", alone, "in one operand only: added up, no product involved"),
             ("diagonal", self.diagonal, "twice in one operand: only its diagonal is read"),
         ):
-            listed = ", ".join(i if self.sizes is None else f"{i} = {self.sizes[i]}" for i in found)
-            lines += [f"  {role:<9} {listed}: {meaning}"] if found else []
+            listed = ", ".join(i if self.sizes is None else f"{i} = {self.sizes[i]}" for i in indices)
+            lines += [f"  {role:<9} {listed}: {meaning}"] if indices else []
         if any("..." in operand for operand in self.operands):
             axes = self._ellipsis()
             lines.append(f"  ...       leading axes that broadcast{'' if axes is None else f', {axes}'}")
@@ -164,9 +165,9 @@ def contract(subscripts: str, *arrays: Any) -> Array:
         [[1.0], [2.0]]
     """
     operands, _ = _parse(subscripts)
-    given = operand.floating(**{f"operand {n}": array for n, array in enumerate(arrays)})
-    _measure(subscripts, operands, tuple(array.shape for array in given))
-    return jnp.einsum(subscripts, *given, precision=jax.lax.Precision.HIGHEST)
+    factors = operand.floating(**{f"operand {n}": array for n, array in enumerate(arrays)})
+    _measure(subscripts, operands, tuple(array.shape for array in factors))
+    return jnp.einsum(subscripts, *factors, precision=jax.lax.Precision.HIGHEST)
 
 
 def _letters(text: str) -> str:
@@ -181,8 +182,8 @@ def _parse(subscripts: str) -> tuple[tuple[str, ...], str]:
     if not isinstance(subscripts, str):
         raise TypeError(f"subscripts: expected a string such as 'ia,ja->ij', got {subscripts!r}")
     text = subscripts.replace(" ", "")
-    left, arrow, output = text.partition("->")
-    operands = tuple(left.split(","))
+    inputs, arrow, output = text.partition("->")
+    operands = tuple(inputs.split(","))
     for part in (*operands, output):
         strange = re.sub(r"[A-Za-z]", "", part.replace("...", "", 1))
         if strange:
@@ -228,7 +229,7 @@ def _measure(
         raise ValueError(
             f"arrays: expected {len(operands)}, one per operand of {subscripts!r}; got {len(shapes)}"
         )
-    found: dict[str, tuple[int, int]] = {}
+    sizes: dict[str, tuple[int, int]] = {}
     leading = []
     for number, (indices, shape) in enumerate(zip(operands, shapes, strict=True)):
         count = len(_letters(indices))
@@ -241,7 +242,7 @@ def _measure(
         named, rest = _split(indices, shape)
         leading.append(rest)
         for axis, index in named.items():
-            size, first = found.setdefault(index, (shape[axis], number))
+            size, first = sizes.setdefault(index, (shape[axis], number))
             if size != shape[axis]:
                 raise ValueError(
                     f"operand {number}: expected size {size} for index {index!r}, as in operand {first};"
@@ -251,4 +252,4 @@ def _measure(
         np.broadcast_shapes(*leading)
     except ValueError:
         raise ValueError(f"operands: expected axes under '...' that broadcast, got {leading}") from None
-    return {index: size for index, (size, _) in found.items()}
+    return {index: size for index, (size, _) in sizes.items()}

@@ -11,7 +11,7 @@ from regard.axes import Array
 
 def floating(meaning: str = "(...)", /, **arguments: Any) -> list[Array]:
     """Convert arrays to their common dtype, float32 at least; each has the axes of `meaning` at least."""
-    arrays = {name: _array(name, given) for name, given in arguments.items()}
+    arrays = {name: _array(name, argument) for name, argument in arguments.items()}
     for name, array in arrays.items():
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise TypeError(
@@ -25,16 +25,16 @@ def floating(meaning: str = "(...)", /, **arguments: Any) -> list[Array]:
     return [array.astype(dtype) for array in arrays.values()]
 
 
-def _array(name: str, given: Any) -> Array:
+def _array(name: str, argument: Any) -> Array:
     try:
-        return jnp.asarray(given)
+        return jnp.asarray(argument)
     except (TypeError, ValueError):
-        raise TypeError(f"{name}: expected numbers, got {type(given).__name__}") from None
+        raise TypeError(f"{name}: expected numbers, got {type(argument).__name__}") from None
 
 
-def above_zero(name: str, given: Any, dtype: Any) -> Array:
+def above_zero(name: str, numbers: Any, dtype: Any) -> Array:
     """Convert numbers above 0 to this dtype; traced ones are taken as they are."""
-    array = _array(name, given)
+    array = _array(name, numbers)
     if not jnp.issubdtype(array.dtype, jnp.floating) and not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name}: expected numbers, got {array.dtype}")
     if not isinstance(array, Tracer) and not (array > 0).all():
@@ -42,9 +42,9 @@ def above_zero(name: str, given: Any, dtype: Any) -> Array:
     return array.astype(dtype)
 
 
-def rows(name: str, given: Any, like: Array) -> Array:
+def rows(name: str, numbers: Any, like: Array) -> Array:
     """Shape a number above 0, or one per row, to be combined with `like`: (..., 1)."""
-    return broadcast(name, above_zero(name, given, like.dtype), like.shape[:-1])[..., None]
+    return broadcast(name, above_zero(name, numbers, like.dtype), like.shape[:-1])[..., None]
 
 
 def broadcast(name: str, array: Array, shape: tuple[int, ...]) -> Array:

@@ -25,8 +25,8 @@ class Steps:
     Example:
         >>> import jax.numpy as jnp
         >>> from regard.theory import steps
-        >>> found = steps.attention_steps(jnp.eye(2), jnp.eye(2), jnp.eye(2))
-        >>> found.scores.shape, found.weights.shape, found.output.shape
+        >>> attention = steps.attention_steps(jnp.eye(2), jnp.eye(2), jnp.eye(2))
+        >>> attention.scores.shape, attention.weights.shape, attention.output.shape
         ((2, 2), (2, 2), (2, 2))
     """
 
@@ -127,43 +127,45 @@ def attention_steps(
     scale = jnp.asarray(scale).astype(dtype)
     options = {"metric": metric, "softcap": softcap, "slopes": slopes}
     options |= {"bias": bias, "sinks": sinks, "dropout": dropout}
-    given = {name: None if one is None else jnp.asarray(one).astype(dtype) for name, one in options.items()}
-    for name, one in (("scale", scale), ("softcap", given["softcap"])):
-        if one is not None and one.ndim:
-            raise ValueError(f"{name}: expected one number, got shape {one.shape}")
-    shapes = {name: None if array is None else array.shape for name, array in given.items()}
+    arrays = {
+        name: None if option is None else jnp.asarray(option).astype(dtype)
+        for name, option in options.items()
+    }
+    for name, number in (("scale", scale), ("softcap", arrays["softcap"])):
+        if number is not None and number.ndim:
+            raise ValueError(f"{name}: expected one number, got shape {number.shape}")
+    shapes = {name: None if array is None else array.shape for name, array in arrays.items()}
     shapes |= {"query": query.shape, "key": key.shape, "value": value.shape}
 
     leading = _leading(query, key, value)
     pairs = (*leading, query.shape[-2], key.shape[-2])
     keep = operands.kept(keep, pairs)
-    if given["bias"] is not None:
-        bias = operands.broadcast("bias", given["bias"], pairs)
+    if arrays["bias"] is not None:
+        bias = operands.broadcast("bias", arrays["bias"], pairs)
         keep &= bias != -jnp.inf
     # Rows that take no part may hold NaN, so they are zeroed before any product.
     query = jnp.where(keep.any(-1)[..., None], spread("query", query, leading), 0)
-    key, value = (
-        jnp.where(keep.any(-2)[..., None], spread(name, array, leading), 0)
-        for name, array in (("key", key), ("value", value))
-    )
-    lowered = key if metric is None else _contract("...ab,...jb->...ja", given["metric"], key)
+    readable = keep.any(-2)[..., None]
+    key = jnp.where(readable, spread("key", key, leading), 0)
+    value = jnp.where(readable, spread("value", value, leading), 0)
+    lowered = key if metric is None else _contract("...ab,...jb->...ja", arrays["metric"], key)
     products = _contract("...ia,...ja->...ij", query, lowered)
     capped = scale * products
-    if given["softcap"] is not None:
-        capped = given["softcap"] * jnp.tanh(capped / given["softcap"])
-    rows, columns = (jnp.arange(length, dtype=jnp.int32) for length in pairs[-2:])
+    if arrays["softcap"] is not None:
+        capped = arrays["softcap"] * jnp.tanh(capped / arrays["softcap"])
+    rows, columns = jnp.arange(pairs[-2], dtype=jnp.int32), jnp.arange(pairs[-1], dtype=jnp.int32)
     position = jnp.asarray(query_offset, jnp.int32) + rows
     ends = (function(position[:, None], columns[None]) for function in (jnp.maximum, jnp.minimum))
     distance = jnp.subtract(*ends).astype(jnp.uint32).astype(dtype)  # which int32 may not hold
     scores = capped
-    if given["slopes"] is not None:
-        slope = operands.broadcast("slopes", given["slopes"], leading)[..., None, None]
+    if arrays["slopes"] is not None:
+        slope = operands.broadcast("slopes", arrays["slopes"], leading)[..., None, None]
         scores = scores - slope * jnp.broadcast_to(distance, pairs)
-    if given["bias"] is not None:
+    if arrays["bias"] is not None:
         scores = scores + jnp.where(keep, bias, 0)
     scores = jnp.where(keep, scores, -jnp.inf)
 
-    sink = -jnp.inf if given["sinks"] is None else given["sinks"]
+    sink = -jnp.inf if arrays["sinks"] is None else arrays["sinks"]
     sink = operands.broadcast("sinks", jnp.asarray(sink, dtype), leading)[..., None, None]
     peak = jnp.maximum(scores.max(-1, keepdims=True, initial=-jnp.inf), sink)
     some = peak != -jnp.inf
@@ -173,9 +175,9 @@ def attention_steps(
     total = jnp.where(some, shares.sum(-1, keepdims=True) + rest, 1)
     weights = shares / total
     used = weights
-    if given["dropout"] is not None:
-        given["dropout"] = operands.broadcast("dropout", given["dropout"], pairs)
-        used = weights * given["dropout"]
+    if arrays["dropout"] is not None:
+        arrays["dropout"] = operands.broadcast("dropout", arrays["dropout"], pairs)
+        used = weights * arrays["dropout"]
     return Steps(
         query=query,
         key=key,
@@ -189,10 +191,10 @@ def attention_steps(
         log_partition=jnp.where(some, base + jnp.log(total), -jnp.inf)[..., 0],
         output=_contract("...ij,...jb->...ib", used, value),
         scale=scale,
-        metric=given["metric"],
-        softcap=given["softcap"],
+        metric=arrays["metric"],
+        softcap=arrays["softcap"],
         distance=distance,
-        dropout=given["dropout"],
+        dropout=arrays["dropout"],
         shapes=shapes,
     )
 
@@ -243,8 +245,8 @@ def multi_head(
         >>> import jax.numpy as jnp
         >>> from regard.theory import steps
         >>> weight = jnp.ones((2, 4, 3))
-        >>> found = steps.multi_head(jnp.ones((5, 4)), weight, weight, weight, jnp.ones((2, 3, 4)))
-        >>> found.weights.shape, found.output.shape
+        >>> heads = steps.multi_head(jnp.ones((5, 4)), weight, weight, weight, jnp.ones((2, 3, 4)))
+        >>> heads.weights.shape, heads.output.shape
         ((2, 5, 5), (5, 4))
 
     Reference: Vaswani et al., 2017, section 3.2.2; with one tensor per projection instead of one matrix per
@@ -254,10 +256,10 @@ def multi_head(
     query = _contract("...ib,hba->...hia", hidden, query_weight)
     key = _contract("...jb,hba->...hja", source, key_weight)
     value = _contract("...jc,hcb->...hjb", source, value_weight)
-    found = attention_steps(query, key, value, **options)
-    contributions = _contract("...hib,hbc->...hic", found.output, output_weight)
+    steps = attention_steps(query, key, value, **options)
+    contributions = _contract("...hib,hbc->...hic", steps.output, output_weight)
     return HeadSteps(
-        query, key, value, found.scores, found.weights, found.output, contributions, contributions.sum(-3)
+        query, key, value, steps.scores, steps.weights, steps.output, contributions, contributions.sum(-3)
     )
 
 

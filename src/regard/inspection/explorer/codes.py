@@ -41,9 +41,9 @@ def encode_linear8(values: Any, low: Any, high: Any) -> np.ndarray:
     values = np.asarray(values, np.float64)
     low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
     span = np.where(high > low, high - low, np.inf)
-    known = ~np.isnan(values)
-    steps = np.clip(np.where(known, values, low), low, np.maximum(low, high)) - low
-    return np.where(known, np.rint(1 + STEPS * steps / span), 0).astype(np.uint8)
+    is_number = ~np.isnan(values)
+    steps = np.clip(np.where(is_number, values, low), low, np.maximum(low, high)) - low
+    return np.where(is_number, np.rint(1 + STEPS * steps / span), 0).astype(np.uint8)
 
 
 def pack(values: Any, code: str) -> tuple[Entry, bytes]:
@@ -74,8 +74,8 @@ def pack(values: Any, code: str) -> tuple[Entry, bytes]:
     elif code in _PLAIN:
         array = array.astype(_PLAIN[code])
     else:
-        known = ", ".join(["log8", "linear8", "json", *_PLAIN])
-        raise ValueError(f"code: expected one of {known}; got {code!r}")
+        code_names = ", ".join(["log8", "linear8", "json", *_PLAIN])
+        raise ValueError(f"code: expected one of {code_names}; got {code!r}")
     ways = [({}, array.tobytes())]
     if array.dtype == np.uint8 and array.ndim:
         ways.append(({"delta": True}, np.diff(array, axis=-1, prepend=np.uint8(0)).tobytes()))
@@ -85,22 +85,23 @@ def pack(values: Any, code: str) -> tuple[Entry, bytes]:
 def _shortest(entry: Entry, ways: list[tuple[Entry, bytes]]) -> tuple[Entry, bytes]:
     raw = ways[0][1]
     entry = {**entry, "bytes": len(raw)}
-    found = entry, raw
+    shortest = entry, raw
     for more, way in ways:
         deflated = zlib.compress(way, 6)  # 9 takes 3.4 times as long for 0.3 % less
-        if len(deflated) < len(found[1]):
-            found = {**entry, **more, "deflate": True}, deflated
-    return found
+        if len(deflated) < len(shortest[1]):
+            shortest = {**entry, **more, "deflate": True}, deflated
+    return shortest
 
 
 def _bounds(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the least and largest number of each row, as the shortest decimals of their float32."""
-    known = np.isfinite(array)
-    low, high = (
-        np.where(known.any(-1), reduce(np.where(known, array, rest), axis=-1, initial=rest), 0.0)
-        for reduce, rest in ((np.min, np.inf), (np.max, -np.inf))
-    )
-    return _short(low), _short(high)
+    finite = np.isfinite(array)
+
+    def bound(reduce: Any, rest: float) -> np.ndarray:
+        extreme = reduce(np.where(finite, array, rest), axis=-1, initial=rest)
+        return _short(np.where(finite.any(-1), extreme, 0.0))
+
+    return bound(np.min, np.inf), bound(np.max, -np.inf)
 
 
 def _short(numbers: np.ndarray) -> np.ndarray:

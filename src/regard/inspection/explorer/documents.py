@@ -123,7 +123,7 @@ class Writer:
                 for trace, calls in zip(self.traces, self.records, strict=True)
             ],
             "training": None if self.training is None else self._curves(self.training, chunks),
-            "positions": [self._place(place, chunks) for place in self.places],
+            "positions": [self._place(panel, chunks) for panel in self.places],
             "chunks": chunks.entries,
         }
         # Only now is all of it known.
@@ -139,7 +139,7 @@ class Writer:
         for index, record in enumerate(calls):
             call = record.call
             tokens = {"query_sequence": call.query_tokens, "key_sequence": call.key_tokens}
-            about = {name: number_sequence(sequences, one) for name, one in tokens.items()}
+            about = {name: number_sequence(sequences, side) for name, side in tokens.items()}
             heads = [
                 record.head(head, plan, (index, head) in pinned, chunks.add) for head in range(call.heads)
             ]
@@ -153,16 +153,16 @@ class Writer:
             **self._predict(trace.predictions if plan.predictions else None, chunks),
         }
 
-    def _predict(self, found: Any, chunks: Chunks) -> dict[str, Any]:
-        if found is None:
+    def _predict(self, predictions: Any, chunks: Chunks) -> dict[str, Any]:
+        if predictions is None:
             return {}
         codes = {"texts": "json", "tokens": "i32", "targets": "i32"}
-        kept = {
-            name: self._once((name, id(found)), value, codes.get(name, "f32"), chunks)
-            for name, value in vars(found).items()
+        entries = {
+            name: self._once((name, id(predictions)), value, codes.get(name, "f32"), chunks)
+            for name, value in vars(predictions).items()
             if value is not None
         }
-        return {"predictions": kept}
+        return {"predictions": entries}
 
     def _once(self, name: Any, values: Any, code: str, chunks: Chunks) -> str:
         if name not in self._packed:
@@ -195,8 +195,8 @@ class Writer:
         if tokens.picture is not None:
             shown = _shrink(tokens.picture)
             if shown.shape[:2] != tokens.picture.shape[:2]:
-                before, after = (f"{size[1]} x {size[0]}" for size in (tokens.picture.shape, shown.shape))
-                self.remarks.append(f"A picture of {before} pixels is shown in {after}.")
+                sizes = [f"{size[1]} x {size[0]}" for size in (tokens.picture.shape, shown.shape)]
+                self.remarks.append(f"A picture of {sizes[0]} pixels is shown in {sizes[1]}.")
             picture = self._once(("picture", id(tokens)), shown, "u8", chunks)
         return {
             "tokens": self._once(("tokens", id(tokens)), list(tokens.texts), "json", chunks),
@@ -209,48 +209,48 @@ class Writer:
 
     def _places(self, tables: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Collect what is known of positions, each thing once, with the calls that it holds for."""
-        found: list[tuple[int | None, dict[str, Any]]] = []
+        numbered: list[tuple[int | None, dict[str, Any]]] = []
         for index, call in enumerate(self.traces[0].calls):
-            known = call.positions
-            turn = None if known is None else known.rotary
+            positions = call.positions
+            turn = None if positions is None else positions.rotary
             if turn is not None:
                 head_dim = call.describe().get("width") or turn.width
                 longest = max(_LONGEST_KERNEL, call.rows, call.keys)
                 if head_dim:
-                    found.append((index, rotary_curve(turn, int(head_dim), longest)))
-            if known is not None and known.table is not None:
-                kind = known.table_kind or "positions"
-                found.append((index, table_picture(kind, known.table, known.trained_length)))
-            found += [(index, curve) for curve in bias_curves(call)]
-        found += [(None, table_picture(name, table)) for name, table in tables.items()]
-        places = _merge(found)
-        biases = [place for place in places if place["kind"] == "bias"]
+                    numbered.append((index, rotary_curve(turn, int(head_dim), longest)))
+            if positions is not None and positions.table is not None:
+                kind = positions.table_kind or "positions"
+                numbered.append((index, table_picture(kind, positions.table, positions.trained_length)))
+            numbered += [(index, curve) for curve in bias_curves(call)]
+        numbered += [(None, table_picture(name, table)) for name, table in tables.items()]
+        panels = _merge(numbered)
+        biases = [panel for panel in panels if panel["kind"] == "bias"]
         if len(biases) > MOST_BIASES:
             self.remarks.append(f"Of {len(biases)} biases by distance, the first {MOST_BIASES} are shown.")
-            places = [place for place in places if not any(place is one for one in biases[MOST_BIASES:])]
-        return places + self._split()
+            panels = [panel for panel in panels if not any(panel is bias for bias in biases[MOST_BIASES:])]
+        return panels + self._split()
 
     def _split(self) -> list[dict[str, Any]]:
         calls = self.traces[0].calls
         heads = [*self.chosen, *((index, 0) for index, call in enumerate(calls) if call.heads)]
         for index, head in heads:
-            found = split_scores(calls[index], head)
-            if found is not None:
-                return [{"kind": "split", "call": index, "head": head, **found}]
+            split = split_scores(calls[index], head)
+            if split is not None:
+                return [{"kind": "split", "call": index, "head": head, **split}]
         return []
 
-    def _place(self, place: dict[str, Any], chunks: Chunks) -> dict[str, Any]:
+    def _place(self, panel: dict[str, Any], chunks: Chunks) -> dict[str, Any]:
         def code(name: str) -> str:
             if name == "similarity":
                 return "linear8"
-            small = place["kind"] == "split" and np.nanmax(np.abs(place[name]), initial=0) < 60_000
+            small = panel["kind"] == "split" and np.nanmax(np.abs(panel[name]), initial=0) < 60_000
             return "f16" if small else "f32"
 
         return {
-            name: self._once((name, id(place)), value, code(name), chunks)
+            name: self._once((name, id(panel)), value, code(name), chunks)
             if isinstance(value, np.ndarray)
             else value
-            for name, value in place.items()
+            for name, value in panel.items()
         }
 
     def _curves(self, training: Mapping[str, Any], chunks: Chunks) -> dict[str, Any]:
@@ -265,8 +265,8 @@ class Writer:
             step = -(-points.shape[1] // MOST_POINTS) or 1
             if step > 1:
                 self.remarks.append(f"Of the points of {curve['name']}, one in {step} is kept.")
-            kept = self._once(("curve", number_), points[:, ::step], "f32", chunks)
-            curves.append({"unit": None, "split": None, **curve, "points": kept})
+            chunk = self._once(("curve", number_), points[:, ::step], "f32", chunks)
+            curves.append({"unit": None, "split": None, **curve, "points": chunk})
         for number_, chart in enumerate(training.get("maps", ())):
             values = _numbers(chart, "values", "rows", "steps")
             wanted = (len(chart["rows"]), len(chart["steps"]))
@@ -275,9 +275,9 @@ class Writer:
                     f"training: expected the values of {chart['name']!r} as (rows, steps), {wanted}, got"
                     f" {values.shape}"
                 )
-            kept = self._once(("chart", number_), values, "f32", chunks)
+            chunk = self._once(("chart", number_), values, "f32", chunks)
             steps = [int(step) for step in chart["steps"]]
-            maps.append({"unit": None, **chart, "rows": list(chart["rows"]), "steps": steps, "values": kept})
+            maps.append({"unit": None, **chart, "rows": list(chart["rows"]), "steps": steps, "values": chunk})
         return {"title": training.get("title", "training"), "curves": curves, "maps": maps}
 
 
@@ -285,8 +285,8 @@ def _numbers(logged: Mapping[str, Any], *needed: str) -> np.ndarray:
     """Return the numbers of a curve or map of training: the first of what it needs besides a name."""
     if missing := [name for name in ("name", *needed) if name not in logged]:
         raise ValueError(f"training: expected {missing[0]!r} of each curve or map, got {', '.join(logged)}")
-    place = f"training: {needed[0]} of {logged['name']!r}"
-    return as_array(place, "numbers", np.asarray, logged[needed[0]], np.float64)
+    title = f"training: {needed[0]} of {logged['name']!r}"
+    return as_array(title, "numbers", np.asarray, logged[needed[0]], np.float64)
 
 
 def write_json(document: Any) -> str:
@@ -308,22 +308,22 @@ def _block(lines: Sequence[str]) -> str:
     return f'<script type="text/plain" class="regard-chunks">{text}</script>\n'
 
 
-def _merge(found: Sequence[tuple[int | None, dict[str, Any]]]) -> list[dict[str, Any]]:
+def _merge(numbered: Sequence[tuple[int | None, dict[str, Any]]]) -> list[dict[str, Any]]:
     """Merge records that are the same for several calls into one that lists the calls."""
-    places: list[dict[str, Any]] = []
+    panels: list[dict[str, Any]] = []
     marks: dict[bytes, int] = {}
-    for index, place in found:
+    for index, panel in numbered:
         parts = [
             value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
-            for value in place.values()
+            for value in panel.values()
         ]
         mark = b"\n".join(parts)
         if mark not in marks:
-            marks[mark] = len(places)
-            places.append({**place, "calls": []})
+            marks[mark] = len(panels)
+            panels.append({**panel, "calls": []})
         if index is not None:
-            places[marks[mark]]["calls"].append(index)
-    return places
+            panels[marks[mark]]["calls"].append(index)
+    return panels
 
 
 def _shrink(picture: Any) -> np.ndarray:
@@ -335,10 +335,10 @@ def _shrink(picture: Any) -> np.ndarray:
     values = np.broadcast_to(values[..., None], (*values.shape, 3)) if values.ndim == 2 else values
     step = -(-max(values.shape[:2]) // LARGEST_PICTURE)
     if step > 1:
-        down, across = (np.arange(0, size, step) for size in values.shape[:2])
-        sums, counts = (
-            np.add.reduceat(np.add.reduceat(array, down, 0), across, 1)
-            for array in (values, np.ones_like(values))
-        )
-        values = sums / counts
+        down, across = np.arange(0, values.shape[0], step), np.arange(0, values.shape[1], step)
+
+        def add_up(array: np.ndarray) -> np.ndarray:
+            return np.add.reduceat(np.add.reduceat(array, down, 0), across, 1)
+
+        values = add_up(values) / add_up(np.ones_like(values))
     return np.rint(values).astype(np.uint8)

@@ -81,9 +81,9 @@ class CallRecords:
 
     def means(self) -> dict[str, list[float | None]]:
         """Return numbers by name, one per head; the largest score and weight are those of all rows."""
-        found = {name: np.asarray(mean) for name, mean in readouts.average(self._summed).items()}
+        averages = {name: np.asarray(mean) for name, mean in readouts.average(self._summed).items()}
         scores = np.where(self.alive, np.asarray(self.call.max_score), -np.inf)
-        means = {name: [number(mean) for mean in found[name]] for name in found}
+        means = {name: [number(mean) for mean in averages[name]] for name in averages}
         means["max_score"] = [number(score) for score in scores.max(-1, initial=-np.inf)]
         means["largest_weight"] = [
             number(largest) for largest in np.asarray(self.readout.block_max).max((-2, -1), initial=0)
@@ -102,8 +102,8 @@ class CallRecords:
             values = {name: number(getattr(label, name)) for name in ("value", "threshold", "chance")}
             return {"name": label.name, **values, "rows": label.rows}
 
-        found = readouts.label(self._summed)
-        return [[write(label) for label in found[(head,)]] for head in range(self.call.heads)]
+        labels = readouts.label(self._summed)
+        return [[write(label) for label in labels[(head,)]] for head in range(self.call.heads)]
 
     def head(self, head: int, plan: Plan, detailed: bool, add: Callable[[Packed], str]) -> dict[str, Any]:
         """Return the record of a head; `detailed` where it is pinned under this plan."""
@@ -127,7 +127,7 @@ class CallRecords:
             index, fine = self.pinned.index(head), self.fine.level(0)
             if (fine.query_block, fine.key_block) != (level.query_block, level.key_block):
                 levels.insert(0, self._level(("fine", head), fine, index, True, add))
-        row_bin, key_bin = (-(-size // plan.bins) or 1 for size in (self.call.rows, self.call.keys))
+        row_bin, key_bin = -(-self.call.rows // plan.bins) or 1, -(-self.call.keys // plan.bins) or 1
         last_bin = -(-self.call.keys // (2 * plan.bins)) or 1
         row_code = "f16" if exact is not None and self._small_distances(head) else "linear8"
 
@@ -161,18 +161,18 @@ class CallRecords:
             return "f16" if np.abs(array).max(initial=0) < 60_000 else "f32"
 
         return {
-            name: add(self._pack((name, place), lambda array=array: array, code(array)))
-            for name, (place, array) in arrays.items()
+            name: add(self._pack((name, index), lambda array=array: array, code(array)))
+            for name, (index, array) in arrays.items()
         }
 
     def _of(self, name: str, head: int) -> np.ndarray:
         return np.asarray(getattr(self.readout, name))[head]
 
     def _pack(self, name: tuple[Any, ...], make: Callable[[], np.ndarray], code: str) -> Packed:
-        known = (*name, code)
-        if known not in self._packed:
-            self._packed[known] = pack(make(), code)
-        return self._packed[known]
+        key = (*name, code)
+        if key not in self._packed:
+            self._packed[key] = pack(make(), code)
+        return self._packed[key]
 
     def _level(
         self, name: tuple[Any, ...], level: Any, head: int, largest: bool, add: Callable[[Packed], str]
@@ -221,7 +221,7 @@ class CallRecords:
 def coarsen(readout: Readout, most: int) -> tuple[int, Level]:
     """Return the finest level with at most so many blocks along an axis, and its number."""
     levels = ((number, readout.level(number)) for number in range(readout.num_levels))
-    return next(found for found in levels if max(found[1].mass.shape[-2:]) <= most)
+    return next((number, level) for number, level in levels if max(level.mass.shape[-2:]) <= most)
 
 
 def number(value: Any) -> float | None:

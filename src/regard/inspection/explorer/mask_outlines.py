@@ -19,7 +19,7 @@ def draw_tiles(
 
     Returns uint8 `(I, J)` of `TileKind` codes (where heads differ, PARTIAL), rows per tile and keys per tile.
     """
-    rows, keys = (_block(size) for size in (T, S))
+    rows, keys = _block(T), _block(S)
     if not T or not S:
         return np.zeros((-(-T // rows), -(-S // keys)), np.uint8), rows, keys
     tiles = mask.tiles(

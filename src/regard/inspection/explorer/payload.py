@@ -49,14 +49,14 @@ def collect(
         ]
         for t, own in zip(traces, featured, strict=True)
     ]
-    exact = any(one.weights_code for calls in records for one in calls)
+    exact = any(call.weights_code for calls in records for call in calls)
     writer = Writer(traces, records, chosen, served, **shown)
     notes = _remarks(traces)
     # Where weights are at hand, in the page or at the server, the largest of them follow.
     few = any(heads for own in featured for heads in own)
-    known = [t.predictions for t in traces if t.predictions is not None]
-    predicted = bool(known) and sum(one.tokens.size for one in known) <= LARGEST_PREDICTIONS
-    if known and not predicted:
+    sizes = [t.predictions.tokens.size for t in traces if t.predictions is not None]
+    predicted = bool(sizes) and sum(sizes) <= LARGEST_PREDICTIONS
+    if sizes and not predicted:
         notes.append("What layers would predict is left out: the text is long.")
     listed = not (exact or served)
     plan = Plan(pinned=len(chosen), exact=exact, top_k=listed, features=few, predictions=predicted)
@@ -109,8 +109,8 @@ def choose_pinned(trace: Any, pinned: int | Sequence[tuple[int, int]]) -> list[t
         entropy = np.asarray(average(readout)["entropy"])
         for (head,), labels in label(readout).items():
             quiet.append((float(entropy[head]), index, head))
-            for one in labels:
-                clearest[one.name].append((-one.value, index, head))
+            for named in labels:
+                clearest[named.name].append((-named.value, index, head))
     ranked = [sorted(heads)[0] for name, heads in clearest.items() if heads and name != "uniform"]
     order = dict.fromkeys((call, head) for _, call, head in [*ranked, *sorted(quiet)])
     return list(order)[:pinned]
@@ -126,14 +126,14 @@ def _choose_featured(traces: Sequence[Any], chosen: list[tuple[int, int]]) -> li
         [[head for head in heads if t == 0 and (c, head) in chosen] for c, heads in enumerate(own)]
         for t, own in enumerate(every)
     ]
-    for found in (every, pinned):
+    for featured in (every, pinned):
         numbers = sum(
             len(heads) * (call.rows + call.keys) * call.description.width
-            for trace, own in zip(traces, found, strict=True)
+            for trace, own in zip(traces, featured, strict=True)
             for call, heads in zip(trace.calls, own, strict=True)
         )
         if numbers <= LARGEST_FEATURES:
-            return [[list(heads) for heads in own] for own in found]
+            return [[list(heads) for heads in own] for own in featured]
     return [[[] for _ in own] for own in every]
 
 

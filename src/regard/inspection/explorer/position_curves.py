@@ -67,16 +67,16 @@ def bias_curves(call: Any) -> list[dict[str, Any]]:
     cells = Picks(
         jnp.asarray(distances, jnp.int32)[None], jnp.int32(0), jnp.asarray(heads), jnp.zeros((), jnp.int32)
     )
-    found = []
+    curves = []
     for part in _parts(problem.score):
         if not (part.adds and part.reads_positions):
             continue
         values = part.apply(jnp.zeros((call.heads, len(distances)), jnp.float32), cells)
         name = part.expression().split("(")[0]
-        found.append(
+        curves.append(
             {"kind": "bias", "name": name, "distances": distances.tolist(), "values": np.asarray(values)}
         )
-    return found
+    return curves
 
 
 def table_picture(name: str, table: Any, trained_length: int | None = None) -> dict[str, Any]:
@@ -124,25 +124,22 @@ def split_scores(
         return None
     if problem.bias is None and not any(part.adds for part in _parts(problem.score)):
         return None
-    (top, bottom), (left, right) = (
-        (max(size - LARGEST_SPLIT, 0), size) if span is None else span
-        for span, size in ((rows, call.rows), (columns, call.keys))
-    )
-    places = jnp.arange(top, bottom, dtype=jnp.int32), jnp.arange(left, right, dtype=jnp.int32)
+    first_row, end_row = (max(call.rows - LARGEST_SPLIT, 0), call.rows) if rows is None else rows
+    first_key, end_key = (max(call.keys - LARGEST_SPLIT, 0), call.keys) if columns is None else columns
+    places = jnp.arange(first_row, end_row, dtype=jnp.int32), jnp.arange(first_key, end_key, dtype=jnp.int32)
     which = jnp.asarray([head], jnp.int32)
     score = compose([part for part in _parts(problem.score) if not part.adds])
     plain = dataclasses.replace(problem, score=score, bias=None, mask=None)
-    shape = (bottom - top, right - left)
-    content, both = (
-        np.asarray(score_cells(one, *places, which), np.float64).reshape(shape) for one in (plain, problem)
-    )
+    shape = (end_row - first_row, end_key - first_key)
+    content = np.asarray(score_cells(plain, *places, which), np.float64).reshape(shape)
+    both = np.asarray(score_cells(problem, *places, which), np.float64).reshape(shape)
     alive = both != -np.inf
-    content, both = (np.where(alive, part, np.nan) for part in (content, both))
+    content, both = np.where(alive, content, np.nan), np.where(alive, both, np.nan)
     return {
         "rows": shape[0],
         "keys": shape[1],
-        "first_row": top,
-        "first_key": left,
+        "first_row": first_row,
+        "first_key": first_key,
         "content": content,
         "bias": both - content,
         "both": both,

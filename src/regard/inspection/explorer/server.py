@@ -98,7 +98,7 @@ def serve(trace: Any, *, port: int = 0, **options: Unpack[PageOptions]) -> Servi
         ['0.50', '0.50', '0.00', '0.00']
     """
     check_port(port)
-    traces = [one for one in (trace, options.pop("compare", None)) if one is not None]
+    traces = [recorded for recorded in (trace, options.pop("compare", None)) if recorded is not None]
     return Serving(Site(Explorer(traces, **options).read), port)
 
 

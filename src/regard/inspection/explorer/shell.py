@@ -55,7 +55,7 @@ class Shell:
 
 def fill_places(skeleton: str, parts: dict[str, str]) -> str:
     """Fill the places of a page, such as <!--TITLE-->, in one pass: no part is looked into for places."""
-    return re.sub(r"<!--([A-Z]+)-->", lambda place: parts[place[1]], skeleton)
+    return re.sub(r"<!--([A-Z]+)-->", lambda match: parts[match[1]], skeleton)
 
 
 def write_policy(connect: str, *scripts: str) -> str:
@@ -108,14 +108,14 @@ def shorten_names(text: str) -> str:
     all others mean a variable wherever they stand, so that a local one of the same name is renamed with it.
     """
     text = _strip_comments(text)
-    code = _SPACE.sub(lambda found: '""' if found["kept"] else " " * bool(found["needed"]), text)
-    taken = {name for found in _SPACE.finditer(text) for name in re.findall(r"\w+", found["kept"] or "")}
+    code = _SPACE.sub(lambda match: '""' if match["kept"] else " " * bool(match["needed"]), text)
+    taken = {name for match in _SPACE.finditer(text) for name in re.findall(r"\w+", match["kept"] or "")}
     taken.update(name for pattern in _KEYS for name in pattern.findall(code))
     assert "$" not in code, "short names begin with it"
     uses = Counter(re.findall(r"\w+", code))
     names = sorted(set(_DECLARED.findall(text)) - taken, key=lambda name: (-uses[name], name))
     short = {name: f"${np.base_repr(number, 36).lower()}" for number, name in enumerate(names)}
-    return _NAMES.sub(lambda found: short.get(found[0], found[0]), text)
+    return _NAMES.sub(lambda match: short.get(match[0], match[0]), text)
 
 
 def detach_module(text: str) -> str:
@@ -130,7 +130,7 @@ def shrink_script(text: str) -> str:
     lines, and no comment after code.
     """
     text = _strip_comments(text)
-    return _SPACE.sub(lambda found: found["kept"] or " " * bool(found["needed"]), text).strip()
+    return _SPACE.sub(lambda match: match["kept"] or " " * bool(match["needed"]), text).strip()
 
 
 def shrink_style(text: str) -> str:

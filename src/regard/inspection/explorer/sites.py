@@ -78,7 +78,7 @@ class Explorer:
 
     def __init__(self, traces: Sequence[Any], framed: bool = False, **options: Any):
         # Statistics alone are no finer on a server: such a page carries all there is.
-        finer = any(call.problem is not None for one in traces for call in one.calls)
+        finer = any(call.problem is not None for trace in traces for call in trace.calls)
         self.traces = traces
         self.options = {**options, "compare": traces[1] if len(traces) > 1 else None}
         payload, self._page = fill_page(traces[0], max_mb=None, served=finer, **self.options)
@@ -133,9 +133,9 @@ def _read_numbers(kind: str, words: list[str]) -> list[int]:
 
 
 def _read_channel(query: str) -> str:
-    given = parse_qsl(query, keep_blank_values=True)
-    if given not in ([], [("channel", "mass")], [("channel", "max")]):
+    pairs = parse_qsl(query, keep_blank_values=True)
+    if pairs not in ([], [("channel", "mass")], [("channel", "max")]):
         raise RefusalError(
             HTTPStatus.BAD_REQUEST, "tile: expected channel=mass or channel=max and nothing else"
         )
-    return given[0][1] if given else "mass"
+    return pairs[0][1] if pairs else "mass"

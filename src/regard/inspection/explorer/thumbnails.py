@@ -32,8 +32,8 @@ def draw_png(trace: Any) -> bytes:
     for row, call in enumerate(calls):
         blocks = _blocks(call, _SIDE)
         for head in range(min(call.heads, across)):
-            top, left = _GAP + row * step, _GAP + head * step
-            picture[top : top + _SIDE, left : left + _SIDE] = _colour(_resize(blocks[head], _SIDE, _SIDE))
+            y, x = _GAP + row * step, _GAP + head * step
+            picture[y : y + _SIDE, x : x + _SIDE] = _colour(_resize(blocks[head], _SIDE, _SIDE))
     height, width, _ = picture.shape
     lines = np.concatenate([np.zeros((height, 1), np.uint8), picture.reshape((height, -1))], 1)
 
@@ -57,7 +57,7 @@ def draw_text(trace: Any, heads: int = 6, calls: int = 4) -> str:
         lines.append(f"{call.name}{f', {hidden} more heads not drawn' if hidden else ''}")
         shades = [np.rint(4 * _depth(_resize(block, 4, 8))).astype(int) for block in blocks]
         for row in range(4):
-            lines.append("  ".join("|" + "".join(SHADES[cell] for cell in one[row]) + "|" for one in shades))
+            lines.append("  ".join(f"|{''.join(SHADES[cell] for cell in shade[row])}|" for shade in shades))
     if len(trace.calls) > calls:
         lines.append(f"{len(trace.calls) - calls} more calls not drawn")
     return "\n".join(lines)
@@ -85,7 +85,7 @@ def _depth(weights: np.ndarray) -> np.ndarray:
 
 
 def _colour(weights: np.ndarray) -> np.ndarray:
-    place = _depth(weights) * (len(_ANCHORS) - 1)
-    below = np.minimum(place.astype(int), len(_ANCHORS) - 2)
-    share = (place - below)[..., None]
+    level = _depth(weights) * (len(_ANCHORS) - 1)
+    below = np.minimum(level.astype(int), len(_ANCHORS) - 2)
+    share = (level - below)[..., None]
     return np.rint((1 - share) * _ANCHORS[below] + share * _ANCHORS[below + 1]).astype(np.uint8)

@@ -73,19 +73,17 @@ class Tiles:
         for name, block in (("query_block", query_block), ("key_block", key_block)):
             if block < 1:
                 raise ValueError(f"{name}: expected at least 1, got {block}")
-        of = self._find(trace, call, head)
-        shape = -(-of.rows // query_block), -(-of.keys // key_block)
+        recorded = self._find(trace, call, head)
+        shape = -(-recorded.rows // query_block), -(-recorded.keys // key_block)
         _demand("tile row", row, -(-shape[0] // SIDE))
         _demand("tile column", column, -(-shape[1] // SIDE))
-        rows, keys = (
-            (number * SIDE * block, min((number + 1) * SIDE * block, size))
-            for number, block, size in ((row, query_block, of.rows), (column, key_block, of.keys))
-        )
+        rows = row * SIDE * query_block, min((row + 1) * SIDE * query_block, recorded.rows)
+        keys = column * SIDE * key_block, min((column + 1) * SIDE * key_block, recorded.keys)
         part = _Part(head, query_block, key_block, rows, keys)
         name = (trace, call, head, query_block, key_block, row, column)
-        lock = self._forming if _is_small(of, part) else self._sweeping
-        found = self._keep(name, lambda: _cut(of, part, is_wanted), is_wanted, lock)
-        return found[CHANNELS.index(channel)]
+        lock = self._forming if _is_small(recorded, part) else self._sweeping
+        channels = self._keep(name, lambda: _cut(recorded, part, is_wanted), is_wanted, lock)
+        return channels[CHANNELS.index(channel)]
 
     def row(
         self, trace: int, call: int, head: int, index: int, is_wanted: Callable[[], bool] = _always
@@ -102,19 +100,19 @@ class Tiles:
     def _line(
         self, trace: int, call: int, head: int, what: str, index: int, is_wanted: Callable[[], bool]
     ) -> np.ndarray:
-        of = self._find(trace, call, head)
-        _demand(what, index, of.rows if what == "row" else of.keys)
+        recorded = self._find(trace, call, head)
+        _demand(what, index, recorded.rows if what == "row" else recorded.keys)
         name = (trace, call, head, what, index)
 
         def form() -> np.ndarray:
-            return _clean(of.window(**{f"{what}s": [index]}, heads=[head])).reshape(-1)
+            return _clean(recorded.window(**{f"{what}s": [index]}, heads=[head])).reshape(-1)
 
         return self._keep(name, form, is_wanted, self._forming)
 
     def rollout(self, trace: int, call: int, row: int, is_wanted: Callable[[], bool] = _always) -> np.ndarray:
         """Return what reaches a query through its layer and those below, float32 `(T,)`: `roll_out_row`."""
-        of = self._find(trace, call, 0)
-        _demand("row", row, of.rows)
+        recorded = self._find(trace, call, 0)
+        _demand("row", row, recorded.rows)
 
         def form() -> np.ndarray:
             return _clean(roll_out_row(self._traces[trace], row, call))
@@ -135,15 +133,15 @@ class Tiles:
         Rows and columns are a first one and the first no longer taken. The result is float32 `(3, R, C)`,
         NaN where the mask lets nothing through.
         """
-        of = self._find(trace, call, head)
-        for name, (start, stop), size in (("rows", rows, of.rows), ("columns", columns, of.keys)):
+        recorded = self._find(trace, call, head)
+        for name, (start, stop), size in (("rows", rows, recorded.rows), ("columns", columns, recorded.keys)):
             if not 0 <= start < stop <= size:
                 raise LookupError(f"{name}: expected a part of 0..{size}, got {start}..{stop}")
             if stop - start > LARGEST_SPLIT:
                 raise ValueError(f"{name}: expected at most {LARGEST_SPLIT}, got {stop - start}")
 
         def form() -> np.ndarray:
-            parts = split_scores(of, head, rows, columns)
+            parts = split_scores(recorded, head, rows, columns)
             if parts is None:
                 raise ValueError("split: nothing is added to the scores of this call, or it is not kept")
             return np.stack([parts[name] for name in ("content", "bias", "both")]).astype(np.float32)
@@ -153,9 +151,9 @@ class Tiles:
     def _find(self, trace: int, call: int, head: int) -> Any:
         _demand("trace", trace, len(self._traces))
         _demand("call", call, len(self._traces[trace].calls))
-        found = self._traces[trace].calls[call]
-        _demand("head", head, found.heads)
-        return found
+        recorded = self._traces[trace].calls[call]
+        _demand("head", head, recorded.heads)
+        return recorded
 
     def _keep(
         self,
@@ -165,20 +163,20 @@ class Tiles:
         lock: threading.Lock,
     ) -> np.ndarray:
         """Return an array from the cache, or form it: one at a time, as each keeps all cores busy."""
-        found = self._recall(name)
-        if found is not None:
-            return found
+        array = self._recall(name)
+        if array is not None:
+            return array
         with lock:
-            found = self._recall(name)
-            if found is None:
+            array = self._recall(name)
+            if array is None:
                 demand_reader(is_wanted)
-                found = form()
+                array = form()
                 with self._keeping:
-                    self._kept[name] = found
-                    self._bytes += found.nbytes
+                    self._kept[name] = array
+                    self._bytes += array.nbytes
                     while self._bytes > CACHE_BYTES and len(self._kept) > 1:
                         self._bytes -= self._kept.popitem(last=False)[1].nbytes
-            return found
+            return array
 
     def _recall(self, name: tuple[Any, ...]) -> np.ndarray | None:
         with self._keeping:
@@ -211,24 +209,24 @@ def _cut(call: Any, part: _Part, is_wanted: Callable[[], bool] = _always) -> np.
     """Cut both channels of a tile, float32 (2, 256, 256), from the coarsest blocks that are as fine."""
     tile = np.full((len(CHANNELS), SIDE, SIDE), np.nan, np.float32)
     exact = part.query_block == part.key_block == 1 and call.problem is not None
-    found = (None if exact else _join_blocks(call, part)) or _join_weights(call, part, is_wanted)
-    for channel, values in zip(tile, found, strict=True):
+    channels = (None if exact else _join_blocks(call, part)) or _join_weights(call, part, is_wanted)
+    for channel, values in zip(tile, channels, strict=True):
         channel[: len(values), : len(values[0])] = _clean(values)
     return tile
 
 
 def _join_blocks(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray] | None:
     """Return mass and max from a readout's blocks; None where those are coarser or weights are faster."""
-    known = _find_readout(call, part)
-    if known is None:
+    matched = _find_readout(call, part)
+    if matched is None:
         return None
-    found, head = known
-    blocks = found.query_block, found.key_block
+    readout, head = matched
+    blocks = readout.query_block, readout.key_block
     across = slice(part.rows[0] // blocks[0], -(-part.rows[1] // blocks[0]))
     down = slice(part.keys[0] // blocks[1], -(-part.keys[1] // blocks[1]))
-    mass, largest, rows = (
-        np.asarray(array)[head][across] for array in (found.block_mass, found.block_max, found.block_rows)
-    )
+    mass = np.asarray(readout.block_mass)[head][across]
+    largest = np.asarray(readout.block_max)[head][across]
+    rows = np.asarray(readout.block_rows)[head][across]
     sums = mass[:, down].astype(np.float64) * rows[:, None]
     steps = part.query_block // blocks[0], part.key_block // blocks[1]
     sums, largest = _join(sums, steps, np.add), _join(largest[:, down], steps, np.maximum)
@@ -243,8 +241,8 @@ def _find_readout(call: Any, part: _Part) -> tuple[Any, int] | None:
         return part.query_block % query_block == part.key_block % key_block == 0
 
     if call.problem is None:  # all that the file holds
-        found = call.readout(grid=max(call.rows, call.keys, 1), top_k=TOP_K, exact=False)
-        return (found, part.head) if fits(found.query_block, found.key_block) else None
+        readout = call.readout(grid=max(call.rows, call.keys, 1), top_k=TOP_K, exact=False)
+        return (readout, part.head) if fits(readout.query_block, readout.key_block) else None
     if fits(choose_block(call.rows, _COARSE), choose_block(call.keys, _COARSE)):
         return call.readout(grid=_COARSE, top_k=TOP_K), part.head
     if not _is_small(call, part) and fits(choose_block(call.rows, _FINE), choose_block(call.keys, _FINE)):
@@ -256,22 +254,22 @@ def _join_weights(
     call: Any, part: _Part, is_wanted: Callable[[], bool] = _always
 ) -> tuple[np.ndarray, np.ndarray]:
     """Compute mass and max from the weights themselves, a strip of rows at a time."""
-    (top, bottom), (left, right) = part.rows, part.keys
+    (first_row, end_row), (first_key, end_key) = part.rows, part.keys
     # Always as many, some of them twice at the edges: windows of one size share one compiled program.
     width = min(SIDE * part.key_block, call.keys)
     height = min(max(_STRIP_CELLS // width, 1), SIDE * part.query_block, call.rows)
-    columns = np.minimum(np.arange(left, left + width, dtype=np.int32), call.keys - 1)
+    columns = np.minimum(np.arange(first_key, first_key + width, dtype=np.int32), call.keys - 1)
     sums, largest = [], []
-    for start in range(top, bottom, height):
+    for start in range(first_row, end_row, height):
         demand_reader(is_wanted)
         rows = np.minimum(np.arange(start, start + height, dtype=np.int32), call.rows - 1)
         weights = call.window(rows=rows, columns=columns, heads=[part.head])[0]
-        weights = _clean(weights[: bottom - start, : right - left])
+        weights = _clean(weights[: end_row - start, : end_key - first_key])
         sums.append(_join(weights, (1, part.key_block), np.add))
         largest.append(_join(weights, (1, part.key_block), np.maximum))
-    alive = np.asarray(call.max_score)[part.head, top:bottom] != -np.inf
+    alive = np.asarray(call.max_score)[part.head, first_row:end_row] != -np.inf
     steps = part.query_block, 1
-    living = np.add.reduceat(alive.astype(np.int64), np.arange(0, bottom - top, steps[0]))
+    living = np.add.reduceat(alive.astype(np.int64), np.arange(0, end_row - first_row, steps[0]))
     mass = _join(np.concatenate(sums).astype(np.float64), steps, np.add) / np.maximum(living, 1)[:, None]
     return mass, _join(np.concatenate(largest), steps, np.maximum)
 

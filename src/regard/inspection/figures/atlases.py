@@ -228,8 +228,8 @@ def _read_blocks(readout: Readout, channel: str, most: int | None = MOST_BLOCKS)
 def _read_margins(readout: Readout, head: int) -> tuple[NDArray, NDArray, NDArray]:
     """Return entropy per row, mass per key, and which rows are empty, of one head."""
     check_kind("readout", readout, Readout)
-    arrays = (readout.entropy, readout.key_mass, readout.empty)
-    entropy, mass, empty = (cells.read_heads(array) for array in arrays)
+    entropy, mass = cells.read_heads(readout.entropy), cells.read_heads(readout.key_mass)
+    empty = cells.read_heads(readout.empty)
     if head not in range(len(entropy)):
         raise ValueError(f"head: expected a number in 0..{len(entropy) - 1}, got {head}")
     return entropy[head], mass[head], empty[head] > 0

@@ -146,7 +146,7 @@ def save(figure: Figure | Drawing, path: str | os.PathLike[str]) -> Path:
     target = read_path("path", path)
     kind = target.suffix.lower().removeprefix(".")
     if kind not in METADATA:
-        endings = ", ".join(f".{known}" for known in METADATA)
+        endings = ", ".join(f".{suffix}" for suffix in METADATA)
         raise ValueError(f"path: expected a name ending in {endings}, got {str(target)!r}")
     content = render(figure, kind)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -272,10 +272,10 @@ def open_panels(
 
 def add_side_legend(ax: Axes, handles: Sequence[Artist], **settings: Any) -> Legend:
     """Add a legend of what has labels at the right of a panel."""
-    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0), "borderaxespad": 0.0}
+    anchor: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0), "borderaxespad": 0.0}
     # Placeholders first: matplotlib leaves out entries whose name starts with an underscore.
     names = ["name"] * len(handles)
-    legend = ax.legend(handles, names, frameon=False, fontsize=TICK_SIZE, **{**place, **settings})
+    legend = ax.legend(handles, names, frameon=False, fontsize=TICK_SIZE, **{**anchor, **settings})
     for text, handle in zip(legend.get_texts(), handles, strict=True):
         text.set_text(str(handle.get_label()))
     return legend
@@ -309,11 +309,12 @@ def read_numbers(
     if array.dtype.kind in "OSUTcmM":
         raise TypeError(f"{name}: expected real numbers of shape {shape}, got {describe(value, array)}")
     if array.ndim != rank:
-        one, several = (f"[{', '.join('0' * (array.ndim - left))}]" for left in (rank, rank + 1))
+        single = f"[{', '.join('0' * (array.ndim - rank))}]"
+        several = f"[{', '.join('0' * (array.ndim - rank - 1))}]"
         advice = fewer if array.ndim == rank - 1 else ""
         if array.ndim > rank:
             chosen = more or f"choose one, for example {name}{{one}}"
-            advice = chosen.format(one=one, several=several.replace("[]", ""))
+            advice = chosen.format(one=single, several=several.replace("[]", ""))
         raise ValueError(f"{name}: expected shape {shape}, got {array.shape}{advice and '; ' + advice}")
     if array.size == 0:
         raise ValueError(f"{name}: expected shape {shape} with no axis of length 0, got {array.shape}")

@@ -48,12 +48,12 @@ def name_positions(
     spacing = math.ceil(LINE_HEIGHT * size / pitch - 1e-9)
     order = np.arange(len(texts)) if weights is None else np.argsort(-weights, kind="stable")
     free, shown = np.ones(len(texts), bool), []
-    for place in order:
-        if free[place]:
-            shown.append(int(place))
-            free[max(place - spacing + 1, 0) : place + spacing] = False
-    axis.set_ticks(sorted(shown), [texts[place] for place in sorted(shown)], fontsize=size)
-    if across and max(len(texts[place]) for place in shown) > 2:
+    for index in order:
+        if free[index]:
+            shown.append(int(index))
+            free[max(index - spacing + 1, 0) : index + spacing] = False
+    axis.set_ticks(sorted(shown), [texts[index] for index in sorted(shown)], fontsize=size)
+    if across and max(len(texts[index]) for index in shown) > 2:
         # At 45 degrees a line of text takes 1.4 times its height along the axis.
         slant_labels(axis, 45 if pitch * spacing >= 1.4 * LINE_HEIGHT * size else 90)
 

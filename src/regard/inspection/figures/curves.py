@@ -69,9 +69,9 @@ def training_curves(
     curves = _collect(named)
     shown = [metric for metric in PANELS if any(metric == key[0] for key in curves)]
     if not shown:
-        known = [prefix + metric for metric in PANELS for prefix in SPLITS]
+        metrics = [prefix + metric for metric in PANELS for prefix in SPLITS]
         raise ValueError(
-            f"runs: expected records with any of {', '.join(known)}, got none in "
+            f"runs: expected records with any of {', '.join(metrics)}, got none in "
             f"{len(named)} run(s) with {sum(map(len, named.values()))} record(s)"
         )
     styles = _choose_styles(list(named), isinstance(runs, Mapping))
@@ -147,12 +147,12 @@ def _choose_styles(names: list[str], named: bool) -> dict[tuple[str, str], dict[
     alone = len(names) == 1
     styles: dict[tuple[str, str], dict[str, Any]] = {}
     for name, color in zip(names, palette.series_colors(len(names)), strict=True):
-        for place, split in enumerate(SPLITS.values()):
+        for index, split in enumerate(SPLITS.values()):
             styles[name, split] = {
-                "color": palette.SERIES[place] if alone else color,
+                "color": palette.SERIES[index] if alone else color,
                 "label": canvas.literal(f"{name}, {split}" if named else split),
-                "linestyle": "--" if place and not alone else "-",
-                "zorder": 2.0 + place / 2,
+                "linestyle": "--" if index and not alone else "-",
+                "zorder": 2.0 + index / 2,
             }
     return styles
 
@@ -177,8 +177,8 @@ def _add_legend(axes: Sequence[Axes], lines: list[Line2D], names: list[str]) -> 
     keys = {str(line.get_label()): line for line in reversed(lines)}
     # Loss falls and accuracy rises: these corners are free. "best" would be slow on long runs.
     corner = "upper right" if axes[0].get_ylabel() == PANELS["loss"] else "lower right"
-    place: dict[str, Any] = {"loc": corner, "bbox_to_anchor": None, "borderaxespad": None}
-    return canvas.add_side_legend(axes[0], [keys[label] for label in reversed(keys)], **place)
+    anchor: dict[str, Any] = {"loc": corner, "bbox_to_anchor": None, "borderaxespad": None}
+    return canvas.add_side_legend(axes[0], [keys[label] for label in reversed(keys)], **anchor)
 
 
 def _comparison_keys(lines: list[Line2D], names: list[str]) -> list[Line2D]:

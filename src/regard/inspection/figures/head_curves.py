@@ -54,16 +54,16 @@ def distance_profile(
     check_kind("readout", readout, Readout)
     masses, chosen, names = _choose(readout, readout.distance_mass, heads, head_labels)
     middle = masses.shape[1] // 2
-    found = np.flatnonzero((masses > 0).any(0))
-    first, last = (min(found[0], middle), max(found[-1], middle)) if found.size else (middle, middle)
-    places = np.arange(first, last + 1) - middle
+    nonzero = np.flatnonzero((masses > 0).any(0))
+    first, last = (min(nonzero[0], middle), max(nonzero[-1], middle)) if nonzero.size else (middle, middle)
+    numbers = np.arange(first, last + 1) - middle
     target, panels = canvas.open_panel(ax, PANEL_SIZE, title)
     curves = zip(masses[chosen], names, palette.series_colors(len(chosen)), strict=True)
     lines = tuple(
-        target.plot(places, mass[first : last + 1], color=color, label=name, **DOTTED)[0]
+        target.plot(numbers, mass[first : last + 1], color=color, label=name, **DOTTED)[0]
         for mass, name, color in curves
     )
-    target.set_xticks(places, [_name_distance(int(place)) for place in places])
+    target.set_xticks(numbers, [_name_distance(int(number)) for number in numbers])
     cells.slant_labels(target.xaxis)
     target.set(xlabel="Distance back (tokens)", ylabel="Share of attention", ylim=(0.0, None))
     return _finish(panels, lines, len(chosen))
@@ -173,7 +173,7 @@ def head_history(
         interpolation="nearest",
     )
     shown = range(0, len(steps), -(-len(steps) // 8))
-    target.set_xticks(shown, [str(steps[place]) for place in shown])
+    target.set_xticks(shown, [str(steps[index]) for index in shown])
     cells.mark_positions(target.yaxis, len(names), names)
     target.tick_params(axis="y", labelsize=canvas.TICK_SIZE - 1)
     target.set(xlabel="Step")
@@ -193,21 +193,21 @@ def _choose(
     return array, chosen, canvas.read_labels(labels, "head_labels", len(chosen), "head")
 
 
-def _average(values: NDArray, known: NDArray, size: int) -> NDArray:
+def _average(values: NDArray, is_known: NDArray, size: int) -> NDArray:
     """Average every `size` neighbours, over those that are known; NaN where none is."""
     missing = -len(values) % size
-    sums = np.pad(np.where(known, values, 0.0), (0, missing)).reshape(-1, size).sum(1)
-    counts = np.pad(known, (0, missing)).reshape(-1, size).sum(1)
+    sums = np.pad(np.where(is_known, values, 0.0), (0, missing)).reshape(-1, size).sum(1)
+    counts = np.pad(is_known, (0, missing)).reshape(-1, size).sum(1)
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
-def _name_distance(place: int) -> str:
+def _name_distance(number: int) -> str:
     """Name the distances of a bin: 0, 1, 2-3, 4-7 back, or as many ahead with a minus sign."""
-    if place == 0:
+    if number == 0:
         return "0"
-    ends = 2 ** (abs(place) - 1), 2 ** abs(place) - 1
-    first, last = (str(end) if end < 1024 else f"{(end + 1) // 1024}k" for end in ends)
-    return ("\N{MINUS SIGN}" if place < 0 else "") + (first if first == last else f"{first}-{last}")
+    ends = 2 ** (abs(number) - 1), 2 ** abs(number) - 1
+    names = dict.fromkeys(str(end) if end < 1024 else f"{(end + 1) // 1024}k" for end in ends)
+    return ("\N{MINUS SIGN}" if number < 0 else "") + "-".join(names)
 
 
 def _finish(panels: canvas.Panels, lines: tuple, heads: int) -> Drawing:

@@ -139,7 +139,7 @@ def head_grid(
     names = canvas.read_labels(head_labels, "head_labels", heads, "head", "Head {}")
     rows, columns = cells.grid_shape(heads, columns)
     labels = (query_labels, key_labels)
-    size = _panel_size(T, S, columns, max(len(one) for one in (*labels, ()) if one is not None))
+    size = _panel_size(T, S, columns, max(len(side) for side in (*labels, ()) if side is not None))
     panels = canvas.open_panels(fig, size, heads, rows, columns, title)
     # Panels share their labels, so that what is large in any of them is named.
     largest = np.nan_to_num(stack).max(0)
@@ -203,10 +203,10 @@ def _check_weights(weights: NDArray, vmax: float, scale: str) -> None:
         raise ValueError(f"scale: expected 'power' or 'linear', got {scale!r}")
     if not 0.0 < vmax <= 1.0:
         raise ValueError(f"vmax: expected a number in (0, 1], got {vmax}")
-    known = weights[~np.isnan(weights)]
-    if known.size and not (known.min() >= -ROUNDING and known.max() <= 1.0 + ROUNDING):
+    shares = weights[~np.isnan(weights)]
+    if shares.size and not (shares.min() >= -ROUNDING and shares.max() <= 1.0 + ROUNDING):
         raise ValueError(
-            f"weights: expected values in [0, 1], got values from {known.min():.4g} to {known.max():.4g}; "
+            f"weights: expected values in [0, 1], got values from {shares.min():.4g} to {shares.max():.4g}; "
             "pass the weights after the softmax, not the scores"
         )
 

@@ -41,8 +41,8 @@ def position_table(table: ArrayLike, *, ax: Axes | None = None, title: str | Non
         (-1.0, 1.0)
     """
     values = _read_table(table)
-    known = np.abs(values[~np.isnan(values)])
-    limit = float(known.max(initial=0.0)) or 1.0
+    magnitudes = np.abs(values[~np.isnan(values)])
+    limit = float(magnitudes.max(initial=0.0)) or 1.0
     target, panels = canvas.open_panel(ax, TABLE_SIZE, title)
     # Columns are positions, so a dimension reads as a wave from left to right.
     shared: dict[str, Any] = {"aspect": "auto", "origin": "lower"}
@@ -118,15 +118,15 @@ def mask_picture(
         >>> drawing.images[0].get_array().tolist()
         [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     """
-    kept = _read_mask(mask, T, S, query_offset)
-    rows, columns = kept.shape
+    allowed = _read_mask(mask, T, S, query_offset)
+    rows, columns = allowed.shape
     top = 0 if query_offset is None else int(query_offset)
     if title is None and isinstance(mask, Mask):
         expression = canvas.literal(repr(mask))
         title = expression if len(expression) <= LONGEST_TITLE else None
     target, panels = canvas.open_panel(ax, cells.matrix_size(rows, columns), title)
     image = target.imshow(
-        kept.astype(np.uint8),
+        allowed.astype(np.uint8),
         cmap=ListedColormap([palette.MASKED, palette.KEPT]),
         vmin=0,
         vmax=1,
@@ -171,19 +171,19 @@ def _read_mask(
     if isinstance(mask, Mask):
         if T is None:
             raise ValueError("T: a Mask has no size of its own; call mask_picture(mask, T, S)")
-        kept, source = np.asarray(mask.dense(T, S, query_offset=query_offset)), "mask.dense(T, S)"
+        allowed, source = np.asarray(mask.dense(T, S, query_offset=query_offset)), "mask.dense(T, S)"
     else:
-        kept, source = np.asarray(mask), "mask"
-    if kept.dtype.kind not in "bui":
+        allowed, source = np.asarray(mask), "mask"
+    if allowed.dtype.kind not in "bui":
         raise TypeError(
             "mask: expected a Mask, or booleans or integers of shape (T, S), got "
-            f"{canvas.describe(mask, kept)}; an additive mask is no mask but a bias"
+            f"{canvas.describe(mask, allowed)}; an additive mask is no mask but a bias"
         )
-    if kept.ndim != 2 or kept.size == 0:
-        index = ", ".join("0" * (kept.ndim - 2))
+    if allowed.ndim != 2 or allowed.size == 0:
+        index = ", ".join("0" * (allowed.ndim - 2))
         hint = f"; choose one matrix, for example {source}[{index}]" if index else ""
-        raise ValueError(f"mask: expected shape (T, S) with no axis of length 0, got {kept.shape}{hint}")
-    expected = (kept.shape[0] if T is None else T, kept.shape[1] if S is None else S)
-    if kept.shape != expected:
-        raise ValueError(f"mask: expected shape (T, S) = {expected}, got {kept.shape}")
-    return kept != 0
+        raise ValueError(f"mask: expected shape (T, S) with no axis of length 0, got {allowed.shape}{hint}")
+    expected = (allowed.shape[0] if T is None else T, allowed.shape[1] if S is None else S)
+    if allowed.shape != expected:
+        raise ValueError(f"mask: expected shape (T, S) = {expected}, got {allowed.shape}")
+    return allowed != 0

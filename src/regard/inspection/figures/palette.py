@@ -44,7 +44,7 @@ def signed_colors() -> Colormap:
     """Return the explorer's map for values of either sign: paper at zero, orange above, blue below."""
     anchors = read_anchors("diverging")
     middle = len(anchors) // 2
-    below, above = (walk_colors(part, 256) for part in (anchors[: middle + 1], anchors[middle:]))
+    below, above = walk_colors(anchors[: middle + 1], 256), walk_colors(anchors[middle:], 256)
     both = np.concatenate([below[::2], above[1::2]])  # 0 lies between the two
     return ListedColormap(both, name="signed").with_extremes(bad=MISSING)
 
@@ -91,15 +91,13 @@ def series_colors(count: int) -> tuple[ColorType, ...]:
 
 def relative_luminance(color: ColorType) -> float:
     """Compute the luminance of an sRGB colour, 0 for black to 1 for white (WCAG 2.2)."""
-    red, green, blue = (
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
 
-def contrast_ratio(one: ColorType, other: ColorType) -> float:
+def contrast_ratio(first: ColorType, second: ColorType) -> float:
     """Compute the contrast of two opaque colours, 1 (equal) to 21; text needs 4.5 (WCAG 2.2, 1.4.3)."""
-    dark, light = sorted((relative_luminance(one), relative_luminance(other)))
+    dark, light = sorted((relative_luminance(first), relative_luminance(second)))
     return (light + 0.05) / (dark + 0.05)
 
 

@@ -203,10 +203,10 @@ def _check_patches(scans: NDArray, weights: NDArray, patch_grid: PatchGrid) -> N
         )
     if not np.isfinite(scans).all():
         raise ValueError("image: expected finite values, got NaN or infinity")
-    known = weights[~np.isnan(weights)]
-    if known.size and not (known.min() >= 0.0 and np.isfinite(known.max())):
+    shares = weights[~np.isnan(weights)]
+    if shares.size and not (shares.min() >= 0.0 and np.isfinite(shares.max())):
         raise ValueError(
-            f"weights: expected finite values of at least 0, got {known.min():.4g} to {known.max():.4g}"
+            f"weights: expected finite values of at least 0, got {shares.min():.4g} to {shares.max():.4g}"
         )
 
 

@@ -22,8 +22,8 @@ _OF_WEIGHTS = ("mask", "query_offset", "key_offset")
 def read_calls(weights: Any, query: Any, key: Any, example: int, options: Mapping[str, Any]) -> list[Call]:
     """Read the calls of all layers, named by their numbers."""
     check_names(options, ScoreOptions)
-    given = {"weights": weights, "query": query, "key": key}
-    names = [name for name, layers in given.items() if layers is not None]
+    inputs = {"weights": weights, "query": query, "key": key}
+    names = [name for name, layers in inputs.items() if layers is not None]
     if names not in (["weights"], ["query", "key"]):
         got = " and ".join(names) or "none of them"
         raise ValueError(f"weights, query, key: expected weights, or query and key; got {got}")
@@ -35,7 +35,7 @@ def read_calls(weights: Any, query: Any, key: Any, example: int, options: Mappin
     layers: list[tuple[Any, ...]]
     make: Callable[..., Call]
     if weights is not None:
-        layers, make = [(one,) for one in _list_layers("weights", weights)], _weigh
+        layers, make = [(layer,) for layer in _list_layers("weights", weights)], _weigh
     else:
         queries, keys = _list_layers("query", query), _list_layers("key", key)
         if len(queries) != len(keys):
@@ -56,7 +56,7 @@ def read_calls(weights: Any, query: Any, key: Any, example: int, options: Mappin
 
 def _list_layers(name: str, layers: Any) -> list[Any]:
     listed = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str | Mapping) else []
-    if not listed or any(one is None for one in listed):
+    if not listed or any(layer is None for layer in listed):
         hint = "; in transformers, load the model with attn_implementation='eager'" * (name == "weights")
         raise ValueError(
             f"{name}: expected one array for each layer, in a list or tuple; got {str(layers)[:60]}{hint}"
@@ -65,17 +65,17 @@ def _list_layers(name: str, layers: Any) -> list[Any]:
 
 
 def _score(number: int, query: Any, key: Any, example: int, options: dict[str, Any]) -> Call:
-    arrays = (_read_array(f"{name}[{number}]", one) for name, one in (("query", query), ("key", key)))
+    arrays = (_read_array(f"{name}[{number}]", array) for name, array in (("query", query), ("key", key)))
     problem = take_example(canonicalize_readable(*arrays, **options), example)
     asked = dataclasses.replace(problem, aux=("lse", "max_score"))
     backend = choose(asked).name
     return make_call(problem, BACKENDS[backend].run(asked)[1], kind=_kind(options), backend=backend)
 
 
-def _weigh(number: int, given: Any, example: int, options: dict[str, Any]) -> Call:
+def _weigh(number: int, layer: Any, example: int, options: dict[str, Any]) -> Call:
     """Make the call whose scores are the logarithms of the weights: query and key are 0, the bias is all."""
     name = f"weights[{number}]"
-    array = _read_array(name, given)
+    array = _read_array(name, layer)
     *batch, length, keys = array.shape
     dtype = jax.dtypes.canonicalize_dtype(np.float64 if array.dtype == np.float64 else np.float32)
     query, key = np.zeros((*batch, length, 1), dtype), np.zeros((1, 1, keys, 1), dtype)
@@ -111,13 +111,13 @@ def _kind(options: Mapping[str, Any]) -> str | None:
     return None if options.get("query_offset") is None else "self"
 
 
-def _read_array(name: str, given: Any) -> np.ndarray:
+def _read_array(name: str, source: Any) -> np.ndarray:
     """Return an array `(batch, heads, length, width)` of any library."""
     dtype = None
-    if hasattr(given, "detach"):  # PyTorch: NumPy takes neither graphs, nor devices, nor bfloat16
-        given, dtype = given.detach().cpu(), str(given.dtype).removeprefix("torch.")
-        given = given.float() if dtype == "bfloat16" else given
-    array = np.asarray(given)
+    if hasattr(source, "detach"):  # PyTorch: NumPy takes neither graphs, nor devices, nor bfloat16
+        source, dtype = source.detach().cpu(), str(source.dtype).removeprefix("torch.")
+        source = source.float() if dtype == "bfloat16" else source
+    array = np.asarray(source)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"{name}: expected a floating-point array, got {array.dtype}")
     if array.ndim != 4:

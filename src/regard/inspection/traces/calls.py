@@ -203,7 +203,7 @@ class Call:
             raise ValueError(f"permit: {NOT_KEPT}")
         if problem.mask is None and problem.bias is None and problem.score is None:
             return np.ones(shape, bool)
-        chosen = (jnp.asarray(one, jnp.int32) for one in (rows, columns, np.arange(self.heads)))
+        chosen = (jnp.asarray(indices, jnp.int32) for indices in (rows, columns, np.arange(self.heads)))
         return np.broadcast_to(np.asarray(score_cells(problem, *chosen)) != -np.inf, shape)
 
     def describe(self) -> dict[str, Any]:
@@ -242,32 +242,32 @@ class Call:
             asked, held = numbers
             delimiters = find_delimiters(self.key_tokens, held)
             ids = {"tokens": held, "query_tokens": asked, "delimiters": delimiters}
-        found = readouts.read(
+        readout = readouts.read(
             problem.query, problem.key, grid=sizes[0], top_k=sizes[1], **ids, **options(problem)
         )
         if heads == ():
-            found = jax.tree.map(lambda array: array[:0], found)
-        found = dataclasses.replace(found, trust=_trust(found, lse))
-        self._found[(*sizes, heads)] = found
-        return found
+            readout = jax.tree.map(lambda array: array[:0], readout)
+        readout = dataclasses.replace(readout, trust=_trust(readout, lse))
+        self._found[(*sizes, heads)] = readout
+        return readout
 
     def _recall(self, grid: int, top_k: int, exact: bool) -> Readout:
         """Return the saved statistics, in blocks that the grid holds; they may be fewer unless exact."""
-        kept = self.stored
-        if kept is None:
+        stored = self.stored
+        if stored is None:
             raise ValueError(f"readout: {NOT_KEPT}")
-        if exact and top_k > kept.top_keys.shape[-1]:
-            raise ValueError(f"top_k: expected at most {kept.top_keys.shape[-1]}, as {NOT_KEPT}; got {top_k}")
-        blocks = kept.block_mass.shape[-2:]
+        if exact and top_k > (most := stored.top_keys.shape[-1]):
+            raise ValueError(f"top_k: expected at most {most}, as {NOT_KEPT}; got {top_k}")
+        blocks = stored.block_mass.shape[-2:]
         needed = [choose_block(length, grid) for length in (self.rows, self.keys)]
-        if exact and (needed[0] < kept.query_block or needed[1] < kept.key_block):
+        if exact and (needed[0] < stored.query_block or needed[1] < stored.key_block):
             raise ValueError(f"grid: expected at most {max(blocks)} blocks, as {NOT_KEPT}; got {grid}")
-        number = next(n for n in range(kept.num_levels) if max(-(-size // 2**n) for size in blocks) <= grid)
-        level = kept.level(number)
+        number = next(n for n in range(stored.num_levels) if max(-(-size // 2**n) for size in blocks) <= grid)
+        level = stored.level(number)
         return dataclasses.replace(
-            kept,
-            top_keys=kept.top_keys[..., :top_k],
-            top_weights=kept.top_weights[..., :top_k],
+            stored,
+            top_keys=stored.top_keys[..., :top_k],
+            top_weights=stored.top_weights[..., :top_k],
             block_mass=level.mass,
             block_max=level.max,
             block_rows=level.rows,
@@ -350,10 +350,10 @@ def read_indices(name: str, index: Any, size: int) -> list[int]:
     return array.reshape(-1).tolist()
 
 
-def _trust(found: Readout, lse: np.ndarray) -> Any:
+def _trust(readout: Readout, lse: np.ndarray) -> Any:
     """Return by how much, at most, the sum of weights formed with the backend's lse misses 1."""
-    alive = np.asarray(found.keys) > 0
-    mine = np.where(alive, np.asarray(found.lse), 0)
+    alive = np.asarray(readout.keys) > 0
+    mine = np.where(alive, np.asarray(readout.lse), 0)
     theirs = np.where(alive, lse, 0).astype(mine.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         off = np.abs(np.expm1(mine - theirs))

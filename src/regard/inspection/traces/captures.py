@@ -67,7 +67,7 @@ def capture(
         >>> trace
         Trace('MultiHeadAttention': 1 call, 3 heads, 3 positions)
     """
-    given = Sequences.read(tokens)
+    sequences = Sequences.read(tokens)
     watcher = _Watcher(whole_number("example", example, 0))
     name = None if model is None else type(model).__name__
     title = title if title is not None else (name or "attention")
@@ -77,7 +77,7 @@ def capture(
         if is_module(model, "flax.linen"):
             stack.enter_context(own_linen_calls())
         yield trace
-    for field, value in watcher.finish(model, given).items():
+    for field, value in watcher.finish(model, sequences).items():
         object.__setattr__(trace, field, value)
 
 
@@ -150,8 +150,8 @@ def record_repeats(model: Any, vocab_size: int, *, length: int = 64, repeats: in
     Reference: Olsson et al., "In-context Learning and Induction Heads", 2022, appendix (head activation
     evaluators).
     """
-    sizes = {"vocab_size": vocab_size, "length": length, "repeats": repeats}
-    vocab_size, length, repeats = (whole_number(name, size, 1) for name, size in sizes.items())
+    vocab_size = whole_number("vocab_size", vocab_size, 1)
+    length, repeats = whole_number("length", length, 1), whole_number("repeats", repeats, 1)
     ids = np.tile(
         as_array("rng", "a seed", np.random.default_rng, rng).integers(0, vocab_size, length, np.int32),
         repeats,
@@ -181,7 +181,7 @@ class _Watcher:
             except Exception as error:
                 self._failure = error
 
-    def finish(self, model: Any, given: Sequences) -> dict[str, Any]:
+    def finish(self, model: Any, sequences: Sequences) -> dict[str, Any]:
         """Return the fields of the trace."""
         if self._failure is not None:
             raise self._failure
@@ -199,17 +199,17 @@ class _Watcher:
                 " inspection.observe(fn), which traces it anew. Layers of Flax need"
                 " attention_fn=regard.interop.flax.attention_fn; linear attention has no weights to look at"
             )
-        known, positions = name_owners(model), Positions(model)
+        owner_names, positions = name_owners(model), Positions(model)
         names = [
-            known.get(id(owner)) or own or f"attention {number}"
+            owner_names.get(id(owner)) or own or f"attention {number}"
             for number, (owner, own, _) in enumerate(self._owners)
         ]
         runs, calls = [None, *dict.fromkeys(run for *_, run in self._owners)], []
-        kept = zip(self._calls, self._owners, names, number_layers(names), strict=True)
-        for call, (owner, _, run), name, layer in kept:
+        recorded = zip(self._calls, self._owners, names, number_layers(names), strict=True)
+        for call, (owner, _, run), name, layer in recorded:
             about = {"positions": positions.find(owner, name, call.kind), "run": runs.index(run) or None}
             calls.append(dataclasses.replace(call, name=name, layer=layer, **about))
-        return {"calls": given.lay(calls)}
+        return {"calls": sequences.lay(calls)}
 
 
 def _keep(seen: CallEvent, example: int) -> Call:

@@ -32,30 +32,30 @@ class Writer:
         self.arrays: dict[str, np.ndarray] = {}
         self._names: dict[int, tuple[str, Any]] = {}
 
-    def write(self, place: str, value: Any, depth: int = 0) -> Any:
+    def write(self, path: str, value: Any, depth: int = 0) -> Any:
         """Return a value as plain data, in which a name stands for an array, or raise NotDataError."""
         if value is None or type(value) in _PLAIN:
             return value
         if isinstance(value, np.ndarray | np.generic | jax.Array):
             return self._put(value)
         if isinstance(value, tuple):
-            return [self.write(place, one, depth) for one in value]
+            return [self.write(path, entry, depth) for entry in value]
         if isinstance(value, Mapping):
-            return {name: self.write(place, one, depth) for name, one in value.items()}
+            return {name: self.write(path, entry, depth) for name, entry in value.items()}
         types = field_types(type(value)) if dataclasses.is_dataclass(value) else None
         if types is None:
             raise NotDataError(
-                f"{place}: {value!r} is a function or object, of which a file can keep no more than the name"
+                f"{path}: {value!r} is a function or object, of which a file can keep no more than the name"
             )
         if depth > _DEEPEST:
-            raise NotDataError(f"{place}: more than {_DEEPEST} records lie within one another")
+            raise NotDataError(f"{path}: more than {_DEEPEST} records lie within one another")
         fields = {name: _fit(getattr(value, name), kind) for name, kind in types.items()}
-        for name, one in fields.items():
-            if types[name] in _ARRAYS and dataclasses.is_dataclass(one):
+        for name, field in fields.items():
+            if types[name] in _ARRAYS and dataclasses.is_dataclass(field):
                 raise NotDataError(
-                    f"{place}.{name}: expected an array, got {one!r}, which a file cannot keep"
+                    f"{path}.{name}: expected an array, got {field!r}, which a file cannot keep"
                 )
-        written = {name: self.write(place, one, depth + 1) for name, one in fields.items()}
+        written = {name: self.write(path, field, depth + 1) for name, field in fields.items()}
         return {"class": class_name(type(value)), **written}
 
     def _put(self, array: Any) -> str:
@@ -69,7 +69,7 @@ class Writer:
 
 def _fit(value: Any, kind: Any) -> Any:
     """Return Python's numbers as arrays in fields for arrays, NumPy's as Python's in other fields."""
-    holds_arrays = any(one in _ARRAYS for one in (kind, *get_args(kind)))
+    holds_arrays = any(annotation in _ARRAYS for annotation in (kind, *get_args(kind)))
     if holds_arrays and type(value) in (bool, int, float):
         return jnp.asarray(value)
     return value.item() if isinstance(value, np.generic) and not holds_arrays else value
@@ -81,56 +81,56 @@ class Reader:
     def __init__(self, arrays: Mapping[str, np.ndarray]):
         self._arrays = arrays
 
-    def read(self, place: str, data: Any, kind: Any, depth: int = 0) -> Any:
+    def read(self, path: str, data: Any, kind: Any, depth: int = 0) -> Any:
         """Return what was written as a value of a type: an annotation of a record's field, or a class."""
         arguments = get_args(kind)
         if get_origin(kind) in (Union, UnionType):
             if data is None and NoneType in arguments:
                 return None
-            kind = next(one for one in arguments if one is not NoneType)
+            kind = next(option for option in arguments if option is not NoneType)
             arguments = get_args(kind)
         if kind in _ARRAYS:
-            return self._read_array(place, data)
+            return self._read_array(path, data)
         if kind in _PLAIN:
-            return _read_plain(place, data, kind)
+            return _read_plain(path, data, kind)
         if get_origin(kind) is dict:
-            items = _demand(place, data, dict).items()
-            return {name: self.read(f"{place}[{name!r}]", one, arguments[1], depth) for name, one in items}
+            items = _demand(path, data, dict).items()
+            return {name: self.read(f"{path}[{name!r}]", entry, arguments[1], depth) for name, entry in items}
         if get_origin(kind) is tuple:
-            listed = _demand(place, data, list)
+            listed = _demand(path, data, list)
             kinds = [arguments[0]] * len(listed) if arguments[-1] is ... else list(arguments)
             if len(kinds) != len(listed):
-                wrong(place, f"{len(kinds)} entries", data)
+                wrong(path, f"{len(kinds)} entries", data)
             parts = enumerate(zip(listed, kinds, strict=True))
-            return tuple(self.read(f"{place}[{n}]", one, part, depth) for n, (one, part) in parts)
-        return self._read_record(place, data, kind, depth)
+            return tuple(self.read(f"{path}[{n}]", entry, part, depth) for n, (entry, part) in parts)
+        return self._read_record(path, data, kind, depth)
 
-    def _read_record(self, place: str, data: Any, base: type, depth: int) -> Any:
+    def _read_record(self, path: str, data: Any, base: type, depth: int) -> Any:
         if depth > _DEEPEST:
-            wrong(place, f"at most {_DEEPEST} records within one another", "more")
+            wrong(path, f"at most {_DEEPEST} records within one another", "more")
         name = data.get("class") if isinstance(data, dict) else None
         if not isinstance(name, str):
-            wrong(place, "a record with a class", data)
-        known = {class_name(one): one for one in record_classes(base) if field_types(one) is not None}
-        if name not in known:
-            wrong(place, f"one of {', '.join(known)}, or a class defined before the file is read", name)
-        record, types = known[name], field_types(known[name]) or {}
+            wrong(path, "a record with a class", data)
+        classes = {class_name(cls): cls for cls in record_classes(base) if field_types(cls) is not None}
+        if name not in classes:
+            wrong(path, f"one of {', '.join(classes)}, or a class defined before the file is read", name)
+        record, types = classes[name], field_types(classes[name]) or {}
         # Files from before a field existed are without it.
         absent = {field.name: None for field in dataclasses.fields(record) if field.metadata.get("optional")}
         data = absent | data
         if set(data) - {"class"} != set(types):
-            wrong(place, f"{name} with {', '.join(types) or 'nothing'}", sorted(set(data) - {"class"}))
-        within = f"{place}." if place else ""
+            wrong(path, f"{name} with {', '.join(types) or 'nothing'}", sorted(set(data) - {"class"}))
+        within = f"{path}." if path else ""
         values = {field: self.read(within + field, data[field], types[field], depth + 1) for field in types}
         maker = getattr(record, "maker", None)
         try:
             return record(**values) if maker is None else maker(*values.values())
         except Exception as error:  # a class of the user's may raise anything
-            raise ValueError(f"{place}: {name} cannot be made: {error}") from None
+            raise ValueError(f"{path}: {name} cannot be made: {error}") from None
 
-    def _read_array(self, place: str, name: Any) -> np.ndarray:
+    def _read_array(self, path: str, name: Any) -> np.ndarray:
         array = self._arrays.get(name) if isinstance(name, str) else None
-        return wrong(place, "the name of an array of the file", name) if array is None else array
+        return wrong(path, "the name of an array of the file", name) if array is None else array
 
 
 def class_name(record: type) -> str:
@@ -146,15 +146,15 @@ def field_types(record: type) -> dict[str, Any] | None:
         types = get_type_hints(record)
     except (NameError, TypeError):
         return None
-    found = {}
+    kinds = {}
     for field in dataclasses.fields(record):
         if field.metadata.get("derived"):
             continue
-        kind = found[field.name] = types[field.name]
+        kind = kinds[field.name] = types[field.name]
         # `Any` stands for an array where it is a leaf, for an object in the structure of the tree.
         if (kind is Any and field.metadata.get("static")) or not _is_data(kind):
             return None
-    return found
+    return kinds
 
 
 def _is_data(kind: Any) -> bool:
@@ -163,23 +163,23 @@ def _is_data(kind: Any) -> bool:
     if get_origin(kind) in (Union, UnionType):
         return len(set(get_args(kind)) - {NoneType}) == 1 and all(map(_is_data, get_args(kind)))
     if get_origin(kind) in (tuple, dict):
-        return all(_is_data(one) for one in get_args(kind) if one is not ...)
+        return all(_is_data(argument) for argument in get_args(kind) if argument is not ...)
     return isinstance(kind, type) and any(record_classes(kind))
 
 
-def _read_plain(place: str, data: Any, kind: type) -> Any:
+def _read_plain(path: str, data: Any, kind: type) -> Any:
     kinds = (int, float) if kind is float else (kind,)
     if type(data) is int and not -(2**31) <= data < 2**31:
-        wrong(place, "a number that fits int32", data)
-    return _demand(place, data, *kinds)
+        wrong(path, "a number that fits int32", data)
+    return _demand(path, data, *kinds)
 
 
-def _demand(place: str, data: Any, *kinds: type) -> Any:
+def _demand(path: str, data: Any, *kinds: type) -> Any:
     """Return the data, which must be of one of these types and not of a subtype, as bool is of int."""
-    return data if type(data) in kinds else wrong(place, kinds[-1].__name__, data)
+    return data if type(data) in kinds else wrong(path, kinds[-1].__name__, data)
 
 
-def wrong(place: str, expected: str, got: Any) -> NoReturn:
+def wrong(path: str, expected: str, got: Any) -> NoReturn:
     """Refuse a file."""
-    place = (place or "trace") if len(place) <= 120 else f"{place[:120]}..."
-    raise ValueError(f"{place}: expected {expected}, got {str(got)[:120]!r}; the file is not a sound trace")
+    path = (path or "trace") if len(path) <= 120 else f"{path[:120]}..."
+    raise ValueError(f"{path}: expected {expected}, got {str(got)[:120]!r}; the file is not a sound trace")

@@ -55,14 +55,14 @@ def name_itself(owner: Any) -> str | None:
 
 def number_layers(names: Sequence[str]) -> list[int]:
     """Enumerate the layers by name: the last number that tells it from others, else the order."""
-    found = {name: [int(number) for number in re.findall(r"\d+", name)] for name in names}
+    digits = {name: [int(number) for number in re.findall(r"\d+", name)] for name in names}
     alike: dict[str, list[str]] = {}
-    for name in found:
+    for name in digits:
         alike.setdefault(re.sub(r"\d+", "#", name), []).append(name)
     numbers = {}
-    for order, (name, own) in enumerate(found.items()):
-        columns = zip(*(found[other] for other in alike[re.sub(r"\d+", "#", name)]), strict=True)
-        varying = [place for place, column in enumerate(columns) if len(set(column)) > 1]
+    for order, (name, own) in enumerate(digits.items()):
+        columns = zip(*(digits[other] for other in alike[re.sub(r"\d+", "#", name)]), strict=True)
+        varying = [index for index, column in enumerate(columns) if len(set(column)) > 1]
         numbers[name] = own[varying[-1]] if varying else own[0] if own else order
     return [numbers[name] for name in names]
 
@@ -83,16 +83,16 @@ class Positions:
 
     def find(self, owner: Any, name: str, kind: str) -> KnownPositions | None:
         """Find those of the layer that owns a call of this name; None where nothing is known."""
-        found = KnownPositions()
+        layer_positions = KnownPositions()
         if kind == "self" and self._tables:
-            inside = [place for place in self._tables if name.startswith(f"{place[0]}." if place[0] else "")]
-            found = max(inside, key=lambda place: len(place[0]), default=self._tables[0])[1]
+            inside = [table for table in self._tables if name.startswith(f"{table[0]}." if table[0] else "")]
+            layer_positions = max(inside, key=lambda table: len(table[0]), default=self._tables[0])[1]
         rotary = getattr(owner, "rotary", None)
         if isinstance(rotary, positions.Rotary):
             # A latent layer turns these features of a head alone.
             rotary = dataclasses.replace(rotary, width=rotary.width or getattr(owner, "rotary_dim", None))
-            found = dataclasses.replace(found, rotary=rotary)
-        return None if found.rotary is None and found.table is None else found
+            layer_positions = dataclasses.replace(layer_positions, rotary=rotary)
+        return None if layer_positions.rotary is None and layer_positions.table is None else layer_positions
 
 
 def _read_table(embedding: Any) -> KnownPositions:

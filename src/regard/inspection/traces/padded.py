@@ -77,9 +77,9 @@ class PaddedCall(Call):
     ) -> np.ndarray:
         """Form weights as `Call.window`: of as many rows and columns as the next power of two."""
         chosen = []
-        for name, given, size in (("rows", rows, self.rows), ("columns", columns, self.keys)):
-            index = read_indices(name, given, size)
-            if any(not 0 <= one < size for one in index):
+        for name, selection, size in (("rows", rows, self.rows), ("columns", columns, self.keys)):
+            index = read_indices(name, selection, size)
+            if any(not 0 <= number < size for number in index):
                 raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {index}")
             chosen.append(index)
         return self.whole.window(*map(_fill, chosen), heads)[:, : len(chosen[0]), : len(chosen[1])]
@@ -89,11 +89,11 @@ class PaddedCall(Call):
         return self.whole.permit(*map(_fill, (rows, columns)))[:, : len(rows), : len(columns)]
 
     def _count(self, sizes: tuple[int, int], heads: tuple[int, ...] | None) -> Readout:
-        found = self._found.get((*sizes, heads))
-        if found is None:
+        readout = self._found.get((*sizes, heads))
+        if readout is None:
             whole = self.whole.readout(*sizes, heads)
-            found = self._found[(*sizes, heads)] = _cut(whole, self.rows, self.keys)
-        return found
+            readout = self._found[(*sizes, heads)] = _cut(whole, self.rows, self.keys)
+        return readout
 
 
 def _fill(index: Sequence[int]) -> list[int]:

@@ -33,29 +33,29 @@ class Predictions:
     """(T - 1,) float32, of each token that came next, by the whole model: its mean is less the loss."""
 
 
-def check_predictions(place: str, found: Predictions | None, calls: Sequence[Any]) -> None:
+def check_predictions(path: str, predictions: Predictions | None, calls: Sequence[Any]) -> None:
     """Refuse predictions of a file that do not fit its calls."""
-    if found is None:
+    if predictions is None:
         return
     sizes = {(call.heads, call.rows, call.keys) for call in calls}
     heads, rows, keys = next(iter(sizes), (0, 0, 0))
     if len(sizes) != 1 or rows != keys:
-        wrong(place, "calls that are all of one shape, rows as keys", sorted(sizes)[:3])
-    shape = (len(calls), rows, found.tokens.shape[-1] if found.tokens.ndim else 0)
+        wrong(path, "calls that are all of one shape, rows as keys", sorted(sizes)[:3])
+    shape = (len(calls), rows, predictions.tokens.shape[-1] if predictions.tokens.ndim else 0)
     arrays = [
-        ("tokens", found.tokens, "i", shape),
-        ("probabilities", found.probabilities, "f", shape),
-        ("targets", found.targets, "i", (rows,)),
-        ("contributions", found.contributions, "f", (len(calls), heads, rows)),
-        ("next_log_probability", found.next_log_probability, "f", (max(rows - 1, 0),)),
+        ("tokens", predictions.tokens, "i", shape),
+        ("probabilities", predictions.probabilities, "f", shape),
+        ("targets", predictions.targets, "i", (rows,)),
+        ("contributions", predictions.contributions, "f", (len(calls), heads, rows)),
+        ("next_log_probability", predictions.next_log_probability, "f", (max(rows - 1, 0),)),
     ]
     for name, array, kind, wanted in arrays:
         if array is not None and (array.dtype.kind != kind or array.shape != wanted):
-            wrong(f"{place}.{name}", f"{kind} numbers of shape {wanted}", f"{array.dtype} {array.shape}")
-    for name, array in (("tokens", found.tokens), ("targets", found.targets)):
-        if array.size and not 0 <= array.min() <= array.max() < len(found.texts):
-            named = f"numbers of the {len(found.texts)} texts"
-            wrong(f"{place}.{name}", named, f"{array.min()}..{array.max()}")
+            wrong(f"{path}.{name}", f"{kind} numbers of shape {wanted}", f"{array.dtype} {array.shape}")
+    for name, array in (("tokens", predictions.tokens), ("targets", predictions.targets)):
+        if array.size and not 0 <= array.min() <= array.max() < len(predictions.texts):
+            named = f"numbers of the {len(predictions.texts)} texts"
+            wrong(f"{path}.{name}", named, f"{array.min()}..{array.max()}")
     # Of a model whose logits are not numbers, these are none either.
-    if np.any((found.probabilities < 0) | (found.probabilities > 1 + 1e-5)):
-        wrong(f"{place}.probabilities", "numbers in 0..1", "others")
+    if np.any((predictions.probabilities < 0) | (predictions.probabilities > 1 + 1e-5)):
+        wrong(f"{path}.probabilities", "numbers in 0..1", "others")

@@ -25,14 +25,14 @@ class Sequences:
         if not isinstance(tokens, Mapping):
             return cls(None if tokens is None else read_tokens("tokens", tokens), {}, {})
         by_length, by_name = {}, {}
-        for name, given in tokens.items():
-            one = read_tokens(f"tokens[{name!r}]", given)
+        for name, texts in tokens.items():
+            sequence = read_tokens(f"tokens[{name!r}]", texts)
             if isinstance(name, str):
-                by_name[name] = one
+                by_name[name] = sequence
             elif isinstance(name, int) and not isinstance(name, bool):
-                if len(one) != name:
-                    raise ValueError(f"tokens[{name}]: expected {name} tokens, got {len(one)}")
-                by_length[name] = one
+                if len(sequence) != name:
+                    raise ValueError(f"tokens[{name}]: expected {name} tokens, got {len(sequence)}")
+                by_length[name] = sequence
             else:
                 raise TypeError(
                     f"tokens: expected keys that are lengths or the beginnings of layers' names, got {name!r}"
@@ -43,15 +43,15 @@ class Sequences:
     def across(cls, tokens: Any, key_tokens: Any, calls: Iterable[Call]) -> Sequences:
         """Read the texts at the queries and at the keys of cross-attention."""
         texts = {}
-        for name, place, side, text in (
+        for name, prefix, side, text in (
             ("tokens", "", "rows", tokens),
             ("key_tokens", "memory", "keys", key_tokens),
         ):
             if text is not None:
-                texts[place] = read_tokens(name, text)
+                texts[prefix] = read_tokens(name, text)
                 lengths = sorted({getattr(call, side) for call in calls})
-                if len(texts[place]) not in lengths:
-                    raise ValueError(f"{name}: expected one per position, {lengths}; got {texts[place]!r}")
+                if len(texts[prefix]) not in lengths:
+                    raise ValueError(f"{name}: expected one per position, {lengths}; got {texts[prefix]!r}")
         return cls(None, {}, texts)
 
     def lay(self, calls: Iterable[Call]) -> tuple[Call, ...]:
@@ -60,8 +60,8 @@ class Sequences:
         for call in calls:
             asked, held = self.find(call.name, call)
             laid.append(dataclasses.replace(call, query_tokens=asked, key_tokens=held))
-        given = self.every is not None or self.by_length or self.by_name
-        if given and not any(call.query_tokens or call.key_tokens for call in laid):
+        has_tokens = self.every is not None or self.by_length or self.by_name
+        if has_tokens and not any(call.query_tokens or call.key_tokens for call in laid):
             got = {**self.by_length, **self.by_name} if self.every is None else self.every
             lengths = sorted({size for call in laid for size in (call.rows, call.keys)})
             raise ValueError(
@@ -87,15 +87,15 @@ class Sequences:
         return asked, whole.part(call.key_offset, keys)
 
     def _of_queries(self, name: str, length: int) -> Tokens | None:
-        beginnings = [given for given in self.by_name if given != "memory" and _begins(name, given)]
+        beginnings = [prefix for prefix in self.by_name if prefix != "memory" and _begins(name, prefix)]
         if beginnings:
             return self.by_name[max(beginnings, key=len)]
         return self.by_length.get(length, self.every)
 
     def _of_memory(self, length: int) -> Tokens | None:
-        for given in ("memory", "encoder"):
-            if given in self.by_name:
-                return self.by_name[given]
+        for name in ("memory", "encoder"):
+            if name in self.by_name:
+                return self.by_name[name]
         return self.by_length.get(length, self.every)
 
     @staticmethod

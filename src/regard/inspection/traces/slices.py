@@ -34,7 +34,7 @@ def take_example(problem: Problem, example: int) -> Problem:
     if not 0 <= example < count:
         raise ValueError(f"example: expected one of the {count} of the call, 0..{count - 1}; got {example}")
     batch = problem.leading[:-1]
-    place = [int(index) for index in np.unravel_index(example, batch)] if batch else []
+    indices = [int(index) for index in np.unravel_index(example, batch)] if batch else []
     heads = problem.leading[-1] if problem.leading else 1
 
     def of_batch(array: Any, axes: Sequence[int], where: Sequence[int]) -> np.ndarray:
@@ -46,13 +46,13 @@ def take_example(problem: Problem, example: int) -> Problem:
         """Take the example of an array whose leading axes are the last ones of the call."""
         leading = array.ndim - own
         missing = max(leading - 1, 0)
-        return of_batch(array, range(missing), place[len(place) - missing :])
+        return of_batch(array, range(missing), indices[len(indices) - missing :])
 
     def aligned_left(array: Any, trailing: int) -> Any:
         """Take the example of data whose leading axes are the first ones of the call."""
         array = array if hasattr(array, "ndim") else np.asarray(array)
-        leading = min(array.ndim - trailing, len(place))
-        return of_batch(array, range(leading), place[:leading])
+        leading = min(array.ndim - trailing, len(indices))
+        return of_batch(array, range(leading), indices[:leading])
 
     def laid(array: Any) -> np.ndarray:
         cut = aligned_right(array, 2)
@@ -60,8 +60,8 @@ def take_example(problem: Problem, example: int) -> Problem:
 
     query = laid(problem.query)
     score = problem.score
-    if score is not None and place and place[0] and any(part.reads_batch for part in score.parts):
-        score = Placed(score, None, np.int32(place[0]))
+    if score is not None and indices and indices[0] and any(part.reads_batch for part in score.parts):
+        score = Placed(score, None, np.int32(indices[0]))
     return dataclasses.replace(
         problem,
         query=np.broadcast_to(query, (heads, *query.shape[1:])),
@@ -72,8 +72,8 @@ def take_example(problem: Problem, example: int) -> Problem:
         bias=None if problem.bias is None else aligned_right(problem.bias, 2),
         sinks=None if problem.sinks is None else aligned_right(problem.sinks, 0),
         scale=np.asarray(problem.scale),
-        query_offset=_offset(problem.query_offset, place, aligned_left),
-        key_offset=_offset(problem.key_offset, place, aligned_left),
+        query_offset=_offset(problem.query_offset, indices, aligned_left),
+        key_offset=_offset(problem.key_offset, indices, aligned_left),
         rng=None,
         dropout_rate=0.0,
         aux=(),
@@ -92,9 +92,9 @@ def take_heads(problem: Problem, heads: Sequence[int]) -> Problem:
         if array.ndim < -axis or array.shape[axis] == 1:
             return array
         if index.size == 1:  # no copy
-            place = [slice(None)] * array.ndim
-            place[axis] = slice(int(index[0]), int(index[0]) + 1)
-            return array[tuple(place)]
+            slices = [slice(None)] * array.ndim
+            slices[axis] = slice(int(index[0]), int(index[0]) + 1)
+            return array[tuple(slices)]
         return np.take(array, index, axis)
 
     def of_mask(data: Any, trailing: int) -> Any:
@@ -113,7 +113,7 @@ def take_heads(problem: Problem, heads: Sequence[int]) -> Problem:
     )
 
 
-def _offset(offset: Any, place: Sequence[int], take: Take) -> Any:
+def _offset(offset: Any, indices: Sequence[int], take: Take) -> Any:
     if offset is None:
         return None
     if not positions_of(offset).is_consecutive:
@@ -124,7 +124,7 @@ def _offset(offset: Any, place: Sequence[int], take: Take) -> Any:
         )
     array = np.asarray(offset)
     # A call with heads alone may place each of them by itself.
-    if array.ndim and not place:
+    if array.ndim and not indices:
         if array.size and np.all(array == array[0]):
             return int(array[0])
         raise ValueError(

@@ -25,7 +25,7 @@ from regard.scores import Score
 _DEPTH = 2  # of the fields of a call: a trace, and calls in it
 _WIDEST = 1 << 16  # of a head: a page has a frequency for every other feature
 _MOST_IDLE = 1 << 12
-_PRECISIONS = {f"Precision.{one.name}": one for one in jax.lax.Precision}
+_PRECISIONS = {f"Precision.{precision.name}": precision for precision in jax.lax.Precision}
 _NAMED_PRECISIONS = ("default", "high", "highest", "fastest", "float32", "tensorfloat32", "bfloat16")
 
 
@@ -91,9 +91,9 @@ class Store:
 
     def take(self, call: Call) -> StoredCall:
         """Return a call for the file, with statistics where queries and keys are not kept."""
-        kept, problem = _same_fields(call), None
+        fields, problem = _same_fields(call), None
         if not np.isfinite(call.description.scale or 0):
-            kept["description"] = dataclasses.replace(call.description, scale=None)
+            fields["description"] = dataclasses.replace(call.description, scale=None)
         try:
             Writer().write("mask", call.mask, _DEPTH)
             Writer().write("score", call.score, _DEPTH)
@@ -101,14 +101,14 @@ class Store:
             problem = None if trimmed is None else _store_problem(trimmed)
         except NotDataError as reason:
             self.notes.append(f"{call.name}: statistics alone are kept, as {reason}")
-            kept |= {"mask": None, "score": None}
+            fields |= {"mask": None, "score": None}
         try:
             Writer().write("positions", call.positions, _DEPTH)
         except NotDataError as reason:
             self.notes.append(f"{call.name}: {reason}")
-            kept["positions"] = None
+            fields["positions"] = None
         return StoredCall(
-            **kept,
+            **fields,
             problem=problem,
             query_tokens=number_sequence(self.sequences, call.query_tokens),
             key_tokens=number_sequence(self.sequences, call.key_tokens),
@@ -119,8 +119,8 @@ class Store:
 
 def _same_fields(call: Call | StoredCall) -> dict[str, Any]:
     """Return the fields that are alike in memory and in a file."""
-    one, other = ({(field.name, field.type) for field in dataclasses.fields(c)} for c in (Call, StoredCall))
-    return {name: getattr(call, name) for name, _ in one & other}
+    fields = [{(field.name, field.type) for field in dataclasses.fields(c)} for c in (Call, StoredCall)]
+    return {name: getattr(call, name) for name, _ in fields[0] & fields[1]}
 
 
 def _store_problem(problem: Problem) -> StoredProblem:
@@ -133,94 +133,94 @@ def _store_problem(problem: Problem) -> StoredProblem:
     return StoredProblem(**arrays, precision=precision)
 
 
-def restore_call(place: str, stored: StoredCall, sequences: Sequence[Tokens]) -> Call:
+def restore_call(path: str, stored: StoredCall, sequences: Sequence[Tokens]) -> Call:
     """Return the call of a file, or raise a ValueError that says which entry makes no sense."""
     for name, least in (("layer", 0), ("heads", 1), ("rows", 0), ("keys", 0)):
         if getattr(stored, name) < least:
-            wrong(f"{place}.{name}", f"at least {least}", getattr(stored, name))
+            wrong(f"{path}.{name}", f"at least {least}", getattr(stored, name))
     if not stored.rows and stored.heads > _MOST_IDLE:  # heads without queries are no bytes in the file
-        wrong(f"{place}.heads", f"at most {_MOST_IDLE} without queries", stored.heads)
+        wrong(f"{path}.heads", f"at most {_MOST_IDLE} without queries", stored.heads)
     if stored.kind not in ("self", "cross"):
-        wrong(f"{place}.kind", "self or cross", stored.kind)
+        wrong(f"{path}.kind", "self or cross", stored.kind)
     for name in ("lse", "max_score"):
-        _check_array(f"{place}.{name}", getattr(stored, name), "f", (stored.heads, stored.rows))
-    error = _check_array(f"{place}.output_error", stored.output_error, "f", ())
-    _check_array(f"{place}.value_norms", stored.value_norms, "f", (stored.heads, stored.keys))
-    known = stored.positions
-    turned = None if known is None or known.rotary is None else known.rotary.width
+        _check_array(f"{path}.{name}", getattr(stored, name), "f", (stored.heads, stored.rows))
+    error = _check_array(f"{path}.output_error", stored.output_error, "f", ())
+    _check_array(f"{path}.value_norms", stored.value_norms, "f", (stored.heads, stored.keys))
+    positions = stored.positions
+    turned = None if positions is None or positions.rotary is None else positions.rotary.width
     for name, width in (("description.width", stored.description.width), ("positions.rotary.width", turned)):
         if not 0 <= (width or 0) <= _WIDEST:
-            wrong(f"{place}.{name}", f"0 to {_WIDEST}", width)
-    if known is not None and known.table is not None:
-        _check_array(f"{place}.positions.table", known.table, "f", (None, None))
-        if known.table_kind is None or (known.trained_length or 0) < 0:
-            named = (known.table_kind, known.trained_length)
-            wrong(f"{place}.positions.table_kind, trained_length", "str and at least 0", named)
+            wrong(f"{path}.{name}", f"0 to {_WIDEST}", width)
+    if positions is not None and positions.table is not None:
+        _check_array(f"{path}.positions.table", positions.table, "f", (None, None))
+        if positions.table_kind is None or (positions.trained_length or 0) < 0:
+            named = (positions.table_kind, positions.trained_length)
+            wrong(f"{path}.positions.table_kind, trained_length", "str and at least 0", named)
     call = Call(
         **_same_fields(stored),
-        query_tokens=_find_tokens(f"{place}.query_tokens", stored.query_tokens, sequences, stored.rows),
-        key_tokens=_find_tokens(f"{place}.key_tokens", stored.key_tokens, sequences, stored.keys),
+        query_tokens=_find_tokens(f"{path}.query_tokens", stored.query_tokens, sequences, stored.rows),
+        key_tokens=_find_tokens(f"{path}.key_tokens", stored.key_tokens, sequences, stored.keys),
         output_error=None if error is None else float(error),
     )
     if (stored.problem is None) == (stored.readout is None):
-        wrong(place, "a problem or a readout, one of the two", "both" if stored.problem else "neither")
+        wrong(path, "a problem or a readout, one of the two", "both" if stored.problem else "neither")
     if stored.problem is not None:
-        return dataclasses.replace(call, problem=_restore_problem(f"{place}.problem", stored.problem, call))
+        return dataclasses.replace(call, problem=_restore_problem(f"{path}.problem", stored.problem, call))
     # Of arrays that hold nothing, but have the call's shape.
     query = jax.ShapeDtypeStruct((call.heads, call.rows, 1), np.float32)
     key = jax.ShapeDtypeStruct((1, call.keys, 1), np.float32)
-    _canonicalize(place, call, query, key)
+    _canonicalize(path, call, query, key)
     assert stored.readout is not None
-    _check_readout(f"{place}.readout", stored.readout, call)
+    _check_readout(f"{path}.readout", stored.readout, call)
     return dataclasses.replace(call, stored=stored.readout)
 
 
-def _restore_problem(place: str, stored: StoredProblem, call: Call) -> Problem:
+def _restore_problem(path: str, stored: StoredProblem, call: Call) -> Problem:
     query, key = stored.query, stored.key
-    _check_array(f"{place}.query", query, "f", (call.heads, call.rows, None))
+    _check_array(f"{path}.query", query, "f", (call.heads, call.rows, None))
     if not query.shape[-1]:  # keys without features are no bytes in the file, whatever their number
-        wrong(f"{place}.query", "at least one feature", query.shape)
-    _check_array(f"{place}.key", key, "f", (None, call.keys, query.shape[-1]))
+        wrong(f"{path}.query", "at least one feature", query.shape)
+    _check_array(f"{path}.key", key, "f", (None, call.keys, query.shape[-1]))
     if not key.shape[0] or call.heads % key.shape[0]:
-        wrong(f"{place}.key", f"heads that divide {call.heads}", key.shape[0])
-    _check_array(f"{place}.scale", stored.scale, "f", ())
+        wrong(f"{path}.key", f"heads that divide {call.heads}", key.shape[0])
+    _check_array(f"{path}.scale", stored.scale, "f", ())
     precision: Any = stored.precision
     if precision not in (None, *_NAMED_PRECISIONS, *_PRECISIONS):
-        wrong(f"{place}.precision", f"one of {', '.join((*_PRECISIONS, *_NAMED_PRECISIONS))}", precision)
-    given = {name: getattr(stored, name) for name in ("bias", "sinks", "scale")}
+        wrong(f"{path}.precision", f"one of {', '.join((*_PRECISIONS, *_NAMED_PRECISIONS))}", precision)
+    optional = {name: getattr(stored, name) for name in ("bias", "sinks", "scale")}
     precision = _PRECISIONS.get(str(precision), precision)
-    problem = _canonicalize(place, call, query, key, **given, precision=precision)
+    problem = _canonicalize(path, call, query, key, **optional, precision=precision)
     # The host's arrays, not copies on a device; NaN and the dtype as they were.
     value = np.zeros((1, call.keys, 1), key.dtype)
-    return dataclasses.replace(problem, query=query, key=key, value=value, **given)
+    return dataclasses.replace(problem, query=query, key=key, value=value, **optional)
 
 
-def _canonicalize(place: str, call: Call, query: Any, key: Any, **given: Any) -> Problem:
-    options = {name: getattr(call, name) for name in ("mask", "score", "query_offset", "key_offset")}
+def _canonicalize(path: str, call: Call, query: Any, key: Any, **options: Any) -> Problem:
+    parts = {name: getattr(call, name) for name in ("mask", "score", "query_offset", "key_offset")}
     try:
         if isinstance(key, jax.ShapeDtypeStruct):
-            return canonicalize(query, key, key, **options)
-        return canonicalize_readable(query, key, **options, **given)
+            return canonicalize(query, key, key, **parts)
+        return canonicalize_readable(query, key, **parts, **options)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{place}: its parts do not fit one another: {error}") from None
+        raise ValueError(f"{path}: its parts do not fit one another: {error}") from None
 
 
-def _find_tokens(place: str, number: int | None, sequences: Sequence[Tokens], length: int) -> Tokens | None:
+def _find_tokens(path: str, number: int | None, sequences: Sequence[Tokens], length: int) -> Tokens | None:
     if number is None:
         return None
     if not 0 <= number < len(sequences):
-        wrong(place, f"the number of one of {len(sequences)} sequences", number)
+        wrong(path, f"the number of one of {len(sequences)} sequences", number)
     if len(sequences[number]) != length:
-        wrong(place, f"a sequence of {length} tokens", len(sequences[number]))
+        wrong(path, f"a sequence of {length} tokens", len(sequences[number]))
     return sequences[number]
 
 
-def _check_readout(place: str, found: Readout, call: Call) -> None:
+def _check_readout(path: str, readout: Readout, call: Call) -> None:
     blocks = []
     for name, length in (("query_block", call.rows), ("key_block", call.keys)):
-        size = getattr(found, name)
+        size = getattr(readout, name)
         if size < 1 or size & (size - 1):
-            wrong(f"{place}.{name}", "a power of two", size)
+            wrong(f"{path}.{name}", "a power of two", size)
         blocks.append(-(-length // size))
     rows, grid = (call.heads, call.rows), (call.heads, *blocks)
     shapes: dict[str, tuple[int | None, ...]] = {
@@ -239,16 +239,16 @@ def _check_readout(place: str, found: Readout, call: Call) -> None:
         if not field.metadata.get("static"):
             kind = "i" if field.name in ("keys", "top_keys", "block_rows", "pattern_keys") else "f"
             shape = shapes.get(field.name, rows)
-            _check_array(f"{place}.{field.name}", getattr(found, field.name), kind, shape)
-    if found.top_keys.shape != found.top_weights.shape or not found.top_keys.shape[-1]:
-        wrong(f"{place}.top_keys", "one weight for each", found.top_weights.shape)
+            _check_array(f"{path}.{field.name}", getattr(readout, field.name), kind, shape)
+    if readout.top_keys.shape != readout.top_weights.shape or not readout.top_keys.shape[-1]:
+        wrong(f"{path}.top_keys", "one weight for each", readout.top_weights.shape)
     for name, least, most in (("top_keys", -1, call.keys - 1), ("keys", 0, call.keys)):
-        numbers = getattr(found, name)
+        numbers = getattr(readout, name)
         if numbers.size and not least <= numbers.min() <= numbers.max() <= most:
-            wrong(f"{place}.{name}", f"numbers in {least}..{most}", f"{numbers.min()}..{numbers.max()}")
+            wrong(f"{path}.{name}", f"numbers in {least}..{most}", f"{numbers.min()}..{numbers.max()}")
 
 
-def _check_array(place: str, array: Any, kind: str, shape: tuple[int | None, ...]) -> Any:
+def _check_array(path: str, array: Any, kind: str, shape: tuple[int | None, ...]) -> Any:
     """Return the array, if it is there, of this kind and shape, in which None stands for any size."""
     if array is None:
         return None
@@ -257,5 +257,5 @@ def _check_array(place: str, array: Any, kind: str, shape: tuple[int | None, ...
         size in (None, have) for size, have in zip(shape, array.shape, strict=True)
     )
     if own != kind or not fits:
-        wrong(place, f"{kind} numbers of shape {shape}", f"{array.dtype} {array.shape}")
+        wrong(path, f"{kind} numbers of shape {shape}", f"{array.dtype} {array.shape}")
     return array

@@ -108,11 +108,11 @@ class Trace:
         """
         calls = read_calls(weights, query, key, whole_number("example", example, 0), options)
         if key_tokens is None:
-            given = Sequences.read(tokens)
+            sequences = Sequences.read(tokens)
         else:
-            given = Sequences.across(tokens, key_tokens, calls)
+            sequences = Sequences.across(tokens, key_tokens, calls)
             calls = [dataclasses.replace(call, kind="cross") for call in calls]
-        return cls(given.lay(calls), title, versions=own_versions())
+        return cls(sequences.lay(calls), title, versions=own_versions())
 
     def __post_init__(self) -> None:
         check_kind("title", self.title, str)
@@ -254,7 +254,7 @@ def load(path: Any, *, max_bytes: int = MOST_BYTES) -> Trace:
     data, arrays = read_archive(path, max_bytes)
     try:
         stored = Reader(arrays).read("", data, StoredTrace)
-        calls = [restore_call(f"calls[{n}]", one, stored.sequences) for n, one in enumerate(stored.calls)]
+        calls = [restore_call(f"calls[{n}]", call, stored.sequences) for n, call in enumerate(stored.calls)]
         check_predictions("predictions", stored.predictions, calls)
         about = stored.title, stored.model, stored.versions, stored.notes
         return Trace(tuple(calls), *about, stored.predictions)
