@@ -134,7 +134,8 @@ class KVCache(Rows):
             capacity = first + spare + max(2 * window, 1)
         sizes = {"batch": batch, "key_heads": key_heads, "capacity": capacity, "key_width": key_width}
         sizes["value_width"] = key_width if value_width is None else value_width
-        rows, heads, slots, width, value_width = (whole_number(name, n, 1) for name, n in sizes.items())
+        sizes = {name: whole_number(name, size, 1) for name, size in sizes.items()}
+        rows, heads, slots, width, value_width = sizes.values()
         check_reach("capacity", slots)
         if window is not None and slots <= window + first + spare:
             beside = f" and {first} first ones" * bool(first) + f" and {spare} spare ones" * bool(spare)
@@ -142,7 +143,8 @@ class KVCache(Rows):
                 f"capacity: expected more than the window of {window} tokens{beside}, best twice the window,"
                 f" for there to be room to append; got {slots}"
             )
-        key, value = (_zeros((rows, heads, slots, size), dtype) for size in (width, value_width))
+        key = _zeros((rows, heads, slots, width), dtype)
+        value = _zeros((rows, heads, slots, value_width), dtype)
         lengths, start = jnp.zeros((2, rows), jnp.int32)
         return cls(key, value, lengths, start, window, first, spare)
 
@@ -197,22 +199,22 @@ class KVCache(Rows):
             check_room(self.lengths, chunk.real, np.full(self.batch, self.capacity), fix)
         return _append(self, chunk)
 
-    def _shorten(self, kept: Array) -> KVCache:
-        shorter = dataclasses.replace(self, lengths=jnp.clip(kept, 0, self.lengths))
+    def _shorten(self, lengths: Array) -> KVCache:
+        shorter = dataclasses.replace(self, lengths=jnp.clip(lengths, 0, self.lengths))
         start = jnp.minimum(self.start, jnp.maximum(shorter.lengths - self.first, 0))
         shorter = dataclasses.replace(shorter, start=start)
-        if is_concrete((self.lengths, self.start, kept)):
+        if is_concrete((self.lengths, self.start, lengths)):
             stored = np.minimum(self.lengths, self.start + self.capacity)
-            for row in np.flatnonzero((np.asarray(kept) < 0) | (np.asarray(kept) > stored)):
+            for row in np.flatnonzero((np.asarray(lengths) < 0) | (np.asarray(lengths) > stored)):
                 raise ValueError(
-                    f"lengths: expected 0..{stored[row]}, the tokens stored for row {row}; got {kept[row]}"
+                    f"lengths: expected 0..{stored[row]}, the tokens stored for row {row}; got {lengths[row]}"
                 )
             for row in np.flatnonzero(np.asarray(shorter.overflowed)):
                 dropped = self.first + int(self.start[row])
                 few = f"0..{self.first}" if self.first else "0"
                 raise ValueError(
                     f"lengths: expected {few} or at least {dropped + (self.window or 0)} for row"
-                    f" {row}, which has dropped its tokens before {dropped}; got {kept[row]}. Create"
+                    f" {row}, which has dropped its tokens before {dropped}; got {lengths[row]}. Create"
                     " the cache with spare= to rewind farther, or rewind before appending more"
                 )
         return shorter
@@ -297,12 +299,12 @@ def _append(cache: KVCache, chunk: Chunk) -> KVCache:
 
 def _move_to_front(cache: KVCache) -> KVCache:
     """Move the newest tokens that stay to the front: of all rows, so that moves stay rare."""
-    kept, front = (cache.window or 0) + cache.spare, cache.first
-    shift = jnp.maximum(cache.lengths - cache.start - front - kept, 0)
+    tail, front = (cache.window or 0) + cache.spare, cache.first
+    shift = jnp.maximum(cache.lengths - cache.start - front - tail, 0)
 
     def move(buffer: Array) -> Array:
         def newest(row: Array, first: Array) -> Array:
-            return jax.lax.dynamic_slice_in_dim(row, first, kept, axis=1)
+            return jax.lax.dynamic_slice_in_dim(row, first, tail, axis=1)
 
         moved = jax.vmap(newest)(buffer, front + shift)
         return jax.lax.dynamic_update_slice_in_dim(buffer, moved, front, axis=2)

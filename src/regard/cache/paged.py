@@ -96,11 +96,11 @@ class PagedKVCache(Rows):
         sizes = {"batch": batch, "key_heads": key_heads, "key_width": key_width}
         sizes["value_width"] = key_width if value_width is None else value_width
         sizes |= {"num_pages": num_pages, "page_size": page_size, "pages_per_row": pages_per_row}
-        rows, heads, width, value_width, pages, size, most = (
-            whole_number(name, number, 1) for name, number in sizes.items()
-        )
+        sizes = {name: whole_number(name, number, 1) for name, number in sizes.items()}
+        rows, heads, width, value_width, pages, size, most = sizes.values()
         dtype = float_dtype("dtype", dtype)
-        key, value = (jnp.zeros((pages, heads, size, one), dtype) for one in (width, value_width))
+        key = jnp.zeros((pages, heads, size, width), dtype)
+        value = jnp.zeros((pages, heads, size, value_width), dtype)
         table = jnp.full((rows, most), -1, jnp.int32)
         return cls(key, value, table, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.int32))
 
@@ -113,8 +113,8 @@ class PagedKVCache(Rows):
     @property
     def _stores(self) -> tuple[Pages, Pages]:
         filled = -(-jnp.minimum(self.lengths, self.capacity) // self.page_size)
-        key, value = (Pages(pages, self.page_table, filled) for pages in self._stored)
-        return key, value
+        key_pages, value_pages = self._stored
+        return Pages(key_pages, self.page_table, filled), Pages(value_pages, self.page_table, filled)
 
     @property
     def num_pages(self) -> int:
@@ -166,15 +166,15 @@ class PagedKVCache(Rows):
         check_room(self.lengths, chunk.real, self.capacity, "Assign the row more pages from cache.free_pages")
         return _append(self, chunk)
 
-    def _shorten(self, kept: Array) -> PagedKVCache:
-        if is_concrete((self, kept)):
+    def _shorten(self, lengths: Array) -> PagedKVCache:
+        if is_concrete((self, lengths)):
             stored = np.minimum(self.lengths, self.capacity)
-            for row in np.flatnonzero((np.asarray(kept) < self.shared) | (np.asarray(kept) > stored)):
+            for row in np.flatnonzero((np.asarray(lengths) < self.shared) | (np.asarray(lengths) > stored)):
                 raise ValueError(
                     f"lengths: expected {self.shared[row]}..{stored[row]} for row {row}, from the tokens in"
-                    f" shared pages to those stored; got {kept[row]}. To start the row anew, release it"
+                    f" shared pages to those stored; got {lengths[row]}. To start the row anew, release it"
                 )
-        return dataclasses.replace(self, lengths=jnp.clip(kept, self.shared, self.lengths))
+        return dataclasses.replace(self, lengths=jnp.clip(lengths, self.shared, self.lengths))
 
     def assign(self, row: int, pages: int | ArrayLike) -> PagedKVCache:
         """Hand free pages to a row, after those it holds; outside jit.
@@ -302,10 +302,10 @@ def _append(cache: PagedKVCache, chunk: Chunk) -> PagedKVCache:
     column = jnp.minimum(jax.lax.div(slots, jnp.int32(cache.page_size)), columns - 1)
     page = jnp.take_along_axis(cache.page_table, column, axis=1)
     page = jnp.where((slots < room) & (page >= 0), page, cache.num_pages)
-    place = jax.lax.rem(slots, jnp.int32(cache.page_size))
+    slot = jax.lax.rem(slots, jnp.int32(cache.page_size))
 
     def write(pages: Array, tokens: Array) -> Array:
-        return pages.at[page, :, place].set(tokens.swapaxes(1, 2), mode="drop")
+        return pages.at[page, :, slot].set(tokens.swapaxes(1, 2), mode="drop")
 
     return dataclasses.replace(
         cache,

@@ -207,7 +207,7 @@ class Rows:
         """Add checked tokens that there is room for."""
         raise NotImplementedError
 
-    def _shorten(self, kept: Array) -> Self:
+    def _shorten(self, lengths: Array) -> Self:
         """Keep so many tokens per row."""
         raise NotImplementedError
 
@@ -220,8 +220,8 @@ class Rows:
         listed = "".join(f"{axis}={size}, " for axis, size in sizes.items())
         window = "" if self.window is None else f", window={self.window}"
         window += f", first={self.first}" * bool(self.first) + f", spare={self.spare}" * bool(self.spare)
-        known = np.asarray(lengths).tolist() if is_concrete(lengths) else "traced"
-        return f"{name}({listed}value_width={value.shape[3]}, {dtype}{window}, lengths={known})"
+        counts = np.asarray(lengths).tolist() if is_concrete(lengths) else "traced"
+        return f"{name}({listed}value_width={value.shape[3]}, {dtype}{window}, lengths={counts})"
 
 
 class Chunk(NamedTuple):

@@ -161,8 +161,8 @@ class Prepared(Mask, operation="prepare"):
     def maker(mask: Mask, query: Any, key: Any, num_queries: int, num_keys: int, block: int) -> Mask:
         axes = max(mask.leading_axes, *(positions_of(offset).leading_axes for offset in (query, key)))
         kinds = mask.classify_every(Blocks.cover(num_queries, num_keys, block, block, query, axes, key))
-        kept = KeptTiles.count(kinds, block)
-        return Prepared(mask, query, key, kinds, kept, num_queries, num_keys, block)
+        tiles = KeptTiles.count(kinds, block)
+        return Prepared(mask, query, key, kinds, tiles, num_queries, num_keys, block)
 
     @property
     def leading_axes(self) -> int:
@@ -219,18 +219,19 @@ class Prepared(Mask, operation="prepare"):
         mask = mask if self.mask.precedence > 3 else f"({mask})"
         sizes = f"{self.num_queries}, {self.num_keys}"
         offsets = {"query": self.query_offset, "key": self.key_offset}
-        given = "".join(positions_of(offset).spell(name, literal) for name, offset in offsets.items())
-        return f"{mask}.prepare({sizes}{given}{'' if self.block == 128 else f', block={self.block}'})"
+        sizes += "".join(positions_of(offset).spell(name, literal) for name, offset in offsets.items())
+        return f"{mask}.prepare({sizes}{'' if self.block == 128 else f', block={self.block}'})"
 
 
 def _same_places(prepared: Offset, called: Offset) -> Any:
     """Tell whether rows sit where they sat."""
-    mine, theirs = (jax.tree.flatten(0 if offset is None else offset) for offset in (prepared, called))
-    if mine[1] != theirs[1]:
+    own_offsets, own_tree = jax.tree.flatten(0 if prepared is None else prepared)
+    offsets, tree = jax.tree.flatten(0 if called is None else called)
+    if own_tree != tree:
         return False
     pairs = [
         (jnp.asarray(a, jnp.int32), jnp.asarray(b, jnp.int32))
-        for a, b in zip(mine[0], theirs[0], strict=True)
+        for a, b in zip(own_offsets, offsets, strict=True)
     ]
     if any(a.ndim and b.ndim and a.shape != b.shape for a, b in pairs):
         return False

@@ -93,7 +93,7 @@ def place_mask(
     mask.check(None, num_queries, num_keys)
     mask.check_positions(query, key)
     places = (positions_of(query), positions_of(key))
-    needed = max(mask.leading_axes, *(place.leading_axes for place in places))
+    needed = max(mask.leading_axes, *(positions.leading_axes for positions in places))
     axes = needed if leading_axes is None else whole_number("leading_axes", leading_axes, 0)
     if axes < needed:
         raise ValueError(
@@ -117,8 +117,8 @@ def _check_leading(mask: Any, places: Iterable[Any], axes: int) -> None:
         return data
 
     mask.slice_batch(note, axes)
-    for place in places:
-        place.slice_batch(note)
+    for positions in places:
+        positions.slice_batch(note)
     for axis in range(axes):
         sizes = {shape[axis] for shape in shapes if len(shape) > axis} - {1}
         if len(sizes) > 1:
@@ -139,7 +139,7 @@ def _both_alignments(num_queries: int, num_keys: int) -> str:
         rows = CELLS[np.tri(height, width, offset, int)]
         return [f"query_offset={title}", *map(" ".join, rows)]
 
-    left, right = picture(0, 0), picture(num_keys - num_queries, width - height)
-    side = max(map(len, left))
-    lines = [f"  {one:<{side}}     {other}" for one, other in zip(left, right, strict=True)]
+    from_start, from_end = picture(0, 0), picture(num_keys - num_queries, width - height)
+    side = max(map(len, from_start))
+    lines = [f"  {line:<{side}}     {beside}" for line, beside in zip(from_start, from_end, strict=True)]
     return printable("\n".join(lines))

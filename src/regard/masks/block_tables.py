@@ -54,14 +54,15 @@ def blocks(table: ArrayLike, size: int | tuple[int, int]) -> Mask:
 
     Reference: Child et al., "Generating Long Sequences with Sparse Transformers", 2019, section 5.4.
     """
-    kept = check_boolean("table", table)
-    if kept.ndim < 2:
-        raise TypeError(f"table: expected at least the axes (rows, columns), got shape {tuple(kept.shape)}")
+    keep = check_boolean("table", table)
+    if keep.ndim < 2:
+        raise TypeError(f"table: expected at least the axes (rows, columns), got shape {tuple(keep.shape)}")
     sides = size if isinstance(size, tuple) else (size, size)
     if len(sides) != 2:
         raise ValueError(f"size: expected one number, or one for queries and one for keys; got {size}")
-    queries, keys = (whole_number("size", side, 1, clamp=True) for side in sides)
-    return BlockTable(kept, None, None, queries, keys)
+    queries = whole_number("size", sides[0], 1, clamp=True)
+    keys = whole_number("size", sides[1], 1, clamp=True)
+    return BlockTable(keep, None, None, queries, keys)
 
 
 def chosen_blocks(
@@ -110,17 +111,17 @@ def _tabulate(columns: int, used: Array, counts: Array | None = None) -> Array:
     """Return which of so many columns each row's numbers, or so many first ones, name."""
     used = jnp.asarray(used)
     if counts is not None:
-        place = jax.lax.broadcasted_iota(jnp.int32, used.shape, used.ndim - 1)
-        used = jnp.where(place < counts[..., None], used, -1)
+        slot = jax.lax.broadcasted_iota(jnp.int32, used.shape, used.ndim - 1)
+        used = jnp.where(slot < counts[..., None], used, -1)
     if used.shape[-1] == 0:
         return jnp.zeros((*used.shape[:-1], columns), bool)
     # One comparison per number and column: as large as the table, and no scatter.
     numbered = jax.lax.broadcasted_iota(jnp.int32, (*(1,) * (used.ndim - 1), columns), used.ndim - 1)
 
-    def listed(place: Any) -> Array:
-        return jax.lax.dynamic_slice_in_dim(used, place, 1, -1) == numbered
+    def listed(slot: Any) -> Array:
+        return jax.lax.dynamic_slice_in_dim(used, slot, 1, -1) == numbered
 
-    return jax.lax.fori_loop(1, used.shape[-1], lambda place, kept: kept | listed(place), listed(np.int32(0)))
+    return jax.lax.fori_loop(1, used.shape[-1], lambda slot, named: named | listed(slot), listed(np.int32(0)))
 
 
 def _find(source: Array | None, index: Array) -> Array:

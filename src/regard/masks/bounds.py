@@ -26,11 +26,12 @@ class Bounds:
     @property
     def empty(self) -> bool:
         """Return whether there is no condition."""
-        return all(one is None for one in (self.before, self.after, self.keys_below, self.key_ids))
+        return all(bound is None for bound in (self.before, self.after, self.keys_below, self.key_ids))
 
     def __and__(self, other: Bounds) -> Bounds:
         """Return the conditions of both, as far as one record holds them."""
-        ids, lengths = (other if one is None else self for one in (self.key_ids, self.keys_below))
+        ids = other if self.key_ids is None else self
+        lengths = other if self.keys_below is None else self
         twice = (ids is self and other.key_ids is not None) or (
             lengths is self and other.keys_below is not None
         )
@@ -44,5 +45,5 @@ class Bounds:
         )
 
 
-def _least(one: int | None, other: int | None) -> int | None:
-    return min((bound for bound in (one, other) if bound is not None), default=None)
+def _least(*bounds: int | None) -> int | None:
+    return min((bound for bound in bounds if bound is not None), default=None)

@@ -67,16 +67,16 @@ def from_torch_mha(
     """
     parts: list[Mask] = []
     if attn_mask is not None:
-        kept = evaluate(operator.invert, check_boolean("attn_mask", attn_mask))
-        if kept.ndim == 3:
-            if num_heads is None or kept.shape[0] % whole_number("num_heads", num_heads, 1):
+        may_attend = evaluate(operator.invert, check_boolean("attn_mask", attn_mask))
+        if may_attend.ndim == 3:
+            if num_heads is None or may_attend.shape[0] % whole_number("num_heads", num_heads, 1):
                 raise ValueError(
                     "num_heads: expected a divisor of attn_mask's first axis"
-                    f" ({kept.shape[0]} = batch * heads), got {num_heads}"
+                    f" ({may_attend.shape[0]} = batch * heads), got {num_heads}"
                 )
-            shape = (kept.shape[0] // num_heads, num_heads, *kept.shape[1:])
-            kept = evaluate(lambda array: array.reshape(shape), kept)
-        parts.append(from_array(kept))
+            shape = (may_attend.shape[0] // num_heads, num_heads, *may_attend.shape[1:])
+            may_attend = evaluate(lambda array: array.reshape(shape), may_attend)
+        parts.append(from_array(may_attend))
     if key_padding_mask is not None:
         valid = evaluate(operator.invert, check_boolean("key_padding_mask", key_padding_mask))
         parts.append(valid_keys(valid))

@@ -40,15 +40,14 @@ def suggest_call(package: str, value: Any) -> str:
     module = sys.modules[f"regard.{package}"]
     made = {name: getattr(module, name) for name in module.__all__ if name.islower()}
     if isinstance(value, str):
-        found = difflib.get_close_matches(value.partition("(")[0], made, n=1)
+        matches = difflib.get_close_matches(value.partition("(")[0], made, n=1)
     else:
-        found = [name for name, function in made.items() if function is value]
-    if not found:
+        matches = [name for name, function in made.items() if function is value]
+    if not matches:
         return ""
-    needed = [
-        one for one in inspect.signature(made[found[0]]).parameters.values() if one.default is one.empty
-    ]
-    return f"; did you mean {package}.{found[0]}({', '.join(one.name for one in needed)})?"
+    parameters = inspect.signature(made[matches[0]]).parameters.values()
+    needed = ", ".join(param.name for param in parameters if param.default is param.empty)
+    return f"; did you mean {package}.{matches[0]}({needed})?"
 
 
 def literal(array: Any) -> str:
@@ -121,5 +120,5 @@ def split(array: Array, block: int, axis: int = -1) -> Array:
         # Other axes may be divided over devices, where `jnp.pad` would slice them.
         last = jax.lax.slice_in_dim(array, length - 1, length, axis=axis)
         array = jnp.concatenate([array, jnp.repeat(last, count * block - length, axis)], axis)
-    place = array.ndim + axis
-    return array.reshape((*array.shape[:place], count, block, *array.shape[place + 1 :]))
+    index = array.ndim + axis
+    return array.reshape((*array.shape[:index], count, block, *array.shape[index + 1 :]))

@@ -91,9 +91,9 @@ class Segments(Stored):
         rank = blocks.leading_axes + 2
         queries = _ranges(jnp.asarray(self.query_ids), blocks.query_block)
         keys = _ranges(jnp.asarray(self.key_ids), blocks.key_block)
-        query_low, query_high = (spread(ids[..., None], rank, trailing=2) for ids in queries)
-        key_low, key_high = (spread(ids, rank, trailing=1) for ids in keys)
-        return same_value_kind(query_low, query_high, key_low, key_high)
+        bounds = [spread(ids[..., None], rank, trailing=2) for ids in queries]
+        bounds += [spread(ids, rank, trailing=1) for ids in keys]
+        return same_value_kind(*bounds)
 
 
 @record
@@ -126,10 +126,8 @@ class Documents(Stored):
         rank = blocks.leading_axes + 2
         row = blocks.row_positions - offset_column(blocks.key_offset, blocks.leading_axes)
         queries, inside = self._at(row, blocks.leading_axes)
-        key_low, key_high = (
-            spread(ids, rank, trailing=1) for ids in _ranges(jnp.asarray(self.ids), blocks.key_block)
-        )
-        code = same_value_kind(queries.min(-1)[..., None], queries.max(-1)[..., None], key_low, key_high)
+        keys = [spread(ids, rank, trailing=1) for ids in _ranges(jnp.asarray(self.ids), blocks.key_block)]
+        code = same_value_kind(queries.min(-1)[..., None], queries.max(-1)[..., None], *keys)
         all_inside, none_inside = inside.all(-1)[..., None], ~inside.any(-1)[..., None]
         return tile_kind(
             empty=none_inside | (code == jnp.int8(TileKind.EMPTY)),

@@ -116,7 +116,7 @@ class ChosenKeys(Stored):
         if not listed.shape[-1]:
             return jnp.zeros((*listed.shape[:-1], columns.size), bool)
         first = is_listed(np.int32(0))
-        return jax.lax.fori_loop(1, listed.shape[-1], lambda choice, kept: kept | is_listed(choice), first)
+        return jax.lax.fori_loop(1, listed.shape[-1], lambda choice, keep: keep | is_listed(choice), first)
 
     def classify(self, blocks: Blocks) -> Array:
         listed = jnp.take(self.per_query_head(), blocks.rows, axis=-2)  # (*b, Q, query_block, C)
@@ -152,10 +152,10 @@ class ChosenKeys(Stored):
 
 def _mark(listed: Array, start: Any, size: int) -> Array:
     """Return which of the numbers from `start` on each row lists: (..., C) -> (..., size)."""
-    place = listed - jnp.asarray(start, listed.dtype)
-    place = jnp.where(place < 0, size, place)
+    columns = listed - jnp.asarray(start, listed.dtype)
+    columns = jnp.where(columns < 0, size, columns)
 
-    def mark(place: Array) -> Array:
-        return jnp.zeros((size,), bool).at[place].set(True, mode="drop")
+    def mark(columns: Array) -> Array:
+        return jnp.zeros((size,), bool).at[columns].set(True, mode="drop")
 
-    return jnp.vectorize(mark, signature="(c)->(n)")(place)
+    return jnp.vectorize(mark, signature="(c)->(n)")(columns)

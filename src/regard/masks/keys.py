@@ -142,7 +142,6 @@ class ValidKeys(Stored):
 
     def classify(self, blocks: Blocks) -> Array:
         cells = split(jnp.asarray(self.valid), blocks.key_block)  # (..., K, key_block)
-        some, every = (
-            spread(reduced, blocks.leading_axes + 2, trailing=1) for reduced in (cells.any(-1), cells.all(-1))
-        )
+        some = spread(cells.any(-1), blocks.leading_axes + 2, trailing=1)
+        every = spread(cells.all(-1), blocks.leading_axes + 2, trailing=1)
         return tile_kind(empty=~some, full=every)

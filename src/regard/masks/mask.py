@@ -267,11 +267,11 @@ class Mask:
         mask.check(leading or None, num_queries, num_keys)
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
         query, key, axes = place_mask(mask, num_queries, num_keys, offsets, positions, len(leading) or None)
-        query, key = (0 if offset is None else offset for offset in (query, key))
+        query = 0 if query is None else query
+        key = 0 if key is None else key
         kinds = _classify_everywhere(mask, *_divide(query, key), axes, (num_queries, num_keys, block, block))
-        return self._operations["prepare"](
-            mask, query, key, kinds, KeptTiles.count(kinds, block), num_queries, num_keys, block
-        )
+        tiles = KeptTiles.count(kinds, block)
+        return self._operations["prepare"](mask, query, key, kinds, tiles, num_queries, num_keys, block)
 
     def picture(
         self,
@@ -360,33 +360,33 @@ class Mask:
 def _divide(query: Offset, key: Offset) -> tuple[dict[str, Offset], Known]:
     """Return offsets that are arrays, and those that are known when a program is compiled."""
     offsets = {"query": query, "key": key}
-    known = {name: offset for name, offset in offsets.items() if offset is None or isinstance(offset, int)}
-    return {name: offset for name, offset in offsets.items() if name not in known}, tuple(known.items())
+    fixed = {name: offset for name, offset in offsets.items() if offset is None or isinstance(offset, int)}
+    return {name: offset for name, offset in offsets.items() if name not in fixed}, tuple(fixed.items())
 
 
 # One program each: operation by operation, a mask would be compiled, and stored, once for each of them.
 
 
-@partial(jax.jit, static_argnames=("known", "axes", "sizes"))
+@partial(jax.jit, static_argnames=("fixed", "axes", "sizes"))
 def _keep_everywhere(
-    mask: Mask, moved: dict[str, Offset], known: Known, axes: int, sizes: tuple[int, int]
+    mask: Mask, moved: dict[str, Offset], fixed: Known, axes: int, sizes: tuple[int, int]
 ) -> Array:
-    offsets = moved | dict(known)
+    offsets = moved | dict(fixed)
     keep = mask.keep(Grid.cover(*sizes, offsets["query"], axes, offsets["key"]))
     return jnp.broadcast_to(keep, (*keep.shape[:axes], *sizes))
 
 
-@partial(jax.jit, static_argnames=("known", "axes", "sizes"))
+@partial(jax.jit, static_argnames=("fixed", "axes", "sizes"))
 def _classify_everywhere(
-    mask: Mask, moved: dict[str, Offset], known: Known, axes: int, sizes: tuple[int, int, int, int]
+    mask: Mask, moved: dict[str, Offset], fixed: Known, axes: int, sizes: tuple[int, int, int, int]
 ) -> Array:
-    offsets = moved | dict(known)
+    offsets = moved | dict(fixed)
     return mask.classify_every(Blocks.cover(*sizes, offsets["query"], axes, offsets["key"]))
 
 
-def _join(symbol: str, left: Any, right: Any) -> Mask:
+def _join(symbol: str, mask: Any, other: Any) -> Mask:
     """Join two masks, or say how to bring what is none into the algebra."""
-    for operand in (left, right):
+    for operand in (mask, other):
         if not isinstance(operand, Mask):
             hint = suggest_call("masks", operand)
             if not hint and callable(operand):
@@ -394,7 +394,7 @@ def _join(symbol: str, left: Any, right: Any) -> Mask:
             elif not hint and (isinstance(operand, list) or hasattr(operand, "dtype")):
                 hint = "; wrap a boolean array as masks.from_array(array)"
             raise TypeError(
-                f"{symbol}: expected masks on both sides, got {type(left).__name__} {symbol}"
-                f" {type(right).__name__}{hint}"
+                f"{symbol}: expected masks on both sides, got {type(mask).__name__} {symbol}"
+                f" {type(other).__name__}{hint}"
             )
-    return Mask._operations[symbol](left, right)
+    return Mask._operations[symbol](mask, other)

@@ -111,12 +111,13 @@ class Neighbourhood(Mask):
 
     def classify(self, blocks: Blocks) -> Array:
         queries, keys = blocks.query_ends, blocks.key_ends
-        patches = [self._clip(ends) for ends in (queries, keys)]
-        empty = (patches[0][0] > patches[0][1]) | (patches[1][0] > patches[1][1])
+        query_patch, key_patch = self._clip(queries), self._clip(keys)
+        empty = (query_patch[0] > query_patch[1]) | (key_patch[0] > key_patch[1])
         full = self._inside(queries[0]) & self._inside(queries[1])
         full = full & self._inside(keys[0]) & self._inside(keys[1])
         for axis, radius in zip(self._axes, self.radius, strict=True):
-            (query_low, query_high), (key_low, key_high) = (_range(*ends, *axis) for ends in patches)
+            query_low, query_high = _range(*query_patch, *axis)
+            key_low, key_high = _range(*key_patch, *axis)
             empty = empty | (key_low - query_high > radius) | (query_low - key_high > radius)
             full = full & (jnp.maximum(key_high - query_low, query_high - key_low) <= radius)
         return tile_kind(empty, full)
@@ -139,5 +140,6 @@ def _coordinate(position: Array, start: int, stride: int, size: int) -> Array:
 def _range(first: Array, last: Array, start: int, stride: int, size: int) -> tuple[Array, Array]:
     """Return bounds of a coordinate between two positions: exact unless a line ends between them."""
     ends_between = (last - start) // (stride * size) > (first - start) // (stride * size)
-    low, high = (_coordinate(end, start, stride, size) for end in (first, last))
+    low = _coordinate(first, start, stride, size)
+    high = _coordinate(last, start, stride, size)
     return jnp.where(ends_between, 0, low), jnp.where(ends_between, size - 1, high)

@@ -82,10 +82,10 @@ def _mask(node: ast.expr, text: str) -> Mask:
 
 
 def _call(name: str, make: Callable[..., Mask], node: ast.Call, text: str) -> Mask:
-    given = [_literal(arg, text) for arg in node.args]
+    arguments = [_literal(arg, text) for arg in node.args]
     named = {str(word.arg): _literal(word.value, text) for word in node.keywords}
     try:
-        return make(*given, **named)
+        return make(*arguments, **named)
     except (TypeError, ValueError) as error:
         raise _refusal(text, f"{name}: {error}") from None
 
@@ -98,8 +98,8 @@ def _literal(node: ast.expr, text: str) -> Any:
 
 
 def _refusal(text: str, reason: str) -> ValueError:
-    known = f". Known: {', '.join(sorted(list_makers()))}; combined with & | ~"
+    notation = f". Known: {', '.join(sorted(list_makers()))}; combined with & | ~"
     return ValueError(
         f"mask: expected an expression such as 'causal() & sliding_window(256)', got {text!r}: {reason}"
-        f"{'' if reason.endswith('?') else known}"
+        f"{'' if reason.endswith('?') else notation}"
     )

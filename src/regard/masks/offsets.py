@@ -68,8 +68,8 @@ class Consecutive:
 
     def spell(self, side: str, literal: Callable[[Any], str]) -> str:
         """Return the argument of `attend` that says so; nothing where it is 0."""
-        known = isinstance(self.offset, int) and not self.offset
-        return "" if self.offset is None or known else f", {side}_offset={literal(self.offset)}"
+        at_zero = isinstance(self.offset, int) and not self.offset
+        return "" if self.offset is None or at_zero else f", {side}_offset={literal(self.offset)}"
 
     def slice_rows(self, first: Any, rows: Array | None) -> Offset:
         """Return the same of some rows alone, from `first` on."""
@@ -157,11 +157,11 @@ def look_up(data: Array, index: Array, leading_axes: int) -> Array:
     if data.shape[-1] == 0:
         return jnp.zeros(index.shape, data.dtype)
     data = spread(data, leading_axes + 1, trailing=1)
-    place = jnp.clip(index, 0, data.shape[-1] - 1).reshape((*leading, rows * columns))
-    shape = broadcast_shapes(data.shape[:-1], place.shape[:-1])
+    flat = jnp.clip(index, 0, data.shape[-1] - 1).reshape((*leading, rows * columns))
+    shape = broadcast_shapes(data.shape[:-1], flat.shape[:-1])
     data = jnp.broadcast_to(data, (*shape, data.shape[-1]))
-    found = jnp.take_along_axis(data, jnp.broadcast_to(place, (*shape, place.shape[-1])), axis=-1)
-    return found.reshape((*shape, rows, columns))
+    entries = jnp.take_along_axis(data, jnp.broadcast_to(flat, (*shape, flat.shape[-1])), axis=-1)
+    return entries.reshape((*shape, rows, columns))
 
 
 def spread(data: Array, rank: int, trailing: int = 0) -> Array:

@@ -88,15 +88,15 @@ def _read_parameters(fn: Callable[..., Array]) -> tuple[tuple[str, ...], tuple[s
         parameters = [*inspect.signature(fn).parameters.values()]
     except (TypeError, ValueError):  # of functions that are not Python's
         return _PAIR, ()
-    every = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    needed = [one for one in every if one.default is one.empty]
-    named = [one for one in every if one.name in _ALL]
-    if named and all(one in named for one in needed):
-        placed = tuple(one.name for one in named if one.kind is one.POSITIONAL_ONLY)
-        return placed, tuple(one.name for one in named if one.name not in placed)
+    every = [param for param in parameters if param.kind not in (param.VAR_POSITIONAL, param.VAR_KEYWORD)]
+    needed = [param for param in every if param.default is param.empty]
+    named = [param for param in every if param.name in _ALL]
+    if named and all(param in named for param in needed):
+        placed = tuple(param.name for param in named if param.kind is param.POSITIONAL_ONLY)
+        return placed, tuple(param.name for param in named if param.name not in placed)
     by_number = {0: _PAIR if len(parameters) > len(every) else None, 2: _PAIR, 4: _ALL}
     taken = by_number.get(len(needed))
-    if taken is None or any(one.kind is one.KEYWORD_ONLY for one in needed):
+    if taken is None or any(param.kind is param.KEYWORD_ONLY for param in needed):
         raise TypeError(
             "fn: expected fn(query, key), fn(batch, head, query, key), or a function with some of these names"
             f" in any order, got {_name(fn)}{inspect.signature(fn)}; bind others with functools.partial"
@@ -178,33 +178,32 @@ class Predicate(Mask):
             shape = broadcast_shapes(query.shape, key.shape)
             return self._evaluate(np.int32(0), np.int32(0), query, key, shape)
         shape = (query.shape[-2], key.shape[-1])
-        batch, head = (
-            jnp.zeros(1, jnp.int32) if one is None else jnp.asarray(one).reshape(-1)
-            for one in (self.batch, self.head)
-        )
+        batch = jnp.zeros(1, jnp.int32) if self.batch is None else jnp.asarray(self.batch).reshape(-1)
+        head = jnp.zeros(1, jnp.int32) if self.head is None else jnp.asarray(self.head).reshape(-1)
 
         def keep_one(row: Array, head: Array, query: Array, key: Array) -> Array:
             return self._evaluate(row, head, query, key, shape)
 
         if grid.leading_axes < 2:  # of heads at most, which positions then go by, too
-            query, key = (one.reshape((math.prod(one.shape[:-2]), *one.shape[-2:])) for one in (query, key))
-            kept = _map(keep_one, batch, head, query, key)
-            return kept.reshape((*kept.shape[: grid.leading_axes], *shape))
+            query = query.reshape((math.prod(query.shape[:-2]), *query.shape[-2:]))
+            key = key.reshape((math.prod(key.shape[:-2]), *key.shape[-2:]))
+            may_attend = _map(keep_one, batch, head, query, key)
+            return may_attend.reshape((*may_attend.shape[: grid.leading_axes], *shape))
         between = broadcast_shapes(query.shape[1:-3], key.shape[1:-3])
 
         def keep_heads(row: Array, query: Array, key: Array) -> Array:
-            return _map(lambda *one: keep_one(row, *one), head, query, key)
+            return _map(lambda *numbers: keep_one(row, *numbers), head, query, key)
 
-        def fold(one: Array) -> Array:
-            if math.prod(one.shape[1:-3]) > 1:
-                one = jnp.broadcast_to(one, (one.shape[0], *between, *one.shape[-3:]))
-            return one.reshape((one.shape[0], math.prod(one.shape[1:-3]), *one.shape[-3:]))
+        def fold(numbers: Array) -> Array:
+            if math.prod(numbers.shape[1:-3]) > 1:
+                numbers = jnp.broadcast_to(numbers, (numbers.shape[0], *between, *numbers.shape[-3:]))
+            return numbers.reshape((numbers.shape[0], math.prod(numbers.shape[1:-3]), *numbers.shape[-3:]))
 
-        kept = _map(
+        may_attend = _map(
             lambda row, *places: _map(functools.partial(keep_heads, row), *places),
             *(batch, fold(query), fold(key)),
         )
-        return kept.reshape((len(kept), *between, *kept.shape[2:]))
+        return may_attend.reshape((len(may_attend), *between, *may_attend.shape[2:]))
 
     def classify(self, blocks: Blocks) -> Array:
         if self.classifier == "exact":
@@ -226,8 +225,8 @@ class Predicate(Mask):
         by_name = dict(zip(_ALL, numbers, strict=True))
         placed, named = self.takes
         by_keyword = {name: by_name[name] for name in named}
-        kept = call_closure("predicate", self.fn, *(by_name[name] for name in placed), **by_keyword)
-        return as_array("predicate", "fn to return booleans (True = may attend)", jnp.asarray, kept)
+        may_attend = call_closure("predicate", self.fn, *(by_name[name] for name in placed), **by_keyword)
+        return as_array("predicate", "fn to return booleans (True = may attend)", jnp.asarray, may_attend)
 
     def _evaluate(self, batch: Any, head: Any, query: Array, key: Array, shape: tuple[int, ...]) -> Array:
         """Return the function's answer for one batch row and head, checked: booleans, one per pair."""
@@ -274,25 +273,25 @@ def call_closure(name: str, fn: Any, *arguments: Any, **named: Any) -> Any:
 
 def _closed_over(fn: Any) -> dict[str, Any]:
     """Return the variables that a function reads from around it, by name."""
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     while isinstance(fn, functools.partial):
-        found |= {f"argument {place}": one for place, one in enumerate(fn.args)} | fn.keywords
+        variables |= {f"argument {index}": argument for index, argument in enumerate(fn.args)} | fn.keywords
         fn = fn.func
     if not inspect.isroutine(fn):
-        fn, found["self"] = type(fn).__call__, fn
+        fn, variables["self"] = type(fn).__call__, fn
     if inspect.ismethod(fn):
-        found["self"] = fn.__self__
+        variables["self"] = fn.__self__
     if inspect.isfunction(fn) or inspect.ismethod(fn):
-        variables = inspect.getclosurevars(fn)
-        found |= {**variables.globals, **variables.nonlocals}
-    return found
+        closure = inspect.getclosurevars(fn)
+        variables |= {**closure.globals, **closure.nonlocals}
+    return variables
 
 
 def _map(fn: Callable[..., Array], *arrays: Array) -> Array:
     """Map a function over the first axis of arrays; one of length 1 serves all."""
-    shared = [len(array) == 1 for array in arrays]
-    given = [array[0] if one else array for array, one in zip(arrays, shared, strict=True)]
-    return fn(*given)[None] if all(shared) else jax.vmap(fn, [None if one else 0 for one in shared])(*given)
+    axes = [None if len(array) == 1 else 0 for array in arrays]
+    operands = [array[0] if axis is None else array for array, axis in zip(arrays, axes, strict=True)]
+    return jax.vmap(fn, axes)(*operands) if 0 in axes else fn(*operands)[None]
 
 
 def _name(fn: Any) -> str:

@@ -69,8 +69,8 @@ class Pieces:
 
     def read(self, slice_at: Callable[[Any], Array], axis: int) -> Array:
         """Join what `slice_at(start)` reads for each run along `axis`, a negative number."""
-        found = jnp.moveaxis(jax.vmap(slice_at)(self.starts), 0, axis - 1)
-        return found.reshape((*found.shape[: axis - 1], self.size, *found.shape[axis:][1:]))
+        joined = jnp.moveaxis(jax.vmap(slice_at)(self.starts), 0, axis - 1)
+        return joined.reshape((*joined.shape[: axis - 1], self.size, *joined.shape[axis:][1:]))
 
     def write(self, array: Array, tile: Array, update: Update, axis: int) -> Array:
         """Update an array with each run's part of a tile along `axis`, one after the other."""

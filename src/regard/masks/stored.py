@@ -73,13 +73,13 @@ def from_array(array: ArrayLike) -> Mask:
         >>> masks.from_array([[1, 0], [1, 1]]) & masks.causal()
         from_array([[True, False], [True, True]]) & causal()
     """
-    kept = check_boolean("array", array)
-    if kept.ndim < 2:
+    keep = check_boolean("array", array)
+    if keep.ndim < 2:
         raise TypeError(
-            f"array: expected at least the axes (T, S), got shape {tuple(kept.shape)}; for one entry per key"
+            f"array: expected at least the axes (T, S), got shape {tuple(keep.shape)}; for one entry per key"
             " use masks.valid_keys"
         )
-    return FromArray(kept)
+    return FromArray(keep)
 
 
 @record

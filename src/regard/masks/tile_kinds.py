@@ -33,16 +33,17 @@ class KeptTiles(NamedTuple):
     @classmethod
     def count(cls, kinds: Any, side: int) -> KeptTiles | None:
         """Count kinds that are known, rounded up to two numbers a doubling, so that few programs are made."""
-        here = is_concrete(kinds) and getattr(kinds, "is_fully_addressable", True)
-        if not here or not np.size(kinds):
+        readable = is_concrete(kinds) and getattr(kinds, "is_fully_addressable", True)
+        if not readable or not np.size(kinds):
             return None
         with jax.transfer_guard("allow"):  # to look is to read
-            kept = joined = np.asarray(kinds) != TileKind.EMPTY
+            nonempty = joined = np.asarray(kinds) != TileKind.EMPTY
         for axis in (-1, -2):
-            length = kept.shape[axis]
+            length = nonempty.shape[axis]
             joined = np.logical_or.reduceat(joined, range(0, length, 4), axis)
             joined = joined.repeat(4, axis).take(range(length), axis)
-        by_row, by_column = (np.quantile(kept.sum(axis), (0.25, 0.5, 0.75, 1)) for axis in (-1, -2))
+        by_row = np.quantile(nonempty.sum(-1), (0.25, 0.5, 0.75, 1))
+        by_column = np.quantile(nonempty.sum(-2), (0.25, 0.5, 0.75, 1))
         return cls(side, _round_up(by_row), _round_up(by_column), *_round_up([joined.sum(-1).mean()]))
 
 
@@ -73,8 +74,9 @@ def join_touched(
     """
 
     def along(axis: int, join: Callable[[Array, Array], Array], entries: Array) -> Array:
-        first, last = (jax.lax.div(end.reshape(-1), np.int32(sides[axis])) for end in ends[axis])
         tile, side = tiles[axis], sides[axis]
+        first = jax.lax.div(ends[axis][0].reshape(-1), np.int32(side))
+        last = jax.lax.div(ends[axis][1].reshape(-1), np.int32(side))
         fits = aligned and not (tile % side and side % tile)
         more = (tile - 1) // side if fits else -(-(tile - 1) // side)
 
@@ -86,7 +88,7 @@ def join_touched(
     ends = (blocks.query_first, blocks.query_last), (blocks.key_first, blocks.key_last)
     tiles = blocks.query_block, blocks.key_block
     joined = [along(-2, join, entries) for join in joins]
-    return [along(-1, join, one) for join, one in zip(joins, joined, strict=True)]
+    return [along(-1, join, rows) for join, rows in zip(joins, joined, strict=True)]
 
 
 def classify_cells(keep: Callable[[Grid], Array], blocks: Blocks) -> Array:
@@ -99,9 +101,9 @@ def classify_cells(keep: Callable[[Grid], Array], blocks: Blocks) -> Array:
 
     def look(rows: Array) -> Array:
         grid = Grid.at(rows, columns.reshape(-1), blocks.query_offset, blocks.leading_axes, blocks.key_offset)
-        kept = keep(grid)
-        kept = jnp.broadcast_to(kept, (*kept.shape[:-2], rows.size, columns.size))
-        cells = kept.reshape((*kept.shape[:-2], rows.size, num_tiles, key_block))
+        may_attend = keep(grid)
+        may_attend = jnp.broadcast_to(may_attend, (*may_attend.shape[:-2], rows.size, columns.size))
+        cells = may_attend.reshape((*may_attend.shape[:-2], rows.size, num_tiles, key_block))
         return tile_kind(empty=~cells.any((-3, -1)), full=cells.all((-3, -1)))
 
     return jnp.moveaxis(jax.lax.map(look, blocks.rows), 0, -2)

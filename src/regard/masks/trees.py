@@ -58,25 +58,25 @@ def tree(parents: ArrayLike, start: ArrayLike = 0) -> Mask:
 
     Reference: Miao et al., "SpecInfer", 2024, section 4.2; Cai et al., "Medusa", 2024, section 2.1.2.
     """
-    found = integers("parents", parents)
-    if found.ndim == 0:
+    indices = integers("parents", parents)
+    if indices.ndim == 0:
         raise TypeError("parents: expected an integer array with one parent per node, got a scalar")
-    concrete = is_concrete(found)
+    concrete = is_concrete(indices)
     if concrete:
-        _check_order(np.asarray(found))
+        _check_order(np.asarray(indices))
     # What is known while tracing stays known, so that the mask still prints and compares.
     with jax.ensure_compile_time_eval() if concrete else contextlib.nullcontext():
-        enter, leave = evaluate(jnp.vectorize(_walk, signature="(n)->(n),(n)"), found)
-    count, first = found.shape[-1], integers("start", start, most=LARGEST - found.shape[-1])
+        enter, leave = evaluate(jnp.vectorize(_walk, signature="(n)->(n),(n)"), indices)
+    count, first = indices.shape[-1], integers("start", start, most=LARGEST - indices.shape[-1])
     if isinstance(first, np.ndarray | np.generic) and first.size:
         check_reach("parents, start", int(np.max(first)) + count)
-    return Tree(found, first, enter, leave)
+    return Tree(indices, first, enter, leave)
 
 
 def _check_order(parents: np.ndarray) -> None:
     wrong = (parents < -1) | (parents >= np.arange(parents.shape[-1]))
     if wrong.any():
-        *row, node = (int(index) for index in np.argwhere(wrong)[0])
+        *row, node = np.argwhere(wrong)[0].tolist()
         raise ValueError(
             "parents: expected -1 or the index of an earlier node,"
             f" got {parents[(*row, node)]} for node {node}"
@@ -134,14 +134,13 @@ class Tree(Stored, Intervals):
         end = first + count
         before, inside = position < first, (position >= first) & (position < end)
         node = jnp.where(inside, position - first, 0)
-        enter, leave = (
-            first + look_up(jnp.asarray(data), node, leading_axes) for data in (self.enter, self.leave)
-        )
+        enter = first + look_up(jnp.asarray(self.enter), node, leading_axes)
+        leave = first + look_up(jnp.asarray(self.leave), node, leading_axes)
         return jnp.where(before, position, jnp.where(inside, enter, end)), jnp.where(inside, leave, end)
 
     def number(self, position: Array, leading_axes: int) -> Array:
         return self.interval(position, leading_axes)[0]
 
     def expression(self) -> str:
-        known = is_concrete(self.start) and np.ndim(self.start) == 0 and not int(self.start)
-        return f"tree({literal(self.parents)}{'' if known else f', {literal(self.start)}'})"
+        from_zero = is_concrete(self.start) and np.ndim(self.start) == 0 and not int(self.start)
+        return f"tree({literal(self.parents)}{'' if from_zero else f', {literal(self.start)}'})"

@@ -89,9 +89,9 @@ class Rotary:
             raise ValueError(f"base: expected more than 1, got {self.base}")
         check_flag("interleaved", self.interleaved)
         if self.scaling is not None and not isinstance(self.scaling, Scaling):
-            known = ", ".join(kind.__name__ for kind in Scaling.__subclasses__())
+            kinds = ", ".join(kind.__name__ for kind in Scaling.__subclasses__())
             raise TypeError(
-                f"scaling: expected None or one of {known} of regard.positions, got {self.scaling!r}"
+                f"scaling: expected None or one of {kinds} of regard.positions, got {self.scaling!r}"
             )
 
     def __call__(self, features: Float[Array, "*B T D"], position: Any = 0) -> Float[Array, "*B T D"]:
@@ -120,11 +120,13 @@ def rotate(
     """Turn the first 2F features by angles `(*b, T, F)`, where b are the first leading axes."""
     width = check_width(2 * cosine.shape[-1], features.shape[-1])
     between = (1,) * (features.ndim - cosine.ndim)  # heads, and others behind those of the angles
-    cosine, sine = (x.reshape((*x.shape[:-2], *between, *x.shape[-2:])) for x in (cosine, sine))
+    cosine = cosine.reshape((*cosine.shape[:-2], *between, *cosine.shape[-2:]))
+    sine = sine.reshape((*sine.shape[:-2], *between, *sine.shape[-2:]))
     turning = features[..., :width].astype(cosine.dtype)
     pairs, axis = ((width // 2, 2), -1) if interleaved else ((2, width // 2), -2)
     turning = turning.reshape((*turning.shape[:-1], *pairs))
-    a, b = (jax.lax.index_in_dim(turning, side, axis, keepdims=False) for side in (0, 1))
+    a = jax.lax.index_in_dim(turning, 0, axis, keepdims=False)
+    b = jax.lax.index_in_dim(turning, 1, axis, keepdims=False)
     turned = jnp.stack((a * cosine - b * sine, a * sine + b * cosine), axis)
     turned = turned.reshape((*turned.shape[:-2], width)).astype(features.dtype)
     return turned if width == features.shape[-1] else jnp.concatenate((turned, features[..., width:]), -1)

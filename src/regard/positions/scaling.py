@@ -43,7 +43,8 @@ def turns(
             break
         angles = np.arange(1 << _DIGIT_BITS)[:, None] * (2.0**shift) * frequencies[None]
         rows = (magnitude >> jnp.uint32(shift)) & jnp.uint32((1 << _DIGIT_BITS) - 1)
-        step_sine, step_cosine = (jnp.asarray(turn, dtype)[rows] for turn in (np.sin(angles), np.cos(angles)))
+        step_sine = jnp.asarray(np.sin(angles), dtype)[rows]
+        step_cosine = jnp.asarray(np.cos(angles), dtype)[rows]
         sine, cosine = sine * step_cosine + cosine * step_sine, cosine * step_cosine - sine * step_sine
     return jnp.where((position < 0)[..., None], -sine, sine), cosine
 
@@ -218,10 +219,11 @@ class YaRN(Scaling):
 
     def frequencies(self, width: int, base: float) -> np.ndarray:
         plain = super().frequencies(width, base)
-        first, last = (
-            width * math.log(self.trained_length / (turns * 2 * math.pi)) / (2 * math.log(base))
-            for turns in (self.fast_turns, self.slow_turns)
-        )
+
+        def feature(count: float) -> float:  # that turns so often over the trained length
+            return width * math.log(self.trained_length / (count * 2 * math.pi)) / (2 * math.log(base))
+
+        first, last = feature(self.fast_turns), feature(self.slow_turns)
         if self.whole_features:
             first, last = math.floor(first), math.ceil(last)
         if first <= width - 1 and last >= 0:  # else one rule holds for all features

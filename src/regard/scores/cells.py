@@ -104,10 +104,12 @@ class Block:
         height, width = rows.length, columns.length
         if 0 in (height, width):
             return scores
-        first_key, first_query = (
-            position.reshape((*position.shape[:-3], 1, 1))  # for (..., heads, distances)
-            for position in (self.grid.key_position[..., :1], self.grid.query_position[..., :1, :])
-        )
+
+        def by_head_and_distance(position: Array) -> Array:
+            return position.reshape((*position.shape[:-3], 1, 1))
+
+        first_key = by_head_and_distance(self.grid.key_position[..., :1])
+        first_query = by_head_and_distance(self.grid.query_position[..., :1, :])
         base = signed_distance(first_key, first_query)
 
         def run(row: Any, column: Any) -> Array:

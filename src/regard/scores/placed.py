@@ -37,9 +37,9 @@ class Placed(Score):
 
     def check(self, leading: tuple[int, ...]) -> None:
         for name, shape in (("first_batch", ()), ("heads", leading[-1:])):
-            found = getattr(self, name)
-            if found is not None and (found.shape != shape or not jnp.issubdtype(found.dtype, jnp.integer)):
-                raise ValueError(f"{name}: expected integers {shape}, got {found.dtype} {found.shape}")
+            ids = getattr(self, name)
+            if ids is not None and (ids.shape != shape or not jnp.issubdtype(ids.dtype, jnp.integer)):
+                raise ValueError(f"{name}: expected integers {shape}, got {ids.dtype} {ids.shape}")
 
 
 @dataclass(frozen=True)

@@ -50,12 +50,12 @@ def softcap(cap: float | ArrayLike) -> Score:
         raise (TypeError if cap is None else ValueError)(
             f"cap: expected a number above 0, got {cap!r}; without a cap, score=None"
         )
-    found = parameter("cap", cap)
-    if is_concrete(found) and np.isinf(np.asarray(found)).any():
+    caps = parameter("cap", cap)
+    if is_concrete(caps) and np.isinf(np.asarray(caps)).any():
         raise ValueError(
-            f"cap: expected finite numbers, got {np.asarray(found).tolist()}; without a cap, no score"
+            f"cap: expected finite numbers, got {np.asarray(caps).tolist()}; without a cap, no score"
         )
-    return Softcap(found)
+    return Softcap(caps)
 
 
 @record
@@ -259,8 +259,8 @@ class Modifier(Modified):
             program = make(*shapes)  # which says what it cannot compute with
         answers = program.out_avals
         if len(answers) != 1 or answers[0].shape or not jnp.issubdtype(answers[0].dtype, jnp.floating):
-            found = ", ".join(map(str, answers)) or "nothing"
-            raise TypeError(f"modifier: expected fn to return one floating-point score, got {found}")
+            returned = ", ".join(map(str, answers)) or "nothing"
+            raise TypeError(f"modifier: expected fn to return one floating-point score, got {returned}")
         return HoistedModifier(tuple(map(_fix_dtype, program.consts)), program.jaxpr, self.expression())
 
     def expression(self) -> str:

@@ -90,8 +90,8 @@ def _refuses_age(capability: tuple[int, int], version: int, what: str) -> str | 
     """Return what is too old for something that came with Hopper."""
     if capability < (9, 0):
         return f"for {what} it needs compute capability 9.0, this is {capability[0]}.{capability[1]}"
-    if (found := _inner().check_cudnn_version()) < version:
-        return f"for {what} it needs cuDNN {version}, this is {found}"
+    if (installed := _inner().check_cudnn_version()) < version:
+        return f"for {what} it needs cuDNN {version}, this is {installed}"
     return None
 
 
@@ -152,7 +152,7 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
         four_axes(array, batch)[:, :, :rows]
         for array, rows in ((problem.query, problem.T), (problem.key, reach), (problem.value, reach))
     ]
-    data = [jnp.asarray(one) for one in documents or (() if bounds is None else (bounds,))]
+    data = [jnp.asarray(numbers) for numbers in documents or (() if bounds is None else (bounds,))]
     # JAX tells its gradient the derivative of a score function and not the function, which it needs, too.
     # Beyond 128 columns, JAX's own tests ask for gradients on Hopper alone.
     widest = 256 if find_capability()[0] == 9 else 128
@@ -181,8 +181,8 @@ class Cudnn:
     def forward(self, lse: bool, query: Array, key: Array, value: Array, *data: Array) -> list[Array]:
         """Compute the output by cuDNN; keys beyond the length are not read."""
         arrays, options = self._prepare(query, key, value, data)
-        found = _inner()._dot_product_attention_fwd(*arrays, *options, lse)
-        output, *statistics = found if lse else (found,)
+        outputs = _inner()._dot_product_attention_fwd(*arrays, *options, lse)
+        output, *statistics = outputs if lse else (outputs,)
         if self.packed:
             output = output.reshape((*query.shape[:3], -1))
             statistics = [stat.reshape(-1)[_places(query, *data)] for stat in statistics]
@@ -205,7 +205,8 @@ class Cudnn:
         """Compute the gradients by cuDNN."""
         arrays, options = self._prepare(query, key, value, data)
         if self.packed:
-            output, cotangent = (_heads_as_rows(array, query) for array in (output, cotangent))
+            output = _heads_as_rows(output, query.shape[1])
+            cotangent = _heads_as_rows(cotangent, query.shape[1])
             places = _places(query, *data)
             length = query.shape[2]
             every = jnp.zeros(places.size * data[0].shape[1], lse.dtype)
@@ -214,8 +215,8 @@ class Cudnn:
         grads = _inner()._dot_product_attention_bwd_rule(*options, False, saved, cotangent)[:3]
         if self.packed:
             return [
-                grad.reshape((*given.shape[:2], -1, *given.shape[2:])).sum(2)
-                for grad, given in zip(grads, (query, key, value), strict=True)
+                grad.reshape((*array.shape[:2], -1, *array.shape[2:])).sum(2)
+                for grad, array in zip(grads, (query, key, value), strict=True)
             ]
         if data:
             there = _there(key, data[0])
@@ -232,8 +233,11 @@ class Cudnn:
         layout, padded = "BNTH", False
         if self.packed:
             # Offsets count numbers of arrays with the length before heads: heads become rows of the batch.
-            query, key, value = (_heads_as_rows(array, query) for array in (query, key, value))
-            starts, lengths = (jnp.repeat(one, query.shape[0] // len(one), 0) for one in data)
+            heads = query.shape[1]
+            query = _heads_as_rows(query, heads)
+            key, value = _heads_as_rows(key, heads), _heads_as_rows(value, heads)
+            starts = jnp.repeat(data[0], query.shape[0] // len(data[0]), 0)
+            lengths = jnp.repeat(data[1], query.shape[0] // len(data[1]), 0)
             ends = jnp.pad(starts, ((0, 0), (0, 1)), constant_values=-1)
             limits, layout = (lengths, lengths, ends, ends), "BTNH"
         elif data:
@@ -275,9 +279,9 @@ def _there(key: Array, lengths: Array) -> Array:
     return (jnp.arange(key.shape[2]) < lengths[:, None])[:, None, :, None]
 
 
-def _heads_as_rows(array: Array, query: Array) -> Array:
-    """Reshape (batch, heads, length, width) to (batch * query's heads, length, 1, width)."""
-    array = jnp.repeat(array, query.shape[1] // array.shape[1], 1)
+def _heads_as_rows(array: Array, query_heads: int) -> Array:
+    """Reshape (batch, heads, length, width) to (batch * query_heads, length, 1, width)."""
+    array = jnp.repeat(array, query_heads // array.shape[1], 1)
     return array.reshape((-1, array.shape[2], 1, array.shape[3]))
 
 
@@ -314,8 +318,8 @@ def _inner() -> Any:
         from jax._src.cudnn import fused_attention_stablehlo as inner
 
         forward, backward = inner._dot_product_attention_fwd, inner._dot_product_attention_bwd_rule
-        known = len(inspect.signature(forward).parameters), len(inspect.signature(backward).parameters)
-        return inner if known == ((21, 12) if _takes_scores(inner) else (19, 11)) else None
+        arities = len(inspect.signature(forward).parameters), len(inspect.signature(backward).parameters)
+        return inner if arities == ((21, 12) if _takes_scores(inner) else (19, 11)) else None
     except (ImportError, AttributeError):
         return None
 

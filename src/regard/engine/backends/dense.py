@@ -57,10 +57,8 @@ def _read_once(problem: Problem) -> tuple[Array, dict[str, Array]]:
 
 
 def _swap_lengths(problem: Problem) -> Problem:
-    key, value = (
-        stored.array() if isinstance(stored, LengthFirst) else stored
-        for stored in (problem.key, problem.value)
-    )
+    key = problem.key.array() if isinstance(problem.key, LengthFirst) else problem.key
+    value = problem.value.array() if isinstance(problem.value, LengthFirst) else problem.value
     return dataclasses.replace(problem, key=key, value=value)
 
 

@@ -118,10 +118,8 @@ def _rows_of_step(problem: Problem, list_heads: int, choices: int) -> int:
 
 def _attend_rows(problem: Problem, row: Array, query: Array, listed: Array) -> tuple[Array, dict[str, Array]]:
     """Attend with these rows of the call, whose keys are listed (*b, R, C)."""
-    key, value = (
-        Gathered.take(problem.with_heads(array).astype(problem.matmul_dtype), listed, problem)
-        for array in (problem.key, problem.value)
-    )
+    key = Gathered.take(problem.with_heads(problem.key).astype(problem.matmul_dtype), listed, problem)
+    value = Gathered.take(problem.with_heads(problem.value).astype(problem.matmul_dtype), listed, problem)
     if listed.shape[-3] not in (1, problem.leading[-1]):
         listed = jnp.repeat(listed, problem.group, -3)
     columns, keep = jnp.minimum(listed, problem.S - 1), listed < problem.S

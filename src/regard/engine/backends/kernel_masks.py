@@ -30,34 +30,34 @@ def read_kernel_mask(problem: Problem) -> Bounds | str:
     Query row t reads key rows t - before to t + after, those below `keys_below`, of its id: `query_ids` holds
     one for every row.
     """
-    found = Bounds()
+    bounds = Bounds()
     for part in () if problem.mask is None else problem.mask.parts:
-        found &= part.bounds
-        if not found.exact:
+        bounds &= part.bounds
+        if not bounds.exact:
             return f"the mask has {part!r}, which it does not know"
-    if found.empty:
-        return found
-    if not all(positions_of(one).is_consecutive for one in (problem.query_offset, problem.key_offset)):
+    if bounds.empty:
+        return bounds
+    if not all(positions_of(offset).is_consecutive for offset in (problem.query_offset, problem.key_offset)):
         return "the mask reads the position of every token, and it counts rows from an offset"
     offsets = (problem.query_offset, problem.key_offset or 0)
     if not is_concrete(offsets) or any(np.ndim(offset) for offset in offsets):
         return "the mask is placed by offsets that are arrays, or not known until it runs"
-    query_offset, key_offset = (int(offset) for offset in offsets)
+    query_offset, key_offset = int(offsets[0]), int(offsets[1])
     shift = query_offset - key_offset
-    query_ids = found.query_ids
-    if found.key_ids is not None:
+    query_ids = bounds.query_ids
+    if bounds.key_ids is not None:
         if query_ids is None and (shift or problem.T != problem.S):
             return "the mask reads the document of keys that other rows than theirs have"
-        query_ids = found.key_ids if query_ids is None else query_ids
-        if any(np.ndim(ids) > max(len(problem.leading), 1) for ids in (query_ids, found.key_ids)):
+        query_ids = bounds.key_ids if query_ids is None else query_ids
+        if any(np.ndim(ids) > max(len(problem.leading), 1) for ids in (query_ids, bounds.key_ids)):
             return "segments differ between heads"
-    keys_below = found.keys_below
+    keys_below = bounds.keys_below
     if keys_below is not None:  # within the keys: int32 may not hold the difference
         keys_below = jnp.clip(keys_below, key_offset, min(key_offset + problem.S, LARGEST)) - key_offset
-    before = None if found.before is None else found.before - shift
-    after = None if found.after is None else found.after + shift
+    before = None if bounds.before is None else bounds.before - shift
+    after = None if bounds.after is None else bounds.after + shift
     return dataclasses.replace(
-        found,
+        bounds,
         # A band wider than the matrix is none.
         before=None if before is not None and before >= problem.T - 1 else before,
         after=None if after is not None and after >= problem.S - 1 else after,
@@ -107,13 +107,14 @@ def find_documents(kernel_mask: Bounds, problem: Problem) -> tuple[np.ndarray, n
 
     None where there is one document in every row; else why the ids are no such documents.
     """
-    found = (kernel_mask.query_ids, kernel_mask.key_ids)
+    ids = (kernel_mask.query_ids, kernel_mask.key_ids)
     if kernel_mask.key_ids is None:
         return None
-    if not is_concrete(found):
+    if not is_concrete(ids):
         return "it counts documents while the program is made, and ids are not known until it runs"
     with jax.transfer_guard("allow"):
-        queries, keys = (row_ids(np.asarray(ids), problem.leading[:-1]) for ids in found)
+        queries = row_ids(np.asarray(ids[0]), problem.leading[:-1])
+        keys = row_ids(np.asarray(ids[1]), problem.leading[:-1])
     if not np.array_equal(queries, keys):
         return "it takes documents of the same rows of queries and keys"
     begins = [np.flatnonzero(np.append(True, row[1:] != row[:-1])) for row in keys]

@@ -108,9 +108,9 @@ def run_kernel(
     if problem.sinks is not None:
         sinks = problem.spread(problem.sinks.astype(jnp.float32))
         arrays = [*arrays, sinks.reshape((-1, leading[-1] if leading else 1))]
-    found = _bind(saving_p if problem.aux else plain_p, *arrays, *data, spec=spec)
-    output = found[0].reshape((*leading, problem.T, problem.E))
-    return output, {name: found[1].reshape((*leading, problem.T)) for name in problem.aux}
+    output, *lse = _bind(saving_p if problem.aux else plain_p, *arrays, *data, spec=spec)
+    output = output.reshape((*leading, problem.T, problem.E))
+    return output, {name: lse[0].reshape((*leading, problem.T)) for name in problem.aux}
 
 
 def _bind(primitive: Primitive, *operands: Array, spec: Spec) -> list[Array]:
@@ -126,8 +126,8 @@ def _plain(spec: Spec, *operands: Array) -> list[Array]:
 
 
 def _saving(spec: Spec, *operands: Array) -> list[Array]:
-    found = spec.kernel.forward(True, *operands[:3], *operands[spec.wrt :])
-    return _add_sinks(spec, operands, *found)
+    output, lse = spec.kernel.forward(True, *operands[:3], *operands[spec.wrt :])
+    return _add_sinks(spec, operands, output, lse)
 
 
 def _add_sinks(spec: Spec, operands: Leaves, output: Array, lse: Array) -> list[Array]:
@@ -138,65 +138,66 @@ def _add_sinks(spec: Spec, operands: Leaves, output: Array, lse: Array) -> list[
 
 
 def _tangent(spec: Spec, *operands: Array) -> list[Array]:
-    given, tangents = operands[: -spec.laid_out("tangent")], operands[-spec.wrt :]
-    return jax.jvp(_reference(spec, given), given[: spec.wrt], tangents)[1]
+    primals, tangents = operands[: -spec.laid_out("tangent")], operands[-spec.wrt :]
+    return jax.jvp(_reference(spec, primals), primals[: spec.wrt], tangents)[1]
 
 
 def _backward(spec: Spec, *operands: Array) -> list[Array]:
     end = len(operands) - spec.laid_out("backward")
-    given, (output, lse, cotangent, *rest) = operands[:end], operands[end:]
-    query, key, value = arrays = given[:3]
-    if len(given) > spec.wrt:
+    primals, (output, lse, *cotangents) = operands[:end], operands[end:]
+    query, key, value = arrays = primals[:3]
+    if len(primals) > spec.wrt:
         alive = lse != -jnp.inf
         lse = jnp.where(alive, lse, _NOTHING)
-        cotangent, *rest = (
+        cotangents = [
             jnp.where(alive.reshape((*alive.shape, *(1,) * (array.ndim - 3))), array, 0)
-            for array in (cotangent, *rest)
-        )
+            for array in cotangents
+        ]
+    cotangent, *of_lse = cotangents
     if max(query.shape[-1], value.shape[-1]) + _ADDED * spec.of_lse > spec.kernel.widest:
         return _reference_backward(spec, *operands)
     of_sinks = []
     if spec.sunk:
         delta = (output.astype(lse.dtype) * cotangent.astype(lse.dtype)).sum(-1)
-        change = rest[0] - delta if spec.of_lse else -delta
-        of_sinks = [(jnp.exp(given[3][..., None] - lse) * change).sum(-1)]
+        change = of_lse[0] - delta if spec.of_lse else -delta
+        of_sinks = [(jnp.exp(primals[3][..., None] - lse) * change).sum(-1)]
     if spec.of_lse:
-        query, key, value = (_widen(array) for array in arrays)
-        output = _widen(output, _pieces(-rest[0], output.dtype))
+        query, key, value = map(_widen, arrays)
+        output = _widen(output, _pieces(-of_lse[0], output.dtype))
         scales = jnp.broadcast_to(jnp.asarray(_SCALES, cotangent.dtype), (*lse.shape, len(_SCALES)))
         cotangent = _widen(cotangent, scales)
-    grads = spec.kernel.backward(query, key, value, given[spec.wrt :], output, lse, cotangent)
+    grads = spec.kernel.backward(query, key, value, primals[spec.wrt :], output, lse, cotangent)
     return [*(grad[..., : array.shape[-1]] for grad, array in zip(grads, arrays, strict=True)), *of_sinks]
 
 
 def _widen(array: Array, *columns: Array) -> Array:
     """Add `_ADDED` columns, zeros where none are given."""
     array = jnp.concatenate([array, *columns], -1) if columns else array
-    rest = _ADDED - sum(one.shape[-1] for one in columns)
+    rest = _ADDED - sum(column.shape[-1] for column in columns)
     return jnp.pad(array, (*((0, 0),) * (array.ndim - 1), (0, rest)))
 
 
 def _pieces(array: Array, dtype: Any) -> Array:
     """Split numbers into three of a narrower dtype whose sum by `_SCALES` they are, along a new last axis."""
-    digits, found = jnp.finfo(dtype), []
+    digits, pieces = jnp.finfo(dtype), []
     for scale in _SCALES:
         # Not by `astype` and back, which XLA leaves out.
-        found.append(jax.lax.reduce_precision(array / scale, digits.nexp, digits.nmant))
-        array = array - found[-1] * scale
-    return jnp.stack(found, -1).astype(dtype)
+        pieces.append(jax.lax.reduce_precision(array / scale, digits.nexp, digits.nmant))
+        array = array - pieces[-1] * scale
+    return jnp.stack(pieces, -1).astype(dtype)
 
 
 def _reference_backward(spec: Spec, *operands: Array) -> list[Array]:
     end = len(operands) - spec.laid_out("backward")
-    given, (_, lse, cotangent, *rest) = operands[:end], operands[end:]
-    pull = jax.vjp(_reference(spec, given), *given[: spec.wrt])[1]
+    primals, (_, lse, cotangent, *rest) = operands[:end], operands[end:]
+    pull = jax.vjp(_reference(spec, primals), *primals[: spec.wrt])[1]
     return list(pull([cotangent, *(rest or [jnp.zeros_like(lse)])]))
 
 
 def _reference(spec: Spec, operands: Leaves) -> Callable[..., list[Array]]:
     def function(*arrays: Array) -> list[Array]:
-        found = spec.kernel.reference(*arrays[:3], *operands[spec.wrt :])
-        return _add_sinks(spec, arrays, *found)
+        output, lse = spec.kernel.reference(*arrays[:3], *operands[spec.wrt :])
+        return _add_sinks(spec, arrays, output, lse)
 
     return function
 
@@ -219,16 +220,16 @@ def _evaluate(rule: Callable[..., list[Array]], spec: Spec, *operands: Array) ->
 
 
 def _jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
-    found = name_results(("output", "lse"), _bind(saving_p, *operands, spec=spec))
+    outputs = name_results(("output", "lse"), _bind(saving_p, *operands, spec=spec))
     if all(isinstance(tangent, ad.Zero) for tangent in tangents[: spec.wrt]):
-        return found, [ad.Zero(jax.typeof(value).to_tangent_aval()) for value in found]
+        return outputs, [ad.Zero(jax.typeof(value).to_tangent_aval()) for value in outputs]
     linear = [ad.instantiate_zeros(tangent) for tangent in tangents[: spec.wrt]]
-    return found, _bind(tangent_p, *operands, *found, *linear, spec=spec)
+    return outputs, _bind(tangent_p, *operands, *outputs, *linear, spec=spec)
 
 
 def _plain_jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
-    found, found_tangents = _jvp(operands, tangents, spec=spec)
-    return found[:1], found_tangents[:1]
+    outputs, output_tangents = _jvp(operands, tangents, spec=spec)
+    return outputs[:1], output_tangents[:1]
 
 
 def _reference_jvp(
@@ -242,15 +243,15 @@ def _reference_jvp(
 
 
 def _tangent_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[Any]:
-    known, linear = operands[: -spec.wrt], operands[-spec.wrt :]
+    saved, linear = operands[: -spec.wrt], operands[-spec.wrt :]
     if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
         return [None] * len(operands)
-    given = [ad.instantiate_zeros(cotangents[0])]
+    filled = [ad.instantiate_zeros(cotangents[0])]
     if not isinstance(cotangents[1], ad.Zero):
-        given.append(cotangents[1])
-    grads = _bind(backward_p, *known, *given, spec=dataclasses.replace(spec, of_lse=len(given) > 1))
+        filled.append(cotangents[1])
+    grads = _bind(backward_p, *saved, *filled, spec=dataclasses.replace(spec, of_lse=len(filled) > 1))
     wanted = map(ad.is_undefined_primal, linear)
-    return [None] * len(known) + [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
+    return [None] * len(saved) + [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
 
 
 def _backward_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[Any]:
@@ -258,17 +259,17 @@ def _backward_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[
     if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
         return [None] * len(operands)
     tangents = [ad.instantiate_zeros(cotangent) for cotangent in cotangents]
-    found = _bind(tangent_p, *operands[:end], *tangents, spec=dataclasses.replace(spec, of_lse=False))
-    linear = zip(operands[end:], found, strict=False)
-    return [None] * end + [tangent if ad.is_undefined_primal(one) else None for one, tangent in linear]
+    pushed = _bind(tangent_p, *operands[:end], *tangents, spec=dataclasses.replace(spec, of_lse=False))
+    linear = zip(operands[end:], pushed, strict=False)
+    return [None] * end + [tangent if ad.is_undefined_primal(arg) else None for arg, tangent in linear]
 
 
 def _batch(primitive: Primitive, operands: Leaves, axes: Leaves, *, spec: Spec) -> Any:
     """Batch a primitive: the axis joins that of the batch, which all operands have in front."""
     size = batch_size(operands, axes)
     leading = [lead(operand, axis, size) for operand, axis in zip(operands, axes, strict=True)]
-    found = _bind(primitive, *(array.reshape((-1, *array.shape[2:])) for array in leading), spec=spec)
-    return [array.reshape((size, -1, *array.shape[1:])) for array in found], [0] * len(found)
+    batched = _bind(primitive, *(array.reshape((-1, *array.shape[2:])) for array in leading), spec=spec)
+    return [array.reshape((size, -1, *array.shape[1:])) for array in batched], [0] * len(batched)
 
 
 # Over devices: batch rows and heads are divided as queries are, as those of the tiled backend.
@@ -311,8 +312,8 @@ def _primitive(name: str) -> Primitive:
 
     def shapes(*operands: Any, spec: Spec) -> list[ShapedArray]:
         like = [jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in operands]
-        found = jax.eval_shape(functools.partial(evaluate, spec=spec), *like)
-        return result_types(operands, found)
+        outputs = jax.eval_shape(functools.partial(evaluate, spec=spec), *like)
+        return result_types(operands, outputs)
 
     primitive.def_impl(jax.jit(evaluate, static_argnames="spec"))
     primitive.def_abstract_eval(shapes)

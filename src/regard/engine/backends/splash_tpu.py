@@ -70,7 +70,7 @@ def _refuses_mask(problem: Problem) -> str | None:
     if problem.T > problem.S:
         return "with a mask it takes no more queries than keys"
     ids = (kernel_mask.query_ids, kernel_mask.key_ids)
-    if any(one is not None and one.dtype != np.int32 for one in ids):
+    if any(array is not None and array.dtype != np.int32 for array in ids):
         return "it compares segments of 32 bits"
     bounds = row_bounds(kernel_mask, problem)
     return bounds if isinstance(bounds, str) else None
@@ -87,7 +87,7 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     data: list[Any] = [] if bounds is None else [bounds]
     if kernel_mask.key_ids is not None:
         ids = (kernel_mask.query_ids, kernel_mask.key_ids)
-        data += [row_ids(jnp.asarray(one, jnp.int32), batch) for one in ids]
+        data += [row_ids(jnp.asarray(array, jnp.int32), batch) for array in ids]
     kernel = Splash(float(problem.scale), kernel_mask.before, kernel_mask.after, cap, _INTERPRET)
     return run_kernel(problem, kernel, arrays, data)
 
@@ -106,14 +106,14 @@ class Splash:
     def forward(self, lse: bool, query: Array, key: Array, value: Array, *data: Array) -> list[Array]:
         """Compute the output by the kernel; keys beyond a length are not read."""
         attention, arrays, ids = self._prepare(query, key, value, data)
-        output, (found,) = jax.vmap(attention)(*arrays, ids)
+        output, (log_sum,) = jax.vmap(attention)(*arrays, ids)
         rows = query.shape[2]
-        output, found = output[:, :, :rows, : value.shape[3]], found[:, :, :rows]
+        output, log_sum = output[:, :, :rows, : value.shape[3]], log_sum[:, :, :rows]
         if ids is not None:
             # What it calls masked is a number, so that rows of nothing else have weights.
-            some = found > attention.kwargs["mask_value"] / 2
-            output, found = jnp.where(some[..., None], output, 0), jnp.where(some, found, -jnp.inf)
-        return [output, found] if lse else [output]
+            some = log_sum > attention.kwargs["mask_value"] / 2
+            output, log_sum = jnp.where(some[..., None], output, 0), jnp.where(some, log_sum, -jnp.inf)
+        return [output, log_sum] if lse else [output]
 
     def backward(
         self,
@@ -130,21 +130,23 @@ class Splash:
 
         attention, arrays, ids = self._prepare(query, key, value, data)
         rows = arrays[0].shape[2]
-        output, cotangent = (_pad(array, rows, _LANES) for array in (output, cotangent))
+        output = _pad(output, rows, _LANES)
+        cotangent = _pad(cotangent, rows, _LANES)
         lse = jnp.pad(lse, ((0, 0), (0, 0), (0, rows - lse.shape[2])))
 
-        def one(query: Array, key: Array, value: Array, ids: Any, *saved: Array) -> Any:
-            *found, cotangent = saved
+        def pull(
+            query: Array, key: Array, value: Array, ids: Any, output: Array, lse: Array, cotangent: Array
+        ) -> Any:
             infos = (attention.dq_mask_info, attention.dkv_mask_info)
-            residuals: Any = (query, key, value, ids, None, *found, *infos)
+            residuals: Any = (query, key, value, ids, None, output, lse, *infos)
             return kernel._splash_attention_bwd(**attention.kwargs, res=residuals, do=cotangent)[3:6]
 
-        grads = jax.vmap(one)(*arrays, ids, output, lse, cotangent)
-        scaled, *others = (
-            grad[:, :, : given.shape[2], : given.shape[3]]
-            for grad, given in zip(grads, (query, key, value), strict=True)
-        )
-        return [(scaled * jnp.asarray(self.scale, jnp.float32)).astype(query.dtype), *others]
+        grads = jax.vmap(pull)(*arrays, ids, output, lse, cotangent)
+        grads = [
+            grad[:, :, : array.shape[2], : array.shape[3]]
+            for grad, array in zip(grads, (query, key, value), strict=True)
+        ]
+        return [(grads[0] * jnp.asarray(self.scale, jnp.float32)).astype(query.dtype), *grads[1:]]
 
     def _prepare(
         self, query: Array, key: Array, value: Array, data: Sequence[Array]
@@ -159,16 +161,18 @@ class Splash:
         key_ids = jnp.zeros((batch, num_keys), jnp.int32)
         if len(data) > 1:
             # Any number may be an id, but one.
-            query_ids, key_ids = (jnp.maximum(one, _NOBODY + 1) for one in data[-2:])
+            query_ids = jnp.maximum(data[-2], _NOBODY + 1)
+            key_ids = jnp.maximum(data[-1], _NOBODY + 1)
         if len(data) % 2:
             there = jnp.arange(num_keys) < data[0][:, None]
             key_ids = jnp.where(there, key_ids, _NOBODY)
-            key, value = (jnp.where(there[:, None, :, None], array, 0) for array in (key, value))
+            key = jnp.where(there[:, None, :, None], key, 0)
+            value = jnp.where(there[:, None, :, None], value, 0)
         query = (query * jnp.asarray(self.scale, jnp.float32)).astype(query.dtype)
         # Lengths are padded to whole tiles, widths to whole lanes.
-        rows, columns = (_tile(length) for length in (num_queries, num_keys))
+        rows, columns = _tile(num_queries), _tile(num_keys)
         query = _pad(query, rows, _LANES)
-        key, value = (_pad(array, columns, _LANES) for array in (key, value))
+        key, value = _pad(key, columns, _LANES), _pad(value, columns, _LANES)
         ids = None
         if data or key.shape[2] != num_keys:
             query_ids = jnp.pad(query_ids, ((0, 0), (0, query.shape[2] - num_queries)))

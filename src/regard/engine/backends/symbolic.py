@@ -63,8 +63,8 @@ def split_rows(array: Array, count: Any, size: int) -> Array:
 def join_rows(array: Array, problem: Problem, axis: int) -> Array:
     """Join steps (count, ...), whose rows lie on an axis, and leave out what was repeated."""
     array = jnp.moveaxis(array, 0, axis - 1)
-    place = array.ndim + axis
-    array = array.reshape((*array.shape[: place - 1], -1, *array.shape[place + 1 :]))
+    index = array.ndim + axis
+    array = array.reshape((*array.shape[: index - 1], -1, *array.shape[index + 1 :]))
     return jax.lax.slice_in_dim(array, 0, problem.T, axis=axis)
 
 

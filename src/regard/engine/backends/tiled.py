@@ -101,7 +101,8 @@ def _scores(problem: Problem) -> Array:
 def _weights(problem: Problem, peak: Array, log_total: Array) -> Array:
     """Compute the T x S weights, or the rows and heads of them that are asked for."""
     per_row = (*problem.leading, problem.T, 1)
-    peak, log_total = (take_chosen_rows(problem, array.reshape(per_row)) for array in (peak, log_total))
+    peak = take_chosen_rows(problem, peak.reshape(per_row))
+    log_total = take_chosen_rows(problem, log_total.reshape(per_row))
     alive = peak != -jnp.inf
     return jnp.where(alive, exp(_scores(problem) - jnp.where(alive, peak, 0) - log_total), 0)
 
@@ -134,23 +135,23 @@ def _score_at(
 ) -> Array:
     """Compute the score of each query with one key."""
     index = list(jnp.indices(argmax.shape, jnp.int32, sparse=True))
-    place = jnp.maximum(argmax, 0)
+    best = jnp.maximum(argmax, 0)
     # Along axes that arrays share, so that what is divided over devices stays so.
-    grouped = problem.fold(place[..., None])
+    grouped = problem.fold(best[..., None])
     if inputs.key.shape[-3] == 1 < grouped.shape[-3]:
-        grouped = place.reshape((*place.shape[:-2], 1, -1, 1))
-    key = jnp.take_along_axis(inputs.key, grouped, -2).reshape((*place.shape, -1))
-    rows = inputs.query.astype(config.dtype), key.astype(config.dtype)
-    query, key = (jnp.where(alive[..., None], row, 0) for row in rows)
+        grouped = best.reshape((*best.shape[:-2], 1, -1, 1))
+    key = jnp.take_along_axis(inputs.key, grouped, -2).reshape((*best.shape, -1))
+    query = jnp.where(alive[..., None], inputs.query.astype(config.dtype), 0)
+    key = jnp.where(alive[..., None], key.astype(config.dtype), 0)
     score = jnp.sum(query * key, -1) * inputs.scale[..., 0]
     axes = len(problem.leading)
     query_position = problem.with_heads(problem.grid().query_position)[..., 0]
     first = index[0] if axes > 1 else jnp.zeros_like(index[0])
-    key_position = positions_of(problem.key_offset).pick(place, axes)
+    key_position = positions_of(problem.key_offset).pick(best, axes)
     cells = HeadPicks(query_position, key_position, index[-2], first)
     bias = inputs.bias
     if bias is not None:
-        bias = jnp.take_along_axis(bias, place[..., None] if bias.shape[-1] > 1 else place[..., None] * 0, -1)
+        bias = jnp.take_along_axis(bias, best[..., None] if bias.shape[-1] > 1 else best[..., None] * 0, -1)
         bias = bias[..., 0].astype(config.dtype)
     joined = None if context.scoring is None else context.scoring.join(inputs.parameters)
     return finish_scores(score, None, score=joined, cells=cells, bias=bias).scores

@@ -21,9 +21,9 @@ AUX = ("weights", "scores", "lse", "max_score", "argmax", "entropy")
 
 def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -> Problem:
     """Check the arguments of a call and fill in what was left out."""
-    query, key, value = (
-        float_array(name, array, 2) for name, array in (("query", query), ("key", key), ("value", value))
-    )
+    query = float_array("query", query, 2)
+    key = float_array("key", key, 2)
+    value = float_array("value", value, 2)
     chosen = fill_in(options)
     metric, score = split_product(compose(chosen["score"]))
     if metric is not None:
@@ -40,10 +40,8 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
     query_offset = _check_offset("query_offset", chosen["query_offset"], leading)
     key_offset = _check_offset("key_offset", chosen["key_offset"], leading)
     key_offset = None if isinstance(key_offset, int) and key_offset == 0 else key_offset
-    query_offset, key_offset = (
-        settle_positions(side, offset, chosen[f"{side}_positions"], length, leading)
-        for side, offset, length in (("query", query_offset, num_queries), ("key", key_offset, num_keys))
-    )
+    query_offset = settle_positions("query", query_offset, chosen["query_positions"], num_queries, leading)
+    key_offset = settle_positions("key", key_offset, chosen["key_positions"], num_keys, leading)
     reads_positions = any(part is not None and part.reads_positions for part in (mask, score))
     try:
         query_offset = place_queries(num_queries, num_keys, query_offset, reads_positions, key_offset)
@@ -133,8 +131,8 @@ def float_dtype(name: str, dtype: Any, *others: str) -> np.dtype:
     except (TypeError, ValueError):
         canonical = None
     if canonical is None or not (jnp.issubdtype(canonical, jnp.floating) or canonical.name in others):
-        known = " or ".join(("a floating-point dtype", *others))
-        raise TypeError(f"{name}: expected {known}, got {dtype if canonical is None else canonical!s}")
+        expected = " or ".join(("a floating-point dtype", *others))
+        raise TypeError(f"{name}: expected {expected}, got {dtype if canonical is None else canonical!s}")
     return canonical
 
 
@@ -186,8 +184,8 @@ def read_scale(scale: Any) -> Any:
     if not isinstance(scale, jax.Array | jax.ShapeDtypeStruct):
         own = isinstance(scale, str) or hasattr(scale, "dtype")
         number = as_array("scale", expected, np.asarray, scale, None if own else float)
-    kinds = (jnp.floating, jnp.integer)
-    if number.ndim or isinstance(scale, bool) or not any(jnp.issubdtype(number.dtype, one) for one in kinds):
+    real = any(jnp.issubdtype(number.dtype, kind) for kind in (jnp.floating, jnp.integer))
+    if number.ndim or isinstance(scale, bool) or not real:
         raise ValueError(f"scale: expected {expected}, got {_describe(scale)}")
     if isinstance(number, np.ndarray | np.generic) and not np.isfinite(number):
         raise ValueError(f"scale: expected a finite number, got {scale}")

@@ -33,9 +33,9 @@ class Pages(Store):
         return self.pages.dtype
 
     def array(self) -> Array:
-        found = jnp.take(self.pages, jnp.maximum(self.table, 0), axis=0, mode="clip")
-        found = jnp.where((self.table >= 0)[..., None, None, None], found, 0).swapaxes(1, 2)
-        return found.reshape(self.shape)
+        pages = jnp.take(self.pages, jnp.maximum(self.table, 0), axis=0, mode="clip")
+        pages = jnp.where((self.table >= 0)[..., None, None, None], pages, 0).swapaxes(1, 2)
+        return pages.reshape(self.shape)
 
     def score(self, query: Array, precision: Any) -> Array:
         def add(row: Array, first: Array, page: Array, scores: Array) -> Array:

@@ -59,8 +59,8 @@ class Quantized(Store):
         def score_block(step: Array, scores: Array) -> Array:
             row, first = blocks.row(step), blocks.first(step)
             asked = jax.lax.dynamic_index_in_dim(queries, row, keepdims=False)
-            found = jnp.einsum("prd,psd->prs", asked, blocks.read(step, asked.dtype), precision=precision)
-            return jax.lax.dynamic_update_slice(scores, found[None], at(row, 0, 0, first))
+            block = jnp.einsum("prd,psd->prs", asked, blocks.read(step, asked.dtype), precision=precision)
+            return jax.lax.dynamic_update_slice(scores, block[None], at(row, 0, 0, first))
 
         scores = zeros((*queries.shape[:3], blocks.length), query, self)
         return jax.lax.fori_loop(0, blocks.steps, score_block, scores).reshape((*query.shape[:-1], -1))
@@ -124,7 +124,8 @@ def _sum_slices(floats: Array, integers: Array, axis: int, size: int) -> Array:
     total: Any = 0
     for first in range(0, length, size):
         start = min(first, length - size)
-        few, many = (jax.lax.slice_in_dim(one, start, start + size, axis=axis) for one in (floats, integers))
+        few = jax.lax.slice_in_dim(floats, start, start + size, axis=axis)
+        many = jax.lax.slice_in_dim(integers, start, start + size, axis=axis)
         if start != first:
             few = jnp.where(jax.lax.broadcasted_iota(jnp.int32, few.shape, axis) >= first - start, few, 0)
         total = total + few * many.astype(few.dtype)

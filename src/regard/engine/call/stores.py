@@ -157,12 +157,12 @@ def as_array(stored: Any) -> Any:
 
 def at(*places: Any) -> list[Array]:
     """Return where a block begins, as int32 even where integers are int64 by default."""
-    return [jnp.asarray(place, jnp.int32) for place in places]
+    return [jnp.asarray(start, jnp.int32) for start in places]
 
 
 def zeros(shape: tuple[int, ...], factor: Array, store: Store) -> Array:
     """Return zeros of the dtype of sums that vary over manual mesh axes as products with a store do."""
-    never, found = jnp.zeros((), bool), jnp.zeros(shape, np.promote_types(factor.dtype, np.float32))
+    never, sums = jnp.zeros((), bool), jnp.zeros(shape, np.promote_types(factor.dtype, np.float32))
     for array in (factor, *jax.tree.leaves(store)):
-        found = jnp.where(never, array[(0,) * array.ndim].astype(found.dtype), found)
-    return found
+        sums = jnp.where(never, array[(0,) * array.ndim].astype(sums.dtype), sums)
+    return sums

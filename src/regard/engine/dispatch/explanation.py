@@ -157,13 +157,13 @@ def _mask_work(problem: Problem) -> str | None:
 
 def _sequence_axes(problem: Problem) -> tuple[str, ...]:
     """Return the mesh axes along which the sequence of an array is known to be divided."""
-    found: list[str] = []
+    axes: list[str] = []
     for array in (problem.query, problem.key, problem.value):
         typed = jax.typeof(array) if isinstance(array, Tracer) else array
         spec = getattr(getattr(typed, "sharding", None), "spec", ())
         entry = spec[array.ndim - 2] if len(spec) > array.ndim - 2 else None
-        found += () if entry is None else (entry,) if isinstance(entry, str) else entry
-    return tuple(dict.fromkeys(found))
+        axes += () if entry is None else (entry,) if isinstance(entry, str) else entry
+    return tuple(dict.fromkeys(axes))
 
 
 def _census(problem: Problem) -> TileCensus | None:
@@ -178,8 +178,8 @@ def _census(problem: Problem) -> TileCensus | None:
     # To count is to read; inside a trace, too.
     with eval_context(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
         codes, side = classify_tiles(problem)
-    empty, partial, full = (int((codes == code).sum()) for code in range(3))
-    return TileCensus(empty, partial, full, side)
+    counts = {kind: int((codes == code).sum()) for code, kind in enumerate(("empty", "partial", "full"))}
+    return TileCensus(**counts, side=side)
 
 
 def classify_tiles(problem: Problem) -> tuple[np.ndarray, int]:

@@ -21,12 +21,12 @@ def run_in_automatic_axes(run: Run, problem: Problem) -> tuple[Array, dict[str, 
         return run(problem)
     problem = problem.with_arrays()
     leaves, structure = jax.tree.flatten(problem)
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
 
     def run_leaves(*arrays: Array) -> tuple[Array, dict[str, Array]]:
         whole = list(leaves)
-        for place, array in zip(places, arrays, strict=True):
-            whole[place] = array
+        for index, array in zip(places, arrays, strict=True):
+            whole[index] = array
         return run(jax.tree.unflatten(structure, whole))
 
     rows = _divided_rows(problem)
@@ -43,13 +43,13 @@ def run_in_automatic_axes(run: Run, problem: Problem) -> tuple[Array, dict[str, 
         name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit
     )
     run_divided: Any = auto_axes(run_leaves, axes=explicit, out_sharding=out)
-    return run_divided(*(leaves[place] for place in places))
+    return run_divided(*(leaves[index] for index in places))
 
 
 def _divided_rows(problem: Problem) -> tuple[Any, ...]:
     """Return how the leading axes and T are divided: as query's, or else as key's and value's are."""
     rank = len(problem.leading)
-    found: list[Any] = [None] * (rank + 1)
+    rows: list[Any] = [None] * (rank + 1)
     for array in (problem.query, problem.key, problem.value):
         spec = jax.typeof(array).sharding.spec[: array.ndim - 1]
         sizes = array.shape[: array.ndim - 1]
@@ -58,9 +58,9 @@ def _divided_rows(problem: Problem) -> tuple[Any, ...]:
             is_length = axis == rank
             whole = problem.T if is_length else problem.leading[axis]
             fits = size == whole and not (is_length and array is not problem.query)
-            if found[axis] is None and fits and not _names(names) & set(itertools.chain(*map(_names, found))):
-                found[axis] = names
-    return tuple(found)
+            if rows[axis] is None and fits and not _names(names) & set(itertools.chain(*map(_names, rows))):
+                rows[axis] = names
+    return tuple(rows)
 
 
 def _names(entry: Any) -> set[str]:

@@ -70,9 +70,11 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
         )
     if problem.batch_invariant:
         return Choice("tiled", "its bits do not depend on the rest of the batch", {})
-    here = jax.default_backend()
+    platform = jax.default_backend()
     left_out = () if gathered.is_fewer(problem) else ("gathered",)
-    candidates = [name for name in BACKENDS if PLATFORMS.get(name, here) == here and name not in left_out]
+    candidates = [
+        name for name in BACKENDS if PLATFORMS.get(name, platform) == platform and name not in left_out
+    ]
     refused: dict[str, str] = {}
     for candidate in candidates:  # those after the first that serves are not asked
         refusal = BACKENDS[candidate].refuses(problem)

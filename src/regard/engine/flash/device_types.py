@@ -54,8 +54,8 @@ def result_types(operands: Sequence[Any], shapes: Sequence[Any]) -> list[ShapedA
         return NamedSharding(like.sharding.mesh, PartitionSpec(*(None,) * rank))
 
     return [
-        like.update(shape=one.shape, dtype=one.dtype, weak_type=False, sharding=unsharded(len(one.shape)))
-        for one in shapes
+        like.update(shape=out.shape, dtype=out.dtype, weak_type=False, sharding=unsharded(len(out.shape)))
+        for out in shapes
     ]
 
 

@@ -91,9 +91,9 @@ class TileLoop:
             first = group * np.int32(size)
             if order is None:
                 return body(leading, first + jnp.arange(size, dtype=jnp.int32), carry)
-            place = self._place_in(order.shape[:-1], leading)
-            ones = (1,) * len(place)
-            return body(leading, slice_at(order, [*place, first], (*ones, size)).reshape(-1), carry)
+            index = self._place_in(order.shape[:-1], leading)
+            ones = (1,) * len(index)
+            return body(leading, slice_at(order, [*index, first], (*ones, size)).reshape(-1), carry)
 
         return of_group
 
@@ -138,14 +138,15 @@ class TileLoop:
         """
 
         def listed(block: Any) -> tuple[Array, Array, Array]:
-            place = self._place_in(lists.full.shape[:-1], leading)
-            place = [*place, 0 if lists.full.shape[-1] == 1 else block]
-            ones = (1,) * len(place)
-            starts = slice_at(lists.starts, [*place, 0], (*ones, lists.starts.shape[-1])).reshape(-1)
-            full, kept = (slice_at(number, place, ones).reshape(()) for number in (lists.full, lists.kept))
-            return starts, full, kept
+            index = self._place_in(lists.full.shape[:-1], leading)
+            index = [*index, 0 if lists.full.shape[-1] == 1 else block]
+            ones = (1,) * len(index)
+            starts = slice_at(lists.starts, [*index, 0], (*ones, lists.starts.shape[-1])).reshape(-1)
+            full = slice_at(lists.full, index, ones).reshape(())
+            nonempty = slice_at(lists.kept, index, ones).reshape(())
+            return starts, full, nonempty
 
-        starts, full, kept = self.config.opaque(self.map_blocks(listed, block), leading)
+        starts, full, nonempty = self.config.opaque(self.map_blocks(listed, block), leading)
         pieces, count = self.blocking.pieces, starts.shape[-1]
 
         def step(slot: Any, carry: Carry, partial: Any = None) -> Carry:
@@ -157,15 +158,15 @@ class TileLoop:
         def step_of_pieces(slot: Any, carry: Carry) -> Carry:
             first = slot * np.int32(pieces)
             start = jax.lax.dynamic_slice_in_dim(starts, first, pieces, 1, allow_negative_indices=False)
-            partial = jnp.any((first + np.int32(pieces) > full) & (first < kept) & (full < kept))
-            short = jnp.any(first + np.int32(pieces) > kept)
+            partial = jnp.any((first + np.int32(pieces) > full) & (first < nonempty) & (full < nonempty))
+            short = jnp.any(first + np.int32(pieces) > nonempty)
             return body(start, jnp.where(partial, np.int32(2), short.astype(jnp.int32)), carry)
 
         if pieces:
-            steps = jax.lax.div(kept.max() + np.int32(pieces - 1), np.int32(pieces))
+            steps = jax.lax.div(nonempty.max() + np.int32(pieces - 1), np.int32(pieces))
             return self._steps(count // pieces, steps, step_of_pieces, carry)
         if self.trips is None:
-            return self._steps(count, kept, step, carry)
+            return self._steps(count, nonempty, step, carry)
 
         whole = self.trips.full
         carry = self._scan(whole, lambda slot, carry: step(slot, carry, False), carry)
@@ -173,11 +174,11 @@ class TileLoop:
             self.trips.kept - whole, lambda slot, carry: step(slot + np.int32(whole), carry, True), carry
         )
 
-    def _steps(self, count: int, kept: Any, step: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
+    def _steps(self, count: int, end: Any, step: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:
         if not self.reversible:
-            return jax.lax.fori_loop(0, kept, step, vary(carry, self.varying))
+            return jax.lax.fori_loop(0, end, step, vary(carry, self.varying))
         return self._scan_all(
-            count, lambda slot, carry: jax.lax.cond(slot < kept, step, lambda _, c: c, slot, carry), carry
+            count, lambda slot, carry: jax.lax.cond(slot < end, step, lambda _, c: c, slot, carry), carry
         )
 
     def _scan(self, count: int, body: Callable[[Any, Carry], Carry], carry: Carry) -> Carry:

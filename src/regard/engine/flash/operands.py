@@ -49,10 +49,8 @@ class Operands(NamedTuple):
 
     def read_keys(self, view: TileView) -> tuple[Array, Array]:
         """Read a tile of keys and one of values, to be multiplied."""
-        key, value = (
-            view.columns(array).astype(view.config.matmul_dtype) for array in (self.key, self.value)
-        )
-        return key, value
+        dtype = view.config.matmul_dtype
+        return view.columns(self.key).astype(dtype), view.columns(self.value).astype(dtype)
 
     def has_nonfinite(self, config: TileConfig, *arrays: Array | None) -> Array | None:
         """Tell whether any of these arrays holds NaN or inf; None where no pair can be removed."""

@@ -137,8 +137,8 @@ class Share:
         if self.picks_key_head and KEY_HEADS in axes:
             axis = axes.index(KEY_HEADS)
             shape = (*array.shape[:axis], self.leading.key_heads, *array.shape[axis + 1 :])
-            place = [self._key_head() if at == axis else 0 for at in range(len(shape))]
-            array = jax.lax.dynamic_update_slice(jnp.zeros(shape, array.dtype), array, place)
+            start = [self._key_head() if at == axis else 0 for at in range(len(shape))]
+            array = jax.lax.dynamic_update_slice(jnp.zeros(shape, array.dtype), array, start)
         names = self.sum_axes(axes) if is_sum else ()
         return jax.lax.psum(array, names) if names else array
 
@@ -214,10 +214,8 @@ def context_axes(context: Context, config: TileConfig) -> list[Axes]:
 
 def divide_config(config: TileConfig, part: Leading) -> TileConfig:
     """Return the config of a part of the leading axes."""
-    forward, backward = (
-        block.fit(config.num_queries, config.num_keys, part.key_heads)
-        for block in (config.forward, config.backward)
-    )
+    forward = config.forward.fit(config.num_queries, config.num_keys, part.key_heads)
+    backward = config.backward.fit(config.num_queries, config.num_keys, part.key_heads)
     leading = (*part.batch, part.key_heads)
     return dataclasses.replace(config, leading=leading, group=part.group, forward=forward, backward=backward)
 
@@ -273,15 +271,15 @@ def divide(
         def local(*operands: Array) -> tuple[Array, ...]:
             with use_abstract_mesh(NO_MESH):
                 taken = (share.take(operand, own) for operand, own in zip(operands, axes, strict=True))
-                found = run(*taken)
+                parts = run(*taken)
                 return tuple(
-                    share.give(array, own, is_sum=sums) for array, own in zip(found, result_axes, strict=True)
+                    share.give(array, own, is_sum=sums) for array, own in zip(parts, result_axes, strict=True)
                 )
 
         return mesh, local, place(mesh, share, result_axes), place(mesh, share, axes)
 
     # Only its types count: programs are made in `partition`.
-    function = custom_partitioning(lambda *_: tuple(jnp.zeros(one.shape, one.dtype) for one in results))
+    function = custom_partitioning(lambda *_: tuple(jnp.zeros(out.shape, out.dtype) for out in results))
     rule = _rule(leading, axes, result_axes)
     function.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=rule)
     return list(function(*operands))
@@ -299,7 +297,6 @@ def _rule(leading: Leading, axes: Sequence[Axes], result_axes: Sequence[Axes]) -
             return HEADS
         return f"batch{axis}" if isinstance(axis, int) else axis.replace("_", "")
 
-    operands, results = (
-        tuple(ArrayMapping(*map(name, array)) for array in arrays) for arrays in (axes, result_axes)
-    )
+    operands = tuple(ArrayMapping(*map(name, array)) for array in axes)
+    results = tuple(ArrayMapping(*map(name, array)) for array in result_axes)
     return SdyShardingRule(operands, results, need_replication_factors=tuple(whole))

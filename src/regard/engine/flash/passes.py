@@ -69,19 +69,19 @@ def forward(inputs: Operands, context: Context, config: TileConfig, *, reversibl
             argmax="argmax" in config.stats,
         )
         end = loop.tiles(context.by_query, leading, number, body, empty)
-        found: dict[str, Any] = {"log_total": end.log_total(), "peak": end.row_max()}
+        stats: dict[str, Any] = {"log_total": end.log_total(), "peak": end.row_max()}
         if "entropy" in config.stats:
-            found["entropy"] = end.entropy()
+            stats["entropy"] = end.entropy()
         if "argmax" in config.stats:
-            found["argmax"] = end.argmax
+            stats["argmax"] = end.argmax
         output = end.output() / (1 - config.dropout_rate)
 
-        def put(results: Results, first: Any, output: Array, found: dict[str, Array]) -> Results:
-            here = TileView(config, config.forward, leading, first)
-            rows = {name: here.put_row_vector(getattr(results, name), tile) for name, tile in found.items()}
-            return results._replace(output=here.put_rows(results.output, output), **rows)
+        def put(results: Results, first: Any, output: Array, stats: dict[str, Array]) -> Results:
+            view = TileView(config, config.forward, leading, first)
+            rows = {name: view.put_row_vector(getattr(results, name), tile) for name, tile in stats.items()}
+            return results._replace(output=view.put_rows(results.output, output), **rows)
 
-        return loop.put_blocks(put, results, first, output, found)
+        return loop.put_blocks(put, results, first, output, stats)
 
     zeros = jnp.zeros(config.rows, config.dtype)
     empty = Results(
@@ -111,27 +111,30 @@ def tangent(
     zeroed = (inputs.key, inputs.value, *key_side) if reversible else (inputs.value, key_side[1])
     has_nonfinite = inputs.has_nonfinite(config, *zeroed)
 
-    def read(here: TileView) -> _Rows:
-        peak = here.row_vector(results.peak)
-        row, scale = _read_alive(here, peak, inputs.query), here.cells(inputs.scale)
+    def read(view: TileView) -> _Rows:
+        peak = view.row_vector(results.peak)
+        row, scale = _read_alive(view, peak, inputs.query), view.cells(inputs.scale)
         row_tangents = []
         if "query" in tangents:
-            row_tangent = _read_alive(here, peak, tangents["query"])
+            row_tangent = _read_alive(view, peak, tangents["query"])
             row_tangents.append((scale_early(row_tangent, scale, low_precision), scale))
         if "scale" in tangents:
-            scale_tangent = here.cells(tangents["scale"])
+            scale_tangent = view.cells(tangents["scale"])
             row_tangents.append((scale_early(row, scale_tangent, low_precision), scale_tangent))
         return _Rows(
             scale_early(row, scale, low_precision),
             scale,
             tuple(row_tangents),
-            here.rows(results.output),
-            here.row_vector(results.log_total),
+            view.rows(results.output),
+            view.row_vector(results.log_total),
             _unreached(peak),
-            None if results.entropy is None else here.row_vector(results.entropy),
+            None if results.entropy is None else view.row_vector(results.entropy),
         )
 
-    def row_block(loop: TileLoop, leading: Any, number: Any, found: Results) -> Results:
+    def read_tangent(view: TileView, name: str) -> Array | None:
+        return view.columns(tangents[name]).astype(config.matmul_dtype) if name in tangents else None
+
+    def row_block(loop: TileLoop, leading: Any, number: Any, out_tangents: Results) -> Results:
         first = number * config.forward.queries
         rows = loop.map_blocks(lambda first: read(TileView(config, config.forward, leading, first)), first)
 
@@ -142,10 +145,7 @@ def tangent(
             query, scale, entropy = row.query, row.scale, row.entropy
             view = TileView(config, config.forward, leading, first, start)
             key, value = inputs.read_keys(view)
-            key_tangent, value_tangent = (
-                None if array is None else view.columns(array).astype(config.matmul_dtype)
-                for array in key_side
-            )
+            key_tangent, value_tangent = read_tangent(view, "key"), read_tangent(view, "value")
             if reversible:
                 key, key_tangent = zero_before_scoring(has_nonfinite, inputs, context, view, key, key_tangent)
             finished = score_tile(query, key, inputs, context, view, partial)
@@ -189,17 +189,18 @@ def tangent(
         grown = (through_scores + through_values) / (1 - config.dropout_rate)
         grown = grown - (lse_tangent if mean is None else mean)[..., None] * rows.output
 
-        def put(found: Results, first: Any, output: Array, log_total: Array, entropy: Any) -> Results:
-            here = TileView(config, config.forward, leading, first)
-            found = found._replace(
-                output=here.put_rows(found.output, output),
-                log_total=here.put_row_vector(found.log_total, log_total),
+        def put(out_tangents: Results, first: Any, output: Array, log_total: Array, entropy: Any) -> Results:
+            view = TileView(config, config.forward, leading, first)
+            out_tangents = out_tangents._replace(
+                output=view.put_rows(out_tangents.output, output),
+                log_total=view.put_row_vector(out_tangents.log_total, log_total),
             )
             if entropy is not None:
-                found = found._replace(entropy=here.put_row_vector(found.entropy, entropy))
-            return found
+                entropy = view.put_row_vector(out_tangents.entropy, entropy)
+                out_tangents = out_tangents._replace(entropy=entropy)
+            return out_tangents
 
-        return loop.put_blocks(put, found, first, grown, lse_tangent, entropy_tangent)
+        return loop.put_blocks(put, out_tangents, first, grown, lse_tangent, entropy_tangent)
 
     zeros = jnp.zeros(config.rows, config.dtype)
     outputs = jnp.zeros((*config.rows, config.value_width), config.dtype)
@@ -261,8 +262,8 @@ def backward(
         def body(start: Any, partial: Any, carry: Any) -> Any:
             grads, key_grad, value_grad = carry
             find = functools.partial(change_of, partial)
-            key_grad, value_grad, found = loop.map_blocks(find, first, tiles, start, key_grad, value_grad)
-            return loop.each_block(add_tile, grads, first, start, found), key_grad, value_grad
+            key_grad, value_grad, added = loop.map_blocks(find, first, tiles, start, key_grad, value_grad)
+            return loop.each_block(add_tile, grads, first, start, added), key_grad, value_grad
 
         def change_of(
             partial: Any, first: Any, tiles: Any, start: Any, key_grad: Any, value_grad: Any
@@ -293,7 +294,7 @@ def backward(
             survivors = surviving(context, view, across=True)
             if value_grad is not None:
                 value_grad = value_grad + product(drop(weights, survivors), cotangent, config.precision)
-            found = {}
+            added = {}
             if want_scores:
                 # Grown after the product: its factors are rounded, the row's own part is not.
                 change = (
@@ -309,36 +310,36 @@ def backward(
                 change = weights * change
                 if "bias" in shapes:
                     change = jnp.where(weights == 0, 0, change)  # also beside a value of NaN
-                    found["bias"] = jnp.swapaxes(change, -1, -2)
+                    added["bias"] = jnp.swapaxes(change, -1, -2)
                 change, parameter_grads = finished.vjp(change, shapes)
-                found |= parameter_grads
+                added |= parameter_grads
                 if key_grad is not None:
                     key_grad = key_grad + product(change, query, config.precision)
                 if want_rows:
                     (key_across,) = zero_unattended(
                         has_nonfinite, finished, view, -1, key_across, key_axis=-1
                     )
-                    found["query"] = product(key_across, change, config.precision)
-            return key_grad, value_grad, found
+                    added["query"] = product(key_across, change, config.precision)
+            return key_grad, value_grad, added
 
         def add_tile(
-            grads: dict[str, Array], first: Any, start: Any, found: dict[str, Array]
+            grads: dict[str, Array], first: Any, start: Any, added: dict[str, Array]
         ) -> dict[str, Array]:
             view = view_of(first, start)
             ways = {"bias": view.add_cells, "query": view.add_rows_across}
             return grads | {
-                name: ways.get(name, view.add_parameter)(grads[name], tile) for name, tile in found.items()
+                name: ways.get(name, view.add_parameter)(grads[name], tile) for name, tile in added.items()
             }
 
         def add_columns(
             grads: dict[str, Array], first: Any, key_grad: Any, value_grad: Any
         ) -> dict[str, Array]:
-            here = view_of(first)
+            view = view_of(first)
             if key_grad is not None:
-                key_grad = scale_late(key_grad, here.cells(inputs.scale), low_precision)
-                grads = grads | {"key": here.add_columns(grads["key"], key_grad)}
+                key_grad = scale_late(key_grad, view.cells(inputs.scale), low_precision)
+                grads = grads | {"key": view.add_columns(grads["key"], key_grad)}
             if value_grad is not None:
-                grads = grads | {"value": here.add_columns(grads["value"], value_grad * grow)}
+                grads = grads | {"value": view.add_columns(grads["value"], value_grad * grow)}
             return grads
 
         sums = (

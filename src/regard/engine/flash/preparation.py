@@ -16,6 +16,7 @@ from regard.engine.flash.tiles import TileView
 from regard.engine.flash.tuning import load_tuning
 from regard.engine.softmax import dropout
 from regard.engine.softmax.scoring import Scoring
+from regard.masks import Mask
 from regard.masks.grid import Grid
 from regard.masks.runs import Span
 
@@ -48,9 +49,9 @@ def _numbers(leading: tuple[int, ...]) -> tuple[Array, Array]:
 
 def _configure(problem: Problem, forward: Blocking | None, backward: Blocking | None) -> TileConfig:
     chosen = load_tuning().blocking(problem)
-    forward, backward = forward or chosen[0], backward or chosen[1]
     heads = problem.key_heads if _heads_alike(problem) else 1
-    forward, backward = (block.fit(problem.T, problem.S, heads) for block in (forward, backward))
+    forward = (forward or chosen[0]).fit(problem.T, problem.S, heads)
+    backward = (backward or chosen[1]).fit(problem.T, problem.S, heads)
     return TileConfig(
         leading=(*problem.leading[:-1], problem.key_heads),
         added=0,
@@ -91,27 +92,23 @@ def _heads_alike(problem: Problem) -> bool:
 def _context(problem: Problem, config: TileConfig) -> Context:
     # A function that closes over arrays hands them over as leaves, once per shape of tile.
     mask, offsets = problem.mask, (problem.query_offset, problem.key_offset)
-    forward_mask, backward_mask = (
-        None
-        if mask is None
-        else mask.closure_convert(
-            TileView(config, blocking, (0,) * len(config.leading), *first).grid(offsets)
-        )
+
+    def convert(blocking: Blocking, row: Any, column: Any) -> Mask | None:
+        if mask is None:
+            return None
+        grid = TileView(config, blocking, (0,) * len(config.leading), row, column).grid(offsets)
         # Data of which nothing is taken are now those of all leading axes.
-        .slice_batch(lambda data, _: data, config.call_axes)
-        for blocking, first in (
-            (config.forward, (0, _first(config.forward))),
-            (config.backward, (_first(config.backward), 0)),
-        )
-    )
+        return mask.closure_convert(grid).slice_batch(lambda data, _: data, config.call_axes)
+
+    forward_mask = convert(config.forward, 0, _first(config.forward))
+    backward_mask = convert(config.backward, _first(config.backward), 0)
     query_words = key_words = None
     if problem.dropout_rate:
         assert problem.rng is not None  # canonicalize asks for it
         grid = problem.grid()
         words = dropout.pair_words(dropout.head_seeds(problem.rng, problem.leading), grid)
-        query_words, key_words = (
-            (problem.with_heads(one), problem.with_heads(other)) for one, other in words
-        )
+        pairs = [(problem.with_heads(first), problem.with_heads(second)) for first, second in words]
+        query_words, key_words = pairs
     by_query, by_key = list_both_ways(
         mask,
         problem.sizes,

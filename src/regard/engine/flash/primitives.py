@@ -65,7 +65,7 @@ class Spec(abc.ABC):
         return np.int32 if result == "argmax" else dtype
 
     @abc.abstractmethod
-    def compute(self, name: str, inputs: Operands, context: Any, *given: Any, reversible: bool) -> Any:
+    def compute(self, name: str, inputs: Operands, context: Any, *args: Any, reversible: bool) -> Any:
         """Compute forward, the results that `found` names; or, given the results, a derivative.
 
         tangent: given tangents of inputs by name, those of the results.
@@ -109,7 +109,7 @@ class Spec(abc.ABC):
     def result_names(self, name: str) -> tuple[str, ...]:
         """Return what the results are."""
         if name == "adjoint":
-            return tuple(self.laid_out(name)[place] for place in self.wrt)
+            return tuple(self.laid_out(name)[index] for index in self.wrt)
         if (self.of or name) == "backward":
             return tuple(wanted for wanted, _ in self.shapes)
         return self.found if name == "forward" else self.results
@@ -124,8 +124,8 @@ def run(inputs: Operands, context: Any, make_spec: Callable[..., Spec]) -> Resul
     named = inputs.named()
     leaves, structure = jax.tree.flatten(context)
     spec = make_spec(present=tuple(named), context=structure)
-    found = bind("forward", *named.values(), *leaves, spec=spec)
-    return Results(**dict(zip(spec.found, found, strict=True)))
+    results = bind("forward", *named.values(), *leaves, spec=spec)
+    return Results(**dict(zip(spec.found, results, strict=True)))
 
 
 def bind(name: str, *operands: Array, spec: Spec) -> list[Array]:
@@ -144,14 +144,14 @@ def _evaluate(name: str, spec: Spec, operands: Leaves, reversible: bool = False)
     linear = {field: next(rest) for field in spec.linear}
     context = jax.tree.unflatten(spec.context, list(rest))
     if name == "forward":
-        found = spec.compute("forward", inputs, context, reversible=reversible)
-        return [getattr(found, result) for result in spec.found]
+        results = spec.compute("forward", inputs, context, reversible=reversible)
+        return [getattr(results, result) for result in spec.found]
     assert residuals is not None
     if name == "tangent":
-        found = spec.compute("tangent", inputs, context, residuals, linear, reversible=reversible)
-        return [getattr(found, result) for result in spec.results]
-    shapes, given = dict(spec.shapes), Results(**linear)
-    grads = spec.compute("backward", inputs, context, residuals, given, shapes, reversible=reversible)
+        results = spec.compute("tangent", inputs, context, residuals, linear, reversible=reversible)
+        return [getattr(results, result) for result in spec.results]
+    shapes, cotangents = dict(spec.shapes), Results(**linear)
+    grads = spec.compute("backward", inputs, context, residuals, cotangents, shapes, reversible=reversible)
     return [grads[wanted] for wanted in shapes]
 
 
@@ -169,15 +169,15 @@ def _of_those(
 
     def of_those(*values: Array) -> list[Array]:
         everything = list(operands)
-        for place, value in zip(places, values, strict=True):
-            everything[place] = value
+        for index, value in zip(places, values, strict=True):
+            everything[index] = value
         return function(everything)
 
     return of_those
 
 
 def _take(operands: Leaves, places: Sequence[int]) -> list[Any]:
-    return [operands[place] for place in places]
+    return [operands[index] for index in places]
 
 
 def _evaluate_adjoint(spec: Spec, operands: Leaves) -> list[Array]:
@@ -209,20 +209,20 @@ def evaluate(name: str, spec: Spec, *operands: Any) -> list[Array]:
 
 
 def _forward_jvp(operands: Leaves, tangents: Leaves, *, spec: Spec) -> tuple[list[Array], list[Any]]:
-    found = name_results(spec.found, bind("forward", *operands, spec=spec))
+    results = name_results(spec.found, bind("forward", *operands, spec=spec))
     count = len(spec.present)
-    linear = [place for place in range(count) if not isinstance(tangents[place], ad.Zero)]
+    linear = [index for index in range(count) if not isinstance(tangents[index], ad.Zero)]
     by_name = dict.fromkeys(spec.found)
     if linear:
-        residuals = found[: len(spec.residuals)]
-        of = dataclasses.replace(spec, linear=tuple(spec.present[place] for place in linear))
-        found_tangents = bind(
+        residuals = results[: len(spec.residuals)]
+        of = dataclasses.replace(spec, linear=tuple(spec.present[index] for index in linear))
+        result_tangents = bind(
             "tangent", *operands[:count], *residuals, *_take(tangents, linear), *operands[count:], spec=of
         )
-        by_name |= dict(zip(spec.results, found_tangents, strict=True))
-    return found, [
+        by_name |= dict(zip(spec.results, result_tangents, strict=True))
+    return results, [
         ad.Zero(jax.typeof(value).to_tangent_aval()) if by_name[name] is None else by_name[name]
-        for name, value in zip(spec.found, found, strict=True)
+        for name, value in zip(spec.found, results, strict=True)
     ]
 
 
@@ -230,7 +230,7 @@ def _linear_jvp(
     name: str, operands: Leaves, tangents: Leaves, *, spec: Spec
 ) -> tuple[list[Array], list[Any]]:
     """Compute the JVP: the primitive itself where it is linear, `second` for the other operands."""
-    found = bind(name, *operands, spec=spec)
+    results = bind(name, *operands, spec=spec)
     end = len(spec.laid_out(name))
     first = end - len(spec.linear)
     parts = []
@@ -238,13 +238,13 @@ def _linear_jvp(
     if any(varies[first:end]):
         linear = [ad.instantiate_zeros(tangent) for tangent in tangents[first:end]]
         parts.append(bind(name, *operands[:first], *linear, *operands[end:], spec=spec))
-    wrt = tuple(place for place in range(first) if varies[place])
+    wrt = tuple(index for index in range(first) if varies[index])
     if wrt:
         of = dataclasses.replace(spec, of=name, wrt=wrt)
         parts.append(bind("second", *operands, *_take(tangents, wrt), spec=of))
     if not parts:
-        return found, [ad.Zero(jax.typeof(value).to_tangent_aval()) for value in found]
-    return found, [sum(terms[1:], terms[0]) for terms in zip(*parts, strict=True)]
+        return results, [ad.Zero(jax.typeof(value).to_tangent_aval()) for value in results]
+    return results, [sum(terms[1:], terms[0]) for terms in zip(*parts, strict=True)]
 
 
 def _third_jvp(
@@ -259,7 +259,7 @@ def jvp_of_varying(
     function: Callable[[Leaves], list[Array]], operands: Leaves, tangents: Leaves
 ) -> tuple[list[Array], list[Any]]:
     """Compute the JVP by those operands that have tangents."""
-    varies = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+    varies = [index for index, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
     return jax.jvp(_of_those(varies, function, operands), _take(operands, varies), _take(tangents, varies))
 
 
@@ -288,11 +288,11 @@ def _tangent_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[A
 def _backward_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[Any]:
     end = len(spec.laid_out("backward"))
     first = end - len(spec.linear)
-    given = [place for place, cotangent in enumerate(cotangents) if not isinstance(cotangent, ad.Zero)]
-    if not given:
+    nonzero = [index for index, cotangent in enumerate(cotangents) if not isinstance(cotangent, ad.Zero)]
+    if not nonzero:
         return [None] * len(operands)
-    of = dataclasses.replace(spec, linear=tuple(spec.shapes[place][0] for place in given), shapes=())
-    tangents = bind("tangent", *operands[:first], *_take(cotangents, given), *operands[end:], spec=of)
+    of = dataclasses.replace(spec, linear=tuple(spec.shapes[index][0] for index in nonzero), shapes=())
+    tangents = bind("tangent", *operands[:first], *_take(cotangents, nonzero), *operands[end:], spec=of)
     linear = [
         sum_as(tangent, operand.aval) if ad.is_undefined_primal(operand) else None
         for tangent, operand in zip(tangents, operands[first:end], strict=True)
@@ -316,8 +316,8 @@ def _batch(name: str, operands: Leaves, axes: Leaves, *, spec: Spec) -> Any:
     batched = spec.batch(name, operands, axes)
     if batched is None:
         return _loop(name, operands, axes, spec)
-    found = bind(name, *batched[0], spec=batched[1])
-    return found, [0] * len(found)
+    results = bind(name, *batched[0], spec=batched[1])
+    return results, [0] * len(results)
 
 
 def lead(operand: Array, axis: int | None, size: int) -> Array:
@@ -333,11 +333,11 @@ def batch_size(operands: Leaves, axes: Leaves) -> int:
 
 
 def _loop(name: str, operands: Leaves, axes: Leaves, spec: Spec) -> Any:
-    varying = [place for place, axis in enumerate(axes) if axis is not None]
-    one = _of_those(varying, lambda leaves: bind(name, *leaves, spec=spec), operands)
-    arrays = [jnp.moveaxis(operands[place], axes[place], 0) for place in varying]
-    found = jax.lax.map(lambda values: one(*values), arrays)
-    return found, [0] * len(found)
+    varying = [index for index, axis in enumerate(axes) if axis is not None]
+    apply = _of_those(varying, lambda leaves: bind(name, *leaves, spec=spec), operands)
+    arrays = [jnp.moveaxis(operands[index], axes[index], 0) for index in varying]
+    results = jax.lax.map(lambda values: apply(*values), arrays)
+    return results, [0] * len(results)
 
 
 _JVPS: dict[str, Callable[..., Any]] = {
@@ -367,4 +367,5 @@ def _primitive(name: str, *, inside: bool) -> Primitive:
     return primitive
 
 
-INSIDE, OUTSIDE = ({name: _primitive(name, inside=inside) for name in _JVPS} for inside in (True, False))
+INSIDE = {name: _primitive(name, inside=True) for name in _JVPS}
+OUTSIDE = {name: _primitive(name, inside=False) for name in _JVPS}

@@ -42,9 +42,8 @@ def list_both_ways(
 
     With `in_order` the forward loop visits tiles as they lie, whatever their other rows keep of them.
     """
-    by_query, by_key = (
-        classify_tiles(mask, sizes, offsets, block.queries, block.keys) for block in (forward, backward)
-    )
+    by_query = classify_tiles(mask, sizes, offsets, forward.queries, forward.keys)
+    by_key = classify_tiles(mask, sizes, offsets, backward.queries, backward.keys)
     by_key = jnp.swapaxes(by_key, -1, -2)
     if in_order:
         by_query = jnp.minimum(by_query, jnp.int8(TileKind.PARTIAL))
@@ -87,33 +86,33 @@ def list_tiles(
     count = codes.shape[-1]
     if length % tile:
         codes = codes.at[..., -1].min(jnp.int8(TileKind.PARTIAL))
-    is_full, is_partial = (codes == jnp.int8(kind) for kind in (TileKind.FULL, TileKind.PARTIAL))
+    is_full, is_partial = codes == jnp.int8(TileKind.FULL), codes == jnp.int8(TileKind.PARTIAL)
     rank, full = _rank(is_full)
     partial_rank, partial = _rank(is_partial)
-    kept = full + partial
+    nonempty = full + partial
     # A tile goes to its rank in its list: sorting took three times as long on the CPU. Leading axes stay
     # apart, so that they stay divided.
-    place = jnp.where(is_full, rank, full[..., None] + partial_rank)
+    slot = jnp.where(is_full, rank, full[..., None] + partial_rank)
     line = np.arange(codes.shape[-2], dtype=np.int32).reshape((*(1,) * (codes.ndim - 2), -1, 1)) * count
-    place = jnp.where(is_full | is_partial, line + place, line.size * count)
+    slot = jnp.where(is_full | is_partial, line + slot, line.size * count)
     start = jnp.broadcast_to(jnp.arange(0, count * tile, tile, dtype=jnp.int32), codes.shape[-2:]).reshape(-1)
 
-    def put(place: Array) -> Array:
-        starts = jnp.full(place.size, length, jnp.int32).at[place.reshape(-1)]
-        return starts.set(start, mode="drop").reshape(place.shape)
+    def put(slot: Array) -> Array:
+        starts = jnp.full(slot.size, length, jnp.int32).at[slot.reshape(-1)]
+        return starts.set(start, mode="drop").reshape(slot.shape)
 
     leading = [size for size in codes.shape[:-2] if size > 1]
     for _ in leading:
         put = jax.vmap(put)
-    starts = put(place.reshape((*leading, *codes.shape[-2:]))).reshape(codes.shape)
+    starts = put(slot.reshape((*leading, *codes.shape[-2:]))).reshape(codes.shape)
     if blocking is None or not blocking.pieces:
-        return TileLists(starts, full, kept)
+        return TileLists(starts, full, nonempty)
     more = (0, -starts.shape[-2] % blocking.blocks)
     rest = [(0, 0)] * (starts.ndim - 2)
     starts = jnp.pad(starts, [*rest, more, (0, -count % blocking.pieces)], constant_values=length)
-    full, kept = (jnp.pad(number, [*rest, more]) for number in (full, kept))
-    order = None if blocking.in_order else jnp.argsort(-kept, -1).astype(jnp.int32)
-    return TileLists(starts, full, kept, order)
+    full, nonempty = jnp.pad(full, [*rest, more]), jnp.pad(nonempty, [*rest, more])
+    order = None if blocking.in_order else jnp.argsort(-nonempty, -1).astype(jnp.int32)
+    return TileLists(starts, full, nonempty, order)
 
 
 def _rank(chosen: Array) -> tuple[Array, Array]:

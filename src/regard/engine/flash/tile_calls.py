@@ -41,8 +41,8 @@ class TileSpec(Spec):
     def row_shape(self, operands: Leaves) -> tuple[tuple[int, ...], int, Any]:
         return self.config.rows, self.config.value_width, self.config.dtype
 
-    def compute(self, name: str, inputs: Operands, context: Context, *given: Any, reversible: bool) -> Any:
-        return _PASSES[name](inputs, context, *given, self.config, reversible=reversible)
+    def compute(self, name: str, inputs: Operands, context: Context, *args: Any, reversible: bool) -> Any:
+        return _PASSES[name](inputs, context, *args, self.config, reversible=reversible)
 
     def lower(self, name: str, context: Any, *operands: Any) -> Any:
         divided = partitioning.find_mesh(context)
@@ -59,8 +59,8 @@ class TileSpec(Spec):
         # Each with its tangent, or its own gradient per index.
         alike = {*self.wrt, *range(tail, len(operands))}
         operands = [
-            operand if end <= place < tail else lead(operand, axis, size if place in alike else 1)
-            for place, (operand, axis) in enumerate(zip(operands, axes, strict=True))
+            operand if end <= index < tail else lead(operand, axis, size if index in alike else 1)
+            for index, (operand, axis) in enumerate(zip(operands, axes, strict=True))
         ]
         config = dataclasses.replace(
             self.config, leading=(size, *self.config.leading), added=self.config.added + 1
@@ -94,25 +94,23 @@ class TileSpec(Spec):
         ends = [place(axes) for axes in self._axes_of(self.result_names(name), results)]
         # A gradient that positions share exists once for each until it is summed.
         pairs = self.config.num_queries * self.config.num_keys
-        large = any(at is None and one.size >= pairs for one, at in zip(results, ends, strict=True))
+        large = any(at is None and result.size >= pairs for result, at in zip(results, ends, strict=True))
         if axis is None or leading.sizes[axis] > limit or large:
             return function(self, operands)
         count = leading.sizes[axis]
         of_one = self._divide(leading.one_of(axis))
-        forward, backward = (
-            dataclasses.replace(block, at_once=max(block.at_once // count, 1)) for block in blocks
-        )
-        config = dataclasses.replace(of_one.config, forward=forward, backward=backward)
+        blocks = [dataclasses.replace(block, at_once=max(block.at_once // count, 1)) for block in blocks]
+        config = dataclasses.replace(of_one.config, forward=blocks[0], backward=blocks[1])
         of_one = dataclasses.replace(of_one, config=config)
         places = [place(axes) for axes in self._axes(name, operands)]
         split = [
             array if at is None else array.reshape((*array.shape[:at], count, -1, *array.shape[at + 1 :]))
             for array, at in zip(operands, places, strict=True)
         ]
-        found = jax.vmap(of_one.batched(name, function), places)(*split)
+        parts = jax.vmap(of_one.batched(name, function), places)(*split)
         return [
-            array.sum(0) if at is None else jnp.moveaxis(array, 0, at).reshape(one.shape)
-            for array, at, one in zip(found, ends, results, strict=True)
+            array.sum(0) if at is None else jnp.moveaxis(array, 0, at).reshape(result.shape)
+            for array, at, result in zip(parts, ends, results, strict=True)
         ]
 
     def _evaluate_divided(self, name: str, *operands: Any) -> list[Array]:

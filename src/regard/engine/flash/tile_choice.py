@@ -96,14 +96,14 @@ def _choose(
 ) -> TileChoice:
     """Choose by the kinds of tiles of a mask that is known."""
     side, positions = tuning.piece_side, sizes.T * sizes.S
-    found = _look(mask, sizes, offsets, side)
-    kept = found != TileKind.EMPTY
+    fine = _look(mask, sizes, offsets, side)
+    nonempty = fine != TileKind.EMPTY
     data_cost = (_DATA_COST - 1) * bool(jax.tree.leaves(mask))
-    rest = [_whole(found, sizes, side, block, data_cost) for block in whole]
-    kinds_of = {ONE_LINE: found}
+    rest = [_whole(fine, sizes, side, block, data_cost) for block in whole]
+    kinds_of = {ONE_LINE: fine}
     if group == 1:  # heads that share keys make as tall products of blocks of one line
-        kinds_of[TWO_LINES] = found
-    if kept.sum(-1).mean() <= _FEW_TILES and 4 * positions <= _MOST_HALF_TILES * side**2:
+        kinds_of[TWO_LINES] = fine
+    if nonempty.sum(-1).mean() <= _FEW_TILES and 4 * positions <= _MOST_HALF_TILES * side**2:
         kinds_of[HALF_LINES] = _look(mask, sizes, offsets, side // 2)
     chosen = []
     for axis, candidate in zip((-1, -2), rest, strict=True):
@@ -111,22 +111,22 @@ def _choose(
         for lines, kinds in kinds_of.items():
             best = _cheaper(best, lines, kinds, group, tuning, data_cost, axis)
         chosen.append(best)
-    pairs = math.prod(found.shape[:-2]) * positions
+    pairs = math.prod(fine.shape[:-2]) * positions
     block = chosen[0].blocking
     if sizes.T % block.queries:  # the last block is moved back
         block = dataclasses.replace(block, in_order=False)
-    kinds, side = (kinds_of[HALF_LINES], side // 2) if block.pieces and block.keys < side else (found, side)
+    kinds, side = (kinds_of[HALF_LINES], side // 2) if block.pieces and block.keys < side else (fine, side)
     shares = (
         (side, side, (kinds != TileKind.EMPTY).sum() * side**2),
         (whole[0].queries, whole[0].keys, rest[0].pairs),
     )
-    small, large = (f"{min(n / pairs, 1.0):.0%} of pairs in tiles of {q} x {k}" for q, k, n in shares)
+    listed = ", ".join(f"{min(n / pairs, 1.0):.0%} of pairs in tiles of {q} x {k}" for q, k, n in shares)
     return TileChoice(
         block,
         chosen[1].blocking,
-        f"the mask keeps {small}, {large}",
+        f"the mask keeps {listed}",
         min(chosen[0].pairs / pairs, 1.0),
-        _steps(sizes, found.shape[:-2], chosen[0].tiles, block),
+        _steps(sizes, fine.shape[:-2], chosen[0].tiles, block),
     )
 
 
@@ -141,22 +141,23 @@ _choose_once = functools.lru_cache(maxsize=64)(_choose)
 
 
 def _choose_prepared(
-    kept: KeptTiles, problem: Problem, whole: tuple[Blocking, Blocking], tuning: Tuning
+    tiles: KeptTiles, problem: Problem, whole: tuple[Blocking, Blocking], tuning: Tuning
 ) -> TileChoice:
     """Choose by how many tiles a prepared mask keeps, where which they are is data of the call."""
-    rows, columns = (-(-length // kept.side) for length in (problem.T, problem.S))
-    pairs = min(kept.joined, columns) * rows * kept.side**2
+    rows, columns = -(-problem.T // tiles.side), -(-problem.S // tiles.side)
+    pairs = min(tiles.joined, columns) * rows * tiles.side**2
     chosen = []
     for direction, (block, quarters, lines, longest) in enumerate(
-        ((whole[0], kept.by_row, rows, columns), (whole[1], kept.by_column, columns, rows))
+        ((whole[0], tiles.by_row, rows, columns), (whole[1], tiles.by_column, columns, rows))
     ):
         counts = np.minimum(np.resize(quarters, lines), longest)
         best = _Candidate(block, pairs, pairs * _GAIN, 0.0)
         best = _cheapest(best, ONE_LINE, direction, counts, problem.group, tuning, 0.0)
         chosen.append(best.blocking)
-    half, most = (f"{min(tiles / columns, 1.0):.0%}" for tiles in (kept.by_row[1], kept.joined))
+    half, most = min(tiles.by_row[1] / columns, 1.0), min(tiles.joined / columns, 1.0)
     reason = (
-        f"half of the prepared rows keep up to {half} of pairs in tiles of {kept.side}, {most} in larger ones"
+        f"half of the prepared rows keep up to {half:.0%} of pairs in tiles of {tiles.side}, {most:.0%} in"
+        " larger ones"
     )
     return TileChoice(chosen[0], chosen[1], reason)
 
@@ -176,9 +177,9 @@ def _whole(fine: np.ndarray, sizes: Sizes, side: int, block: Blocking, data_cost
         if size > side:
             starts = np.arange(0, length, size) // side
             least, most = np.minimum.reduceat(least, starts, axis), np.maximum.reduceat(most, starts, axis)
-    area, kept = block.queries * block.keys, most != TileKind.EMPTY
-    partial = float((kept & (least != TileKind.FULL)).sum()) * data_cost
-    count = float(kept.sum())
+    area, nonempty = block.queries * block.keys, most != TileKind.EMPTY
+    partial = float((nonempty & (least != TileKind.FULL)).sum()) * data_cost
+    count = float(nonempty.sum())
     return _Candidate(block, count * area, (count + partial) * area, count)
 
 
@@ -200,18 +201,18 @@ def _cheaper(
     axis: int,
 ) -> _Candidate:
     """Return what is faster, the best so far or blocks of lines of tiles of these kinds, along an axis."""
-    kept = kinds != TileKind.EMPTY
-    look = data_cost * np.mean(kinds[kept] == TileKind.PARTIAL) if kept.any() else 0.0
-    kept = kept if axis == -1 else np.swapaxes(kept, -1, -2)
+    nonempty = kinds != TileKind.EMPTY
+    look = data_cost * np.mean(kinds[nonempty] == TileKind.PARTIAL) if nonempty.any() else 0.0
+    nonempty = nonempty if axis == -1 else np.swapaxes(nonempty, -1, -2)
     if lines is TWO_LINES:
-        kept = np.logical_or.reduceat(kept, range(0, kept.shape[-2], 2), -2)
-    counts = kept.sum(-1)
-    found = _cheapest(best, lines, -1 - axis, counts, group, tuning, look)
-    block = found.blocking
-    if found is best or axis == -2 or counts.shape[-1] % block.blocks:
-        return found
-    in_order = _steps_of_pieces(counts, block.blocks, block.pieces) == found.tiles
-    return dataclasses.replace(found, blocking=dataclasses.replace(block, in_order=in_order))
+        nonempty = np.logical_or.reduceat(nonempty, range(0, nonempty.shape[-2], 2), -2)
+    counts = nonempty.sum(-1)
+    cheapest = _cheapest(best, lines, -1 - axis, counts, group, tuning, look)
+    block = cheapest.blocking
+    if cheapest is best or axis == -2 or counts.shape[-1] % block.blocks:
+        return cheapest
+    in_order = _steps_of_pieces(counts, block.blocks, block.pieces) == cheapest.tiles
+    return dataclasses.replace(cheapest, blocking=dataclasses.replace(block, in_order=in_order))
 
 
 def _cheapest(
@@ -272,16 +273,16 @@ def choose_tiles_at_once(problem: Problem, tuning: Tuning) -> TileChoice:
     # A program that is made for these arrays may count them; one that is kept for others must not.
     made_here = not isinstance(problem.query, jax.Array) or isinstance(problem.query, Tracer)
     offsets = (problem.query_offset, problem.key_offset)
-    known = all(isinstance(offset, int | None) for offset in offsets) and (always or made_here)
-    if mask is not None and not (known and _known_offsets(problem, min(blocks[0].queries, blocks[0].keys))):
+    fixed = all(isinstance(offset, int | None) for offset in offsets) and (always or made_here)
+    if mask is not None and not (fixed and _known_offsets(problem, min(blocks[0].queries, blocks[0].keys))):
         return TileChoice(*blocks, f"{reason}; how many tiles the mask keeps is seen in every step")
     count = _count_once if always else _count
-    found: list[tuple[Blocking, int]] = []
+    choices: list[tuple[Blocking, int]] = []
     for block, axis in zip(blocks, (0, 1), strict=True):
         candidates = []
         while True:
             trips = count(mask, sizes, (0, None) if mask is None else offsets, block)[axis]
-            steps = sum(one.blocks * one.kept for one in trips) * _loops(problem, block.at_once)
+            steps = sum(trip.blocks * trip.kept for trip in trips) * _loops(problem, block.at_once)
             cells = min(block.at_once, math.prod(sizes.leading)) * block.queries * block.keys
             candidates.append((steps * (cells + _STEP_CELLS), steps, dataclasses.replace(block, trips=trips)))
             smaller = tuning.halve(problem, block)
@@ -289,9 +290,9 @@ def choose_tiles_at_once(problem: Problem, tuning: Tuning) -> TileChoice:
                 break
             block = smaller
         _, steps, best = min(candidates, key=lambda candidate: candidate[0])
-        found.append((best, steps))
-    (forward, steps), (backward, _) = found
-    tiles = sum(one.blocks * one.kept for one in forward.trips)
+        choices.append((best, steps))
+    (forward, steps), (backward, _) = choices
+    tiles = sum(trip.blocks * trip.kept for trip in forward.trips)
     computed = min(tiles * forward.queries * forward.keys / (problem.T * problem.S), 1.0)
     return TileChoice(forward, backward, reason, computed, steps)
 
@@ -310,12 +311,12 @@ _count_once = functools.lru_cache(maxsize=256)(_count)
 
 def _merge(lists: TileLists) -> tuple[Trips, ...]:
     """Return the trips of blocks, as if some visited as many tiles as their neighbours."""
-    full, kept = np.asarray(lists.full), np.asarray(lists.kept)
-    full, kept = full.reshape((-1, full.shape[-1])).min(0), kept.reshape((-1, kept.shape[-1])).max(0)
-    changes = 1 + np.flatnonzero(np.diff(full) | np.diff(kept))
+    full, tiles = np.asarray(lists.full), np.asarray(lists.kept)
+    full, tiles = full.reshape((-1, full.shape[-1])).min(0), tiles.reshape((-1, tiles.shape[-1])).max(0)
+    changes = 1 + np.flatnonzero(np.diff(full) | np.diff(tiles))
     if len(changes) >= _MOST_LOOPS:
         changes = np.unique(np.linspace(0, len(full), _MOST_LOOPS + 1).astype(int)[1:-1])
-    groups = zip(np.split(full, changes), np.split(kept, changes), strict=True)
+    groups = zip(np.split(full, changes), np.split(tiles, changes), strict=True)
     return tuple(Trips(len(least), int(least.min()), int(most.max())) for least, most in groups)
 
 

@@ -91,8 +91,8 @@ def score_tile(
     remove_some = remove_where_partial if bias is None else remove
     scoring, numbers = context.scoring, context.numbers
     if scoring is None or numbers is None:
-        found = finish_scores(scores, remove_some, bias=bias)
-        return TileScores(found.scores, found.masked)
+        finished = finish_scores(scores, remove_some, bias=bias)
+        return TileScores(finished.scores, finished.masked)
     cells, named = view.pairs(context.offsets, numbers, across=across), inputs.named()
     parameters = {name: view.parameter(named[name]) for name in named if name.startswith(PARAMETER)}
     order = tuple(parameters)  # JAX hands dicts over sorted, "10" before "2"
@@ -104,9 +104,9 @@ def score_tile(
         return join(parameters).apply(raw, cells)
 
     score = join(parameters)
-    found = finish_scores(scores, remove_some, score=score, cells=cells, bias=bias)
-    derivative = score.derivative(found.scores, cells) if bias is None and score.bounded else None
-    return TileScores(found.scores, found.masked, apply, found.raw, parameters, view, derivative)
+    finished = finish_scores(scores, remove_some, score=score, cells=cells, bias=bias)
+    derivative = score.derivative(finished.scores, cells) if bias is None and score.bounded else None
+    return TileScores(finished.scores, finished.masked, apply, finished.raw, parameters, view, derivative)
 
 
 def _keep(inputs: Operands, context: Context, view: TileView, *, across: bool) -> Array:
@@ -171,10 +171,8 @@ def surviving(context: Context, view: TileView, *, across: bool = False) -> Arra
     if context.query_words is None or context.key_words is None:
         return None
     rate = view.config.dropout_rate
-    query, key = (
-        (view.slice_cells(words[0]), view.slice_cells(words[1]))
-        for words in (context.query_words, context.key_words)
-    )
+    query = view.slice_cells(context.query_words[0]), view.slice_cells(context.query_words[1])
+    key = view.slice_cells(context.key_words[0]), view.slice_cells(context.key_words[1])
     survivors = view.over_scores(dropout.survivors(query, key, rate))
     return jnp.swapaxes(survivors, -1, -2) if across else survivors
 

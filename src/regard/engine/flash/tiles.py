@@ -102,7 +102,8 @@ class TileView:
     def grid(self, offsets: Offsets) -> Grid:
         """Return the tile's cells, for one leading position."""
         rank = self.config.call_axes
-        query, key = (positions_of(offset).slice_batch(self._take) for offset in offsets)
+        query = positions_of(offsets[0]).slice_batch(self._take)
+        key = positions_of(offsets[1]).slice_batch(self._take)
         return Grid.tile(self.row_span, self.column_span, query, rank, key)
 
     def keep(self, mask: Mask | None, offsets: Offsets) -> Array:
@@ -120,7 +121,7 @@ class TileView:
 
         `numbers` are those of rows on the first leading axis and of query heads, in the whole call.
         """
-        first, head = (self.slice_cells(number)[:1] for number in numbers)
+        first, head = self.slice_cells(numbers[0])[:1], self.slice_cells(numbers[1])[:1]
         size, group = self.blocking.heads * self.config.group, self.config.group
         heads, part = Span(head.reshape(()), size), Span(self.leading[-1] * group, size)
 
@@ -175,12 +176,10 @@ class TileView:
         # Fewer leading axes than the config has: vmap added some that do not concern the array.
         *batch, heads = self.leading[2 - array.ndim :]
         columns = Span(0, array.shape[-1]) if columns is None else columns
-        rows, columns = (
-            Span(0, 1) if size == 1 else run
-            for size, run in zip(array.shape[-2:], (rows, columns), strict=True)
-        )
+        rows = Span(0, 1) if array.shape[-2] == 1 else rows
+        columns = Span(0, 1) if array.shape[-1] == 1 else columns
         places = [*((start, 1) for start in batch), (heads * group, self.blocking.heads * group)]
-        places = [(0, 1) if n == 1 else place for n, place in zip(array.shape[:-2], places, strict=True)]
+        places = [(0, 1) if n == 1 else span for n, span in zip(array.shape[:-2], places, strict=True)]
         first, sizes = zip(*places, strict=True)
         sizes = (*sizes, rows.length, columns.length)
 
@@ -273,15 +272,15 @@ class TileView:
 
         return rows.write(array, tile, add_row, -2)
 
-    def _update(self, array: Array, tile: Array, group: int, place: tuple[Any, Any], *, add: bool) -> Array:
-        """Write (heads * group, a, b) at this tile's leading position and at `place` in the last two axes."""
+    def _update(self, array: Array, tile: Array, group: int, corner: tuple[Any, Any], *, add: bool) -> Array:
+        """Write (heads * group, a, b) at this tile's leading position, from `corner` on in the last two."""
         if array.shape[-3] == 1:
             tile = tile.sum(0, keepdims=True, dtype=tile.dtype)
         *batch, heads = self.leading
         starts = [
             0 if n == 1 else start for n, start in zip(array.shape, (*batch, heads * group), strict=False)
         ]
-        starts = [jnp.asarray(start, jnp.int32) for start in (*starts, *place)]
+        starts = [jnp.asarray(start, jnp.int32) for start in (*starts, *corner)]
         tile = tile.reshape((*(1,) * (array.ndim - 3), *tile.shape))
         if add:
             tile = tile + slice_at(array, starts, tile.shape)

@@ -67,7 +67,7 @@ class Tuning:
         if problem.batch_invariant:
             queries, keys = size_tiles(problem.group)
         cells = problem.group * queries * keys
-        forward, backward = (max(limit // cells, 1) for limit in (self.forward_cells, self.backward_cells))
+        forward, backward = max(self.forward_cells // cells, 1), max(self.backward_cells // cells, 1)
         lower = queries
         if problem.mask is not None and problem.mask.local:
             # A band crosses its tiles: tiles of fewer queries hold fewer pairs outside of it.
@@ -177,11 +177,11 @@ def describe_costs() -> str:
     """Say what the choice of backends and tiles goes by: numbers of this machine, or of which other."""
     if load_tuning() != default_tuning():
         return f"measured here by regard tune, for {device_key()}"
-    kind, here = jax.devices()[0].platform, (os.cpu_count(), name_instructions())
+    kind, host = jax.devices()[0].platform, (os.cpu_count(), name_instructions())
     origin = DEFAULTS.get(kind, DEFAULTS["gpu"])[1]
-    if kind != "cpu" or here == (2, "AVX-512"):
+    if kind != "cpu" or host == (2, "AVX-512"):
         return f"by default, {origin}"
-    return f"by default, {origin}; here are {here[0]}, with {here[1]}: regard tune takes a minute"
+    return f"by default, {origin}; here are {host[0]}, with {host[1]}: regard tune takes a minute"
 
 
 @functools.cache
@@ -213,7 +213,7 @@ def read_tuning(path: Path) -> Tuning:
         return _ignore(path, error)
 
 
-def write_tuning(path: Path, found: Tuning) -> None:
+def write_tuning(path: Path, tuning: Tuning) -> None:
     """Add or replace this device's entry, what differs from the defaults.
 
     Other entries stay, and the file appears whole or not at all.
@@ -224,7 +224,7 @@ def write_tuning(path: Path, found: Tuning) -> None:
     except (OSError, ValueError, RecursionError):
         entries = {}
     default = dataclasses.asdict(default_tuning())
-    own = {name: value for name, value in dataclasses.asdict(found).items() if value != default[name]}
+    own = {name: value for name, value in dataclasses.asdict(tuning).items() if value != default[name]}
     entries[device_key()] = own
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}")
@@ -234,16 +234,16 @@ def write_tuning(path: Path, found: Tuning) -> None:
 
 def _checked(entry: Any) -> Tuning:
     """Return numbers as they must be, or raise ValueError."""
-    known = {field.name for field in dataclasses.fields(Tuning)}
-    if not isinstance(entry, dict) or set(entry) - known:
-        raise ValueError(f"expected an object with {', '.join(sorted(known))}; got {str(entry)[:80]}")
+    names = {field.name for field in dataclasses.fields(Tuning)}
+    if not isinstance(entry, dict) or set(entry) - names:
+        raise ValueError(f"expected an object with {', '.join(sorted(names))}; got {str(entry)[:80]}")
     if any(type(value) is not int or not 0 <= value < 2**40 for value in entry.values()):
         raise ValueError(f"expected whole numbers that are not negative; got {str(entry)[:80]}")
-    found = dataclasses.replace(default_tuning(), **entry)
+    tuning = dataclasses.replace(default_tuning(), **entry)
     for side in ("tile_side", "full_side", "piece_side"):
-        if getattr(found, side) < 1:
-            raise ValueError(f"{side}: expected at least 1, got {getattr(found, side)}")
-    return found
+        if getattr(tuning, side) < 1:
+            raise ValueError(f"{side}: expected at least 1, got {getattr(tuning, side)}")
+    return tuning
 
 
 def _ignore(path: Path, error: Exception) -> Tuning:

@@ -38,8 +38,8 @@ class KernelBlock:
         read: Sequence[Sequence[Ref]],
         outputs: Sequence[Ref],
         *,
-        kept: Sequence[Ref],
-        kept_ready: Ref,
+        resident: Sequence[Ref],
+        resident_ready: Ref,
         ring: Sequence[Ref],
         ready: Sequence[Ref],
         free: Sequence[Ref],
@@ -51,10 +51,10 @@ class KernelBlock:
         self.pairs, self.outputs, self.read = pairs, outputs, read
         self.heads, self.key_heads = heads
         (self.starts, self.counts), self.scale_ref, *self.arrays = operands
-        self.kept, self.kept_ready, self.weights = kept, kept_ready, weights
-        self.staged = [own or kept[number] for number, own in enumerate(staged)]
+        self.resident, self.resident_ready, self.weights = resident, resident_ready, weights
+        self.staged = [own or resident[number] for number, own in enumerate(staged)]
         self.ring, self.ready, self.free, self.turns = ring, ready, free, turns
-        self.batch, self.head, self.number = (lax.axis_index(name) for name in ("batch", "head", "block"))
+        self.batch, self.head, self.number = map(lax.axis_index, ("batch", "head", "block"))
         if last_first:
             self.number = np.int32(self.counts.shape[2] - 1) - self.number
         self.warpgroup = lax.axis_index("warpgroup")
@@ -67,9 +67,10 @@ class KernelBlock:
 
     def list_tiles(self, heads: int) -> tuple[Any, Any, Callable[[Any], Any]]:
         """Return how many tiles are FULL, how many there are, and the function of a turn that says where."""
-        full, kept = (self.counts[*self.at(self.counts, self.head, heads), self.number, at] for at in (0, 1))
-        place = self.at(self.starts, self.head, heads)
-        return full, kept, lambda turn: self.starts[*place, self.number, turn]
+        index = self.at(self.counts, self.head, heads)
+        full, count = self.counts[*index, self.number, 0], self.counts[*index, self.number, 1]
+        start_index = self.at(self.starts, self.head, heads)
+        return full, count, lambda turn: self.starts[*start_index, self.number, turn]
 
     @property
     def scale(self) -> Any:
@@ -115,10 +116,10 @@ class KernelBlock:
             for free in self.free:
                 pl.when(slot < total)(lambda last=free.at[slot]: gpu.barrier_wait(last))
 
-    def stream_keys(self, kept: Any, start_of: Callable[[Any], Any], key: Ref, value: Ref) -> None:
+    def stream_keys(self, count: Any, start_of: Callable[[Any], Any], key: Ref, value: Ref) -> None:
         """Load the tiles of keys and values that a block of queries meets."""
-        sources = [one.at[*self.at(one, self.head, self.heads)] for one in (key, value)]
-        self.stream(kept, start_of, lambda turn: sources)
+        sources = [ref.at[*self.at(ref, self.head, self.heads)] for ref in (key, value)]
+        self.stream(count, start_of, lambda turn: sources)
 
     def put(self, *results: Array) -> None:
         """Write this warpgroup's rows of the results, long ones by way of shared memory."""
@@ -134,13 +135,13 @@ class KernelBlock:
             gpu.copy_smem_to_gmem(buffer, ref)
         gpu.wait_smem_to_gmem(0)
 
-    def load_kept(self, *sources: Ref) -> list[Ref]:
+    def load_rows(self, *sources: Ref) -> list[Ref]:
         """Load this warpgroup's rows of some arrays, which stay."""
-        for source, buffer in zip(sources, self.kept, strict=True):
+        for source, buffer in zip(sources, self.resident, strict=True):
             rows = source.at[pl.ds(self.first, ROWS)]
-            gpu.copy_gmem_to_smem(rows, buffer.at[self.warpgroup], self.kept_ready.at[self.warpgroup])
-        gpu.barrier_wait(self.kept_ready.at[self.warpgroup])
-        return [buffer.at[self.warpgroup] for buffer in self.kept]
+            gpu.copy_gmem_to_smem(rows, buffer.at[self.warpgroup], self.resident_ready.at[self.warpgroup])
+        gpu.barrier_wait(self.resident_ready.at[self.warpgroup])
+        return [buffer.at[self.warpgroup] for buffer in self.resident]
 
     def vector(self, ref: Ref, start: Any, length: int, axis: int, head: Any) -> Array:
         """Read one number per row, axis 0, or per column, axis 1, of a tile."""
@@ -167,14 +168,14 @@ class KernelBlock:
 
             return program.run(read, shape, *tiles, across=across)
 
-        kept = run(pairs.keep, 0) if masked and pairs.keep is not None else None
+        keep = run(pairs.keep, 0) if masked and pairs.keep is not None else None
         raw = scores = products
         if pairs.apply is not None:
             raw = products * self.scale
-            raw = raw if kept is None else jnp.where(kept, raw, 0.0)
+            raw = raw if keep is None else jnp.where(keep, raw, 0.0)
             scores = run(pairs.apply, 1, raw)
-        if kept is not None:
-            scores = jnp.where(kept, scores, -jnp.inf)
+        if keep is not None:
+            scores = jnp.where(keep, scores, -jnp.inf)
 
         def pull(change: Array) -> Array:
             return change if pairs.pull is None else run(pairs.pull, 2, raw, change)
@@ -203,8 +204,8 @@ class KernelBlock:
     def ring_at(self, turn: Any) -> tuple[list[Ref], list[Ref], list[Ref]]:
         """Return the buffers of a turn, and the barriers that tell that they are ready, and free."""
         slot = lax.rem(turn, np.int32(STAGES))
-        buffers, ready, free = ([one.at[slot] for one in them] for them in (self.ring, self.ready, self.free))
-        return buffers, ready, free
+        slots = [[ref.at[slot] for ref in refs] for refs in (self.ring, self.ready, self.free)]
+        return slots[0], slots[1], slots[2]
 
     def divide_work(self, compute: Callable[[], None], load: Callable[[], None]) -> None:
         """Let two warpgroups compute, and the third load for both."""
@@ -245,9 +246,9 @@ def spread(vector: Array, like: Array, axis: int = 0) -> Array:
     return lax.broadcast_in_dim(vector, like.shape, (axis,))
 
 
-def visit(full: Any, kept: Any, step: Callable[..., Any], carry: Any) -> Any:
+def visit(full: Any, count: Any, step: Callable[..., Any], carry: Any) -> Any:
     """Visit FULL tiles, which need no mask, then the others."""
-    for first, end, masked in ((0, full, False), (full, kept, True)):
+    for first, end, masked in ((0, full, False), (full, count, True)):
         carry = lax.fori_loop(
             first, end, lambda turn, carry, masked=masked: step(turn, carry, masked=masked), carry
         )

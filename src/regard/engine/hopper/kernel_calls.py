@@ -90,33 +90,33 @@ class KernelSpec(TileSpec):
         *operands: Array,
     ) -> list[Array]:
         """Compute by the kernel what it gives, and in tiles the other gradients."""
-        own = tuple(one for one in self.shapes if one[0] in ("query", "key", "value"))
-        rest = tuple(one for one in self.shapes if one not in own)
-        found: dict[str, Array] = {}
+        own = tuple(entry for entry in self.shapes if entry[0] in ("query", "key", "value"))
+        rest = tuple(entry for entry in self.shapes if entry not in own)
+        grads: dict[str, Array] = {}
         if own or not rest:
-            kernel, tiles = (dataclasses.replace(spec, shapes=own) for spec in (self, in_tiles))
+            kernel = dataclasses.replace(self, shapes=own)
+            tiles = dataclasses.replace(in_tiles, shapes=own)
             results = function(kernel, operands)
             inputs = Operands.from_named(dict(zip(self.present, operands, strict=False)))
             context = jax.tree.unflatten(self.context, operands[len(self.laid_out(name)) :])
             results = _unless_poisoned(
                 inputs, context, results, lambda: tiles.batched(name, function)(*operands)
             )
-            found = dict(zip(kernel.result_names(name), results, strict=True))
+            grads = dict(zip(kernel.result_names(name), results, strict=True))
         if rest:
             tiles = dataclasses.replace(in_tiles, shapes=rest)
             results = tiles.batched(name, function)(*operands)
-            found |= dict(zip(tiles.result_names(name), results, strict=True))
-        return [found[result] for result in self.result_names(name)]
+            grads |= dict(zip(tiles.result_names(name), results, strict=True))
+        return [grads[result] for result in self.result_names(name)]
 
-    def compute(self, name: str, inputs: Operands, context: Context, *given: Any, reversible: bool) -> Any:
+    def compute(self, name: str, inputs: Operands, context: Context, *args: Any, reversible: bool) -> Any:
         del reversible  # what is itself differentiated is computed in tiles
-        forward, backward = (
-            block.fit(self.config.num_queries, self.config.num_keys, 1) for block in (FORWARD, BACKWARD)
-        )
+        forward = FORWARD.fit(self.config.num_queries, self.config.num_keys, 1)
+        backward = BACKWARD.fit(self.config.num_queries, self.config.num_keys, 1)
         config = dataclasses.replace(self.config, forward=forward, backward=backward)
         assert context.kernel is not None
         call = _Call(inputs, context.kernel, config, self.interpret)
-        return call.forward() if name == "forward" else call.backward(*given)
+        return call.forward() if name == "forward" else call.backward(*args)
 
 
 class InterpretedSpec(KernelSpec):
@@ -133,12 +133,12 @@ def _is_clean(inputs: Operands, context: Context) -> Array | None:
 
 
 def _unless_poisoned(
-    inputs: Operands, context: Context, found: list[Array], in_tiles: Callable[[], list[Array]]
+    inputs: Operands, context: Context, results: list[Array], in_tiles: Callable[[], list[Array]]
 ) -> list[Array]:
     """Take what is not finite from the tiles, where a key or value is NaN or inf, which the kernel omits."""
     clean = _is_clean(inputs, context)
     if clean is None:
-        return found
+        return results
 
     def repair(state: tuple[Array, list[Array]]) -> tuple[Array, list[Array]]:
         pairs = zip(state[1], in_tiles(), strict=True)
@@ -147,7 +147,7 @@ def _unless_poisoned(
         ]
 
     # A loop of at most one step, as a `cond` would copy what it lets pass.
-    return jax.lax.while_loop(lambda state: ~state[0], repair, (clean, found))[1]
+    return jax.lax.while_loop(lambda state: ~state[0], repair, (clean, results))[1]
 
 
 class _Call:
@@ -172,24 +172,25 @@ class _Call:
         # Where a key is not finite, a score is masked; a value that is not would be multiplied by 0.
         key, value = self._lay_keys(self.inputs.key), self._lay_keys(self._finite(self.inputs.value))
         arrays = self._signed(self._rows(self.inputs.query)), key, value
-        found = self.launch.forward(self._lists(self.context.by_query), self.scale, *arrays)
-        length, width = self.config.num_queries, self.config.value_width
-        output, log_total, peak = (
-            one[:, :, :length].reshape((*self.config.rows, *one.shape[3:])) for one in found
+        output, log_total, peak = map(
+            self._cut, self.launch.forward(self._lists(self.context.by_query), self.scale, *arrays)
         )
-        return Results(output[..., :width], log_total, peak=nan_where_total_is(log_total, peak))
+        output = output[..., : self.config.value_width]
+        return Results(output, log_total, peak=nan_where_total_is(log_total, peak))
+
+    def _cut(self, padded: Array) -> Array:
+        return padded[:, :, : self.config.num_queries].reshape((*self.config.rows, *padded.shape[3:]))
 
     def backward(
         self, results: Results, cotangents: Results, shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, Array]:
         alive = results.peak != -jnp.inf
         delta = jnp.sum(cotangents.output * results.output, -1) - cotangents.log_total
-        query, cotangent = (
-            self._rows(jnp.where(alive[..., None], one, 0)) for one in (self.inputs.query, cotangents.output)
-        )
+        query = self._rows(jnp.where(alive[..., None], self.inputs.query, 0))
+        cotangent = self._rows(jnp.where(alive[..., None], cotangents.output, 0))
         vectors = [
-            _lay(one, self.config, 1, (self.rows,), fill)
-            for one, fill in (
+            _lay(array, self.config, 1, (self.rows,), fill)
+            for array, fill in (
                 (jnp.where(alive, results.peak, jnp.inf), jnp.inf),
                 (results.log_total / np.float32(np.log(2)), 0),
                 (jnp.where(alive, delta, 0), 0),
@@ -197,18 +198,18 @@ class _Call:
         ]
         keys = [self._lay_keys(self._finite(array)) for array in (self.inputs.key, self.inputs.value)]
         operands = (self.scale, self._signed(query), *keys, cotangent, *vectors)
-        found: dict[str, Array] = {}
+        grads: dict[str, Array] = {}
         if "query" in shapes:
             gradient = self.launch.query_gradient(self._lists(self.context.by_query), *operands)
-            found["query"] = self._signed(gradient)
+            grads["query"] = self._signed(gradient)
         if "key" in shapes or "value" in shapes:
             lists = self._lists(self.context.by_key)
-            found["key"], found["value"] = self.launch.key_gradients(lists, *operands)
-        return {name: self._gradient(found[name], shape) for name, shape in shapes.items()}
+            grads["key"], grads["value"] = self.launch.key_gradients(lists, *operands)
+        return {name: self._gradient(grads[name], shape) for name, shape in shapes.items()}
 
-    def _gradient(self, found: Array, shape: tuple[int, ...]) -> Array:
-        found = found[:, :, : shape[-2], : shape[-1]]
-        return passes.sum_to(found.reshape((*self.batch, *found.shape[1:])), shape)
+    def _gradient(self, grad: Array, shape: tuple[int, ...]) -> Array:
+        grad = grad[:, :, : shape[-2], : shape[-1]]
+        return passes.sum_to(grad.reshape((*self.batch, *grad.shape[1:])), shape)
 
     def _rows(self, array: Array) -> Array:
         return _lay(array.astype(jnp.bfloat16), self.config, 2, (self.rows, _whole(array.shape[-1], LANES)))
@@ -350,8 +351,8 @@ def trace_pairs(inputs: Operands, context: Context, config: TileConfig) -> Pairs
         own = (columns < config.num_keys)[None]
         if mask is None:
             return own
-        here = (number if len(finite) > 1 else 0), head // np.int32(heads // finite.shape[1])
-        own &= finite[*here][jnp.minimum(columns, config.num_keys - 1)]
+        index = (number if len(finite) > 1 else 0), head // np.int32(heads // finite.shape[1])
+        own &= finite[*index][jnp.minimum(columns, config.num_keys - 1)]
         return view_of(number, head, rows, columns).keep(mask, offsets) & own
 
     def apply(number: Array, head: Array, rows: Array, columns: Array, raw: Array) -> Array:

@@ -23,10 +23,10 @@ from regard.engine.hopper.blocks import ROWS, KernelBlock, Ref, fill, gpu, multi
 def attend(block: KernelBlock) -> None:
     query, key, value = block.arrays
     head, heads = block.head, block.heads
-    full, kept, start_of = block.list_tiles(heads)
+    full, count, start_of = block.list_tiles(heads)
 
     def compute() -> None:
-        (rows,) = block.load_kept(query.at[*block.at(query, head, heads)])
+        (rows,) = block.load_rows(query.at[*block.at(query, head, heads)])
 
         def step(turn: Any, carry: Any, masked: bool) -> Any:
             weighted, total, peak = carry
@@ -53,22 +53,23 @@ def attend(block: KernelBlock) -> None:
         empty = fill((ROWS, value.shape[3]), 0), fill((ROWS,), 0), fill((ROWS,), -np.inf)
         # One warpgroup multiplies while the other exponentiates.
         pl.when(block.warpgroup == 1)(block.change_turns)
-        weighted, total, peak = visit(full, kept, step, empty)
+        weighted, total, peak = visit(full, count, step, empty)
         pl.when(block.warpgroup == 0)(block.change_turns)
         total = jnp.where(total == 0.0, 1.0, total)
         block.put(weighted * spread(1.0 / total, weighted), jnp.log(total), block.in_logits(peak))
 
-    block.divide_work(compute, lambda: block.stream_keys(kept, start_of, key, value))
+    block.divide_work(compute, lambda: block.stream_keys(count, start_of, key, value))
 
 
 def pull_queries(block: KernelBlock) -> None:
     query, key, value, cotangent, *vectors = block.arrays
     head, heads = block.head, block.heads
-    full, kept, start_of = block.list_tiles(heads)
+    full, count, start_of = block.list_tiles(heads)
 
     def compute() -> None:
-        rows, pulled = block.load_kept(*(one.at[*block.at(one, head, heads)] for one in (query, cotangent)))
-        base, log2_total, delta = (block.vector(one, block.first, ROWS, 0, head) for one in vectors)
+        rows, pulled = block.load_rows(*(ref.at[*block.at(ref, head, heads)] for ref in (query, cotangent)))
+        row_vectors = [block.vector(ref, block.first, ROWS, 0, head) for ref in vectors]
+        base, log2_total, delta = row_vectors
 
         def gather(sums: Ref) -> Array:
             def step(turn: Any, none: Any, masked: bool) -> Any:
@@ -87,23 +88,23 @@ def pull_queries(block: KernelBlock) -> None:
                 gpu.barrier_arrive(free[0])
                 return none
 
-            visit(full, kept, step, 0)
+            visit(full, count, step, 0)
             return sums[...]
 
         block.put(pl.run_scoped(gather, gpu.ACC((ROWS, query.shape[3]), jnp.float32)) * block.scale)
 
-    block.divide_work(compute, lambda: block.stream_keys(kept, start_of, key, value))
+    block.divide_work(compute, lambda: block.stream_keys(count, start_of, key, value))
 
 
 def pull_keys(block: KernelBlock) -> None:
     query, key, value, cotangent, *vectors = block.arrays
     heads, key_heads = block.heads, block.key_heads
     group = np.int32(heads // key_heads)
-    full, kept, start_of = block.list_tiles(key_heads)
+    full, count, start_of = block.list_tiles(key_heads)
 
     def compute() -> None:
-        keys, values = block.load_kept(
-            *(one.at[*block.at(one, block.head, key_heads)] for one in (key, value))
+        keys, values = block.load_rows(
+            *(ref.at[*block.at(ref, block.head, key_heads)] for ref in (key, value))
         )
 
         def gather(key_sums: Ref, value_sums: Ref) -> tuple[Array, Array]:
@@ -111,9 +112,10 @@ def pull_keys(block: KernelBlock) -> None:
                 head = block.head * group + member
 
                 def step(number: Any, none: Any, masked: bool) -> Any:
-                    (rows, pulled), ready, free = block.ring_at(member * kept + number)
+                    (rows, pulled), ready, free = block.ring_at(member * count + number)
                     start = pl.multiple_of(start_of(number), block.tile)
-                    base, log2_total, delta = (block.vector(one, start, ROWS, 1, head) for one in vectors)
+                    row_vectors = [block.vector(ref, start, ROWS, 1, head) for ref in vectors]
+                    base, log2_total, delta = row_vectors
                     gpu.barrier_wait(ready[0])
                     products = multiply(keys, rows.T)
                     scores, pull = block.finish(products, start, head, masked, across=True)
@@ -128,7 +130,7 @@ def pull_keys(block: KernelBlock) -> None:
                     gpu.barrier_arrive(free[0])
                     return none
 
-                return visit(full, kept, step, none)
+                return visit(full, count, step, none)
 
             lax.fori_loop(0, group, add_head, 0)
             return key_sums[...], value_sums[...]
@@ -139,9 +141,9 @@ def pull_keys(block: KernelBlock) -> None:
 
     def load() -> None:
         def sources(turn: Any) -> list[Ref]:
-            head = block.head * group + lax.div(turn, kept)
-            return [one.at[*block.at(one, head, heads)] for one in (query, cotangent)]
+            head = block.head * group + lax.div(turn, count)
+            return [ref.at[*block.at(ref, head, heads)] for ref in (query, cotangent)]
 
-        block.stream(kept * group, lambda turn: start_of(lax.rem(turn, kept)), sources)
+        block.stream(count * group, lambda turn: start_of(lax.rem(turn, count)), sources)
 
     block.divide_work(compute, load)

@@ -48,9 +48,9 @@ class Launch:
         """Compute the gradient of queries; the rest: that of the output, then base, log2 of totals, delta."""
         result = jax.ShapeDtypeStruct((self.batch, self.heads, *query.shape[2:]), jnp.bfloat16)
         operands = (lists, scale, query, key, value, *rest)
-        kept = (query, rest[0])
+        resident = (query, rest[0])
         return self._run(
-            kernels.pull_queries, [result], kept, (key, value), BLOCK, *operands, last_first=True
+            kernels.pull_queries, [result], resident, (key, value), BLOCK, *operands, last_first=True
         )[0]
 
     def key_gradients(
@@ -63,7 +63,7 @@ class Launch:
         return self._run(kernels.pull_keys, results, (key, value), (query, rest[0]), ROWS, *operands)
 
     def _buffers(
-        self, kept: Sequence[Array], streamed: Sequence[Array], tile: int, results: Sequence[Any]
+        self, resident: Sequence[Array], streamed: Sequence[Array], tile: int, results: Sequence[Any]
     ) -> dict[str, Any]:
         """Return buffers for rows of a block, for the tiles that it reads, and for what it writes.
 
@@ -76,8 +76,8 @@ class Launch:
             return gpu.SMEM(shape, jnp.bfloat16, transforms=layout)
 
         return {
-            "kept": [buffer(2, ROWS, array.shape[3]) for array in kept],
-            "kept_ready": gpu.Barrier(num_barriers=2, num_arrivals=len(kept)),
+            "resident": [buffer(2, ROWS, array.shape[3]) for array in resident],
+            "resident_ready": gpu.Barrier(num_barriers=2, num_arrivals=len(resident)),
             "ring": [buffer(STAGES, tile, array.shape[3]) for array in streamed],
             "ready": [gpu.Barrier(num_barriers=STAGES) for _ in streamed],
             "free": [gpu.Barrier(num_barriers=STAGES, num_arrivals=2) for _ in streamed],
@@ -86,7 +86,7 @@ class Launch:
             "weights": buffer(2, ROWS, tile) if self.interpret else None,
             "staged": [
                 None if array.shape[3] == width else buffer(2, ROWS, width)
-                for array, width in zip(kept, written, strict=False)
+                for array, width in zip(resident, written, strict=False)
             ],
         }
 
@@ -94,7 +94,7 @@ class Launch:
         self,
         body: Callable[[KernelBlock], None],
         results: Sequence[jax.ShapeDtypeStruct],
-        kept: Sequence[Array],
+        resident: Sequence[Array],
         streamed: Sequence[Array],
         tile: int,
         *operands: Any,
@@ -109,10 +109,10 @@ class Launch:
 
         def kernel(*refs: Ref, **buffers: Any) -> None:
             sizes = (self.heads, self.key_heads)
-            given, read = jax.tree.unflatten(structure, refs[: len(leaves)])
+            inputs, read = jax.tree.unflatten(structure, refs[: len(leaves)])
             body(
                 KernelBlock(
-                    self.pairs, sizes, given, read, refs[len(leaves) :], last_first=last_first, **buffers
+                    self.pairs, sizes, inputs, read, refs[len(leaves) :], last_first=last_first, **buffers
                 )
             )
 
@@ -120,7 +120,7 @@ class Launch:
             return gpu.kernel(
                 kernel,
                 out_type=results,
-                scratch_types=self._buffers(kept, streamed, tile, results),
+                scratch_types=self._buffers(resident, streamed, tile, results),
                 grid=(heads, length // BLOCK, self.batch),
                 grid_names=("head", "block", "batch"),
                 num_threads=3,

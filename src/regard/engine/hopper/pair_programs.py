@@ -68,14 +68,14 @@ class _Tape:
         self.types.append(value.aval)
         return len(self.types) - 1
 
-    def write(self, closed: Any, given: Sequence[Any]) -> list[Any]:
+    def write(self, closed: Any, arguments: Sequence[Any]) -> list[Any]:
         """Write the steps of a program, and return its results."""
         program, constants = getattr(closed, "jaxpr", closed), getattr(closed, "consts", ())
-        found = dict(zip(program.invars, given, strict=True))
-        found |= dict(zip(program.constvars, map(_Known, constants), strict=True))
+        atoms = dict(zip(program.invars, arguments, strict=True))
+        atoms |= dict(zip(program.constvars, map(_Known, constants), strict=True))
 
         def read(atom: Any) -> Any:
-            return _Known(atom.val) if hasattr(atom, "val") else found[atom]
+            return _Known(atom.val) if hasattr(atom, "val") else atoms[atom]
 
         for equation in program.eqns:
             inputs = tuple(map(read, equation.invars))
@@ -87,7 +87,7 @@ class _Tape:
                 step = _Step(equation.primitive, equation.params, inputs, tuple(results))
                 self.steps.append(step)
                 self.maker |= dict.fromkeys(results, step)
-            found |= dict(zip(equation.outvars, results, strict=True))
+            atoms |= dict(zip(equation.outvars, results, strict=True))
         return list(map(read, program.outvars))
 
 
@@ -117,12 +117,12 @@ class PairProgram:
         indices = [jax.ShapeDtypeStruct((side.tile,), np.int32) for side in (rows, columns)]
         closed = jax.make_jaxpr(function)(scalar, scalar, *indices, *[floats] * tiles)
         self._tape = tape = _Tape()
-        self._inputs = [tape.number(one) for one in closed.jaxpr.invars]
+        self._inputs = [tape.number(var) for var in closed.jaxpr.invars]
         names = (BATCH, HEAD, ROW, COLUMN, *(TILE,) * tiles)
         self._depends = {at: frozenset([name]) for at, name in zip(self._inputs, names, strict=True)}
         (self._result,) = tape.write(closed, self._inputs)
         for step in tape.steps:
-            union = frozenset[str]().union(*(self._depends_of(one) for one in step.inputs))
+            union = frozenset[str]().union(*(self._depends_of(atom) for atom in step.inputs))
             self._depends |= dict.fromkeys(step.outputs, union)
         self._reads: dict[int, str] = {}  # what the kernel is given, and of what there is one each
         self._steps: list[_Step] = []  # what it does
@@ -172,8 +172,8 @@ class PairProgram:
         lead, last = self._shape_of(atom)[:-2], self._shape_of(atom)[-2:]
         if last != self._tile or math.prod(lead) != 1 or not self._lies_as_its_inputs(step):
             raise UnpairedError(f"{name!r} over more than pairs")
-        for one in step.inputs:
-            self._want(one, seen)
+        for operand in step.inputs:
+            self._want(operand, seen)
         self._steps.append(step)
         if name not in _SHAPES | _PROVEN:
             self.unproven.append(name)
@@ -216,22 +216,22 @@ class PairProgram:
         places.append(side.indices() if kind != HEAD else side.indices()[:1])
         function = at
         for axis in reversed(range(3)):
-            function = jax.vmap(function, [0 if one == axis else None for one in range(3)])
-        found = function(*places)
-        found = found.reshape((*found.shape[:2], -1))[..., : side.whole if kind != HEAD else 1]
-        return found.astype(jnp.int32) if found.dtype == bool else found
+            function = jax.vmap(function, [0 if index == axis else None for index in range(3)])
+        numbers = function(*places)
+        numbers = numbers.reshape((*numbers.shape[:2], -1))[..., : side.whole if kind != HEAD else 1]
+        return numbers.astype(jnp.int32) if numbers.dtype == bool else numbers
 
-    def _evaluate(self, wanted: int, given: Sequence[Array]) -> Array:
-        values: dict[int, Any] = dict(zip(self._inputs, given, strict=False))
+    def _evaluate(self, wanted: int, arguments: Sequence[Array]) -> Array:
+        values: dict[int, Any] = dict(zip(self._inputs, arguments, strict=False))
 
         def find(atom: Any) -> Any:
             if isinstance(atom, _Known):
                 return atom.value
             if atom not in values:
                 step = self._tape.maker[atom]
-                found = step.primitive.bind(*map(find, step.inputs), **step.params)
-                found = found if step.primitive.multiple_results else [found]
-                values.update(zip(step.outputs, found, strict=True))
+                results = step.primitive.bind(*map(find, step.inputs), **step.params)
+                results = results if step.primitive.multiple_results else [results]
+                values.update(zip(step.outputs, results, strict=True))
             return values[atom]
 
         return find(wanted)
@@ -244,12 +244,12 @@ class PairProgram:
         @functools.cache
         def spread(atom: int) -> Array:
             """Read an operand, and lay it over the tile."""
-            number = [one for one, _ in reads].index(atom)
+            number = [wanted for wanted, _ in reads].index(atom)
             kind = reads[number][1]
-            found = read(number, kind)
+            operand = read(number, kind)
             axes = {ROW: (1,) if across else (0,), COLUMN: (0,) if across else (1,), HEAD: ()}[kind]
-            found = jax.lax.broadcast_in_dim(found, shape, axes)
-            return found != 0 if self._tape.types[atom].dtype == bool else found
+            operand = jax.lax.broadcast_in_dim(operand, shape, axes)
+            return operand != 0 if self._tape.types[atom].dtype == bool else operand
 
         def find(atom: Any) -> Any:
             if isinstance(atom, _Known):
@@ -287,8 +287,10 @@ class Pairs:
 
     @property
     def programs(self) -> list[PairProgram]:
-        return [one for one in (self.keep, self.apply, self.pull) if one is not None]
+        return [program for program in (self.keep, self.apply, self.pull) if program is not None]
 
     def operands(self) -> list[list[Array]]:
         """Compute what the functions read."""
-        return [[] if one is None else one.operands() for one in (self.keep, self.apply, self.pull)]
+        return [
+            [] if program is None else program.operands() for program in (self.keep, self.apply, self.pull)
+        ]

@@ -61,13 +61,13 @@ def merge(parts: Iterable[Sequence[ArrayLike]]) -> tuple[Float[Array, "*B T E"],
     present = [lse != -jnp.inf for lse in sums]
     alive = functools.reduce(jnp.logical_or, present)
     weights = [
-        jnp.where(here, jnp.exp(jnp.where(here, lse - base, 0)), 0)
-        for here, lse in zip(present, sums, strict=True)
+        jnp.where(nonempty, jnp.exp(jnp.where(nonempty, lse - base, 0)), 0)
+        for nonempty, lse in zip(present, sums, strict=True)
     ]
     total = jnp.where(alive, sum(weights), 1)
     weighted = (
-        (weight / total)[..., None] * jnp.where(here[..., None], output, 0)
-        for here, weight, output in zip(present, weights, outputs, strict=True)
+        (weight / total)[..., None] * jnp.where(nonempty[..., None], output, 0)
+        for nonempty, weight, output in zip(present, weights, outputs, strict=True)
     )
     own = {output.dtype for output, _ in pairs}
     lse = jnp.where(alive, base + jnp.log(total), -jnp.inf)
@@ -79,8 +79,8 @@ def _check(parts: Iterable[Sequence[ArrayLike]]) -> list[tuple[Array, Array]]:
     """Return the parts as arrays that fit each other."""
     check_kind("parts", parts, Iterable, hint="pass pairs (output, lse)")
     pairs = []
-    for place, part in enumerate(parts):
-        name = f"parts[{place}]"
+    for index, part in enumerate(parts):
+        name = f"parts[{index}]"
         try:
             output, lse = map(jnp.asarray, part)  # a dictionary is no array
         except (TypeError, ValueError):

@@ -79,11 +79,11 @@ class Running:
             # Blocks come in any order: among equal scores the smaller key wins.
             better = (block_peak > self.peak) | ((block_peak == self.peak) & (first_key < argmax))
             argmax = jnp.where(better & (block_peak != -jnp.inf), first_key, argmax)
-        kept = weights if survivors is None else jnp.where(survivors, weights, 0)
+        surviving = weights if survivors is None else jnp.where(survivors, weights, 0)
         return Running(
             peak,
             self.total * shrink + weights.sum(-1),
-            self.weighted * shrink[..., None] + product(kept, value, precision),
+            self.weighted * shrink[..., None] + product(surviving, value, precision),
             moment,
             argmax,
         )

@@ -21,16 +21,16 @@ def product(a: Array, b: Array, precision: Any, contract: tuple[int, int] = (-1,
     batch = tuple(range(a.ndim - 2))
     axes = ((a.ndim + contract[0],), (b.ndim + contract[1],))
     factor = min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
-    total = np.promote_types(factor, np.float32)
+    sum_dtype = np.promote_types(factor, np.float32)
     a, b = a.astype(factor), b.astype(factor)
-    found = jax.lax.dot_general(a, b, (axes, (batch, batch)), precision, total)
-    work = found.shape[-2] * found.shape[-1] * a.shape[contract[0]]
+    sums = jax.lax.dot_general(a, b, (axes, (batch, batch)), precision, sum_dtype)
+    work = sums.shape[-2] * sums.shape[-1] * a.shape[contract[0]]
     small = isinstance(work, int) and 0 < work <= _SMALL
-    if not (small and BATCH_ON_ONE_CORE and total == np.float32 and jax.default_backend() == "cpu"):
-        return found
+    if not (small and BATCH_ON_ONE_CORE and sum_dtype == np.float32 and jax.default_backend() == "cpu"):
+        return sums
     # XLA divides a kernel along its batch if a maximum is part of it: here, of zeros, or of NaN where a row
     # or column of the product is NaN. What a loop does not change is found ahead of it, so they are not made
     # from the tile that meets all others, the first factor of scores.
     source, axis, along = (b, -1, -2) if contract[1] == -1 else (a, contract[0], -1)
-    zeros = jnp.minimum(jnp.abs(jax.lax.stop_gradient(source).astype(total)), 0)
-    return found + jnp.expand_dims(zeros.max(axis), along)
+    zeros = jnp.minimum(jnp.abs(jax.lax.stop_gradient(source).astype(sum_dtype)), 0)
+    return sums + jnp.expand_dims(zeros.max(axis), along)

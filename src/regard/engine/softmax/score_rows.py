@@ -88,14 +88,13 @@ def _gather(problem: Problem, rows: Array, columns: Array | None, heads: Array) 
     query = _choose(jnp.take(query, rows, -2), -3, heads).astype(problem.matmul_dtype)
     key = key if columns is None else jnp.take(key, columns, -2)
     key = _choose(key, -3, heads // problem.group).astype(problem.matmul_dtype)
-    query, key = (jnp.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (query, key))
+    query = jnp.broadcast_to(query, (*shape[:-2], *query.shape[-2:]))
+    key = jnp.broadcast_to(key, (*shape[:-2], *key.shape[-2:]))
     grid = Grid.at(rows, members, problem.query_offset, len(problem.leading), problem.key_offset)
     first = _all(problem.leading[0] if len(problem.leading) > 1 else 1)
     first = first.reshape((-1, *(1,) * (len(shape) - 1)))
-    query_position, key_position = (
-        _choose(problem.with_heads(position), -3, heads)
-        for position in (grid.query_position, grid.key_position)
-    )
+    query_position = _choose(problem.with_heads(grid.query_position), -3, heads)
+    key_position = _choose(problem.with_heads(grid.key_position), -3, heads)
     head = heads.reshape((*(1,) * len(batch), -1, 1, 1))
     keep = bias = None
     if problem.mask is not None:

@@ -52,11 +52,11 @@ def finish_scores(
     masked = _remove(scores, keep)
     # The function and its derivative see no score of a pair that is masked, which may be NaN.
     # Read from `masked`, as scores that are read no more are masked in place.
-    kept = masked != -jnp.inf if callable(keep) else keep
-    raw = scores if kept is None else jnp.where(kept, masked if callable(keep) else scores, 0)
+    may_attend = masked != -jnp.inf if callable(keep) else keep
+    raw = scores if may_attend is None else jnp.where(may_attend, masked if callable(keep) else scores, 0)
     scores = score.apply(raw, cells)
     scores = scores if bias is None else scores + bias.astype(scores.dtype)
-    return Finished(_remove(scores, kept), masked, raw)
+    return Finished(_remove(scores, may_attend), masked, raw)
 
 
 def _remove(scores: Array, keep: Array | Remove | None) -> Array:
@@ -96,10 +96,10 @@ class Scoring:
         score = score.closure_convert(dtype)
         paths, structure = jax.tree_util.tree_flatten_with_path(score)
         leaves = [leaf for _, leaf in paths]
-        places = tuple(place for place, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, np.floating))
-        rest = tuple(leaf for place, leaf in enumerate(leaves) if place not in places)
-        head_axes = tuple(_head_axis(score, paths[place][0]) for place in places)
-        arrays = [jnp.asarray(leaves[place]) for place in places]
+        places = tuple(index for index, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, np.floating))
+        rest = tuple(leaf for index, leaf in enumerate(leaves) if index not in places)
+        head_axes = tuple(_head_axis(score, paths[index][0]) for index in places)
+        arrays = [jnp.asarray(leaves[index]) for index in places]
         # A number of Python's has no dtype of its own: it meets scores in theirs.
         dtypes = tuple(np.dtype(dtype) if jax.typeof(x).weak_type else x.dtype for x in arrays)
         wide = (own if own.itemsize > np.dtype(dtype).itemsize else dtype for own in dtypes)
@@ -109,8 +109,8 @@ class Scoring:
     def join(self, parameters: tuple[Array, ...]) -> Score:
         """Return the score with these parameters."""
         leaves = list(self.rest)
-        for place, parameter, dtype in zip(self.places, parameters, self.dtypes, strict=True):
-            leaves.insert(place, parameter.astype(dtype))
+        for index, parameter, dtype in zip(self.places, parameters, self.dtypes, strict=True):
+            leaves.insert(index, parameter.astype(dtype))
         return jax.tree.unflatten(self.structure, leaves)
 
 
