@@ -70,7 +70,7 @@ def _explain_scores(model: Any, identify: Callable[[str], Any]) -> Callable[...,
     """Return the function of a text and a place that splits a score, given that of a text's token ids."""
     if not isinstance(model, Decoder):
         return None
-    return lambda text, **place: decompose_score(model, np.asarray(identify(text), np.int32), **place)
+    return lambda text, **indices: decompose_score(model, np.asarray(identify(text), np.int32), **indices)
 
 
 def demand_text_reader(loaded: Any) -> None:
