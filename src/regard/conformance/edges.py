@@ -232,8 +232,8 @@ def check_determinism(judge: Judge) -> Iterator[Row]:
     pairs: list[tuple[str, Array, Array]] = [("value", first.output, second.output)]
     pairs += [("gradient", gradient, second.gradients[name]) for name, gradient in first.gradients.items()]
     write = judge.row_writer("the same bits", case)
-    for aspect, one, other in pairs:
-        if not np.array_equal(one, other, equal_nan=True):
+    for aspect, array, repeat in pairs:
+        if not np.array_equal(array, repeat, equal_nan=True):
             yield write(aspect, "wrong", "a second call of the same arrays gives other bits")
             return
     yield write("all", "holds")

@@ -213,7 +213,7 @@ class Judge:
                     rows = list(self.judge(promise, smaller, like))
                 except (ValueError, IndexError):  # an option has no such size
                     continue
-                wrong = [one for one in rows if one.verdict == "wrong" and one.aspect == row.aspect]
+                wrong = [other for other in rows if other.verdict == "wrong" and other.aspect == row.aspect]
                 if wrong and (like == ANYTHING or wrong[0].finding == row.finding):
                     case, row = smaller, wrong[0]
                     break
