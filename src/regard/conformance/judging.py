@@ -192,9 +192,7 @@ class Judge:
                     return name, difference
         return None
 
-    def find_difference(
-        self, actual: Array, expected: Expected, where: Array | None = None
-    ) -> Difference | None:
+    def compare(self, actual: Array, expected: Expected, where: Array | None = None) -> Difference | None:
         """Return where numbers in float32 differ from what is expected, or None."""
         return find_difference(actual, expected, "float32", self.tolerance, where)
 

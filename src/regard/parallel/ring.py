@@ -176,7 +176,7 @@ def _each(
 
     def step(carry: Any, pair: Any) -> tuple[Any, None]:
         read = {name: _read(shard, name, array, pair, owner) for name, array in cut.items()}
-        return meet(carry, pair, owner, *shard.prepare(Operands.from_named(read), pair, owner)), None
+        return meet(carry, pair, owner, *shard.prepare_pair(Operands.from_named(read), pair, owner)), None
 
     if len(pairs) == 1:
         return step(carry, pairs[0])[0]

@@ -101,7 +101,7 @@ class Shard:
         """Find the first key of a pair of chunks."""
         return self.division.chunk_of(pair[1], owner) * self.division.keys.chunk
 
-    def prepare(
+    def prepare_pair(
         self, arrays: Operands, pair: tuple[Any, Any], owner: Any
     ) -> tuple[Operands, Context, TileConfig]:
         """Prepare a chunk of queries against a chunk of keys, as a call in tiles."""
