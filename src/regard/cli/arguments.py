@@ -45,9 +45,9 @@ def parse_arguments(words: Sequence[str]) -> Command:
     command = _choose("regard", "command", words[0], named)
     program, words, description = f"regard {words[0]}", words[1:], None
     for name, kinds in command.CHOICES.items():
-        place = _find_word(command, words)
-        if place is not None:
-            word = words.pop(place)
+        index = _find_word(command, words)
+        if index is not None:
+            word = words.pop(index)
             kind = _choose(program, name, word, kinds)
             only: list[Any] = [(name, Annotated[kind, conf.arg(name="")])]
             if "--smoke" in words and conf is not plain:  # then its smaller settings are the defaults
@@ -60,8 +60,8 @@ def parse_arguments(words: Sequence[str]) -> Command:
     for flag in _lists(parsed):
         if flag in words:
             _refuse(program, f"{flag} needs at least one value")
-    for told in filter(None, map(describe_store, _paths(parsed))):
-        _refuse(program, told)
+    for refusal in filter(None, map(describe_store, _paths(parsed))):
+        _refuse(program, refusal)
     return parsed
 
 
@@ -89,8 +89,8 @@ def name_options(text: str, command: Command) -> str:
     return re.sub(pattern, _name_flag, text) if inside else text
 
 
-def _name_flag(found: re.Match[str]) -> str:
-    name, *value = found.groups(default="")
+def _name_flag(match: re.Match[str]) -> str:
+    name, *value = match.groups(default="")
     return "--" + name.replace("_", "-") + "".join(value)
 
 
@@ -153,14 +153,14 @@ def _choose(program: str, kind: str, word: str, named: Mapping[str, Any]) -> Any
 
 
 def _find_word(command: Any, words: Sequence[str]) -> int | None:
-    """Return the place of the first word that is neither a flag nor the value of one."""
+    """Return the index of the first word that is neither a flag nor the value of one."""
     fields = (*dataclasses.fields(command), *dataclasses.fields(type(command.output)))
     switches = {f"--{field.name}" for field in fields if field.default is False}
-    place = 0
-    while place < len(words) and words[place].startswith("-"):
-        alone = words[place] in (*switches, *_HELP) or "=" in words[place]
-        place += 1 if alone else 2
-    return place if place < len(words) else None
+    index = 0
+    while index < len(words) and words[index].startswith("-"):
+        alone = words[index] in (*switches, *_HELP) or "=" in words[index]
+        index += 1 if alone else 2
+    return index if index < len(words) else None
 
 
 def _lists(record: Any) -> Iterator[str]:

@@ -65,9 +65,9 @@ def enough_memory(what: str, remedy: str) -> Iterator[None]:
         is_jax = type(error).__name__ == "JaxRuntimeError"  # which is not imported here
         if not (is_jax and re.search("RESOURCE_EXHAUSTED|out of memory", str(error), re.IGNORECASE)):
             raise
-        told = str(error).splitlines()[0][:200]
+        reason = str(error).splitlines()[0][:200]
         raise RunFailedError(
-            f"{what} does not fit into the memory of the devices ({told}); {remedy}"
+            f"{what} does not fit into the memory of the devices ({reason}); {remedy}"
         ) from error
 
 

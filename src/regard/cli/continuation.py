@@ -30,19 +30,19 @@ def spell_continuation(words: Sequence[str], *, lost_devices: bool = False) -> s
         >>> spell_continuation(["train", "copy", "--force", "--mesh", "fsdp=2,tensor=2"], lost_devices=True)
         "regard train copy --mesh 'fsdp=*'"
     """
-    kept: list[str] = []
+    continued: list[str] = []
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
         if name in (*MEMBERSHIP, "--mesh", "--resume"):
             value = value if equals else next(rest, "")
-            told = {"--mesh": _fit_mesh(value) if lost_devices else value, "--resume": value}.get(name)
-            if told and told != "never":
-                kept += [name, told]
+            new_value = {"--mesh": _fit_mesh(value) if lost_devices else value, "--resume": value}.get(name)
+            if new_value and new_value != "never":
+                continued += [name, new_value]
         elif name != "--force":
-            kept.append(word)
-    return spell_command(*kept)
+            continued.append(word)
+    return spell_command(*continued)
 
 
 def spell_command(*words: str | Path) -> str:

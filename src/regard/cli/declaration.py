@@ -25,7 +25,7 @@ def option(metavar: str, default: str | None = None) -> Any:
 
 def choice(named: Mapping[str, type]) -> Any:
     """Return the type of one of these subcommands."""
-    return reduce(operator.or_, (Annotated[one, conf.subcommand(name=name)] for name, one in named.items()))
+    return reduce(operator.or_, (Annotated[kind, conf.subcommand(name=name)] for name, kind in named.items()))
 
 
 @dataclass(frozen=True)

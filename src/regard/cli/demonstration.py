@@ -181,7 +181,7 @@ def report(
     )
     missed = [entry for entry in entries if not entry.reached]
     if missed and not smoke:
-        told = (f"{entry.task.name} ({entry.task.goal.compare(entry.outcome.held_out)})" for entry in missed)
-        console.fail(f"missed the goal: {', '.join(told)}")
+        goals = (f"{entry.task.name} ({entry.task.goal.compare(entry.outcome.held_out)})" for entry in missed)
+        console.fail(f"missed the goal: {', '.join(goals)}")
         return 1
     return 0

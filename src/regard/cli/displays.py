@@ -143,9 +143,9 @@ def describe_step(
     values = "  ".join(f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in LEADING if name in metrics)
     if not math.isfinite(steps_per_second) or steps_per_second <= 0:
         return values
-    left = (steps - step) / steps_per_second
+    seconds = (steps - step) / steps_per_second
     used = "" if work is None else f"  {work.describe(steps_per_second)}"
-    return f"{values}  {1000 / steps_per_second:.0f} ms/step{used}  {left:.0f} s left"
+    return f"{values}  {1000 / steps_per_second:.0f} ms/step{used}  {seconds:.0f} s left"
 
 
 def describe_evaluation(step: int, metrics: Mapping[str, float]) -> str:

@@ -55,13 +55,13 @@ def _check(command: Generate) -> dict[str, Any]:
         raise UsageError(f"--seed must be from -2**63 to 2**63 - 1, got {command.seed}")
     if not all(command.stop):
         raise UsageError("--stop must be a text, got an empty one")
-    given = {name: getattr(command, name) for name in SAMPLING_FLAGS if getattr(command, name) is not None}
-    if command.beams is not None and given:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    sampling = {name: getattr(command, name) for name in SAMPLING_FLAGS if getattr(command, name) is not None}
+    if command.beams is not None and sampling:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in sampling)
         raise UsageError(f"--beams searches and draws nothing; leave out {flags}")
     if command.beams is not None and command.beams < 1:
         raise UsageError(f"--beams must be at least 1, got {command.beams}")
-    return given
+    return sampling
 
 
 def _write(
@@ -123,7 +123,7 @@ def _name_end(made: list[int], ending: Ending, text_model: TextModel, command: G
 def _search(command: Generate, console: Console, text_model: TextModel, prompts: list[list[int]]) -> None:
     """Show the likeliest text for each prompt; JSON lines hold all that were found."""
     begun = time.perf_counter()
-    found = beam_search(
+    beams = beam_search(
         text_model.model,
         prompts,
         num_beams=command.beams or 1,
@@ -131,17 +131,17 @@ def _search(command: Generate, console: Console, text_model: TextModel, prompts:
         stop_tokens=text_model.stop_tokens,
         start_token=text_model.start_token,
     )
-    for number, (texts, scores) in enumerate(zip(found.rows(), found.scores.tolist(), strict=True)):
-        told = []
+    for number, (texts, scores) in enumerate(zip(beams.rows(), beams.scores.tolist(), strict=True)):
+        spelled = []
         for tokens, score in zip(texts, scores, strict=False):
             spelling, ending = text_model.spell(prompts[number]), Ending(command.stop)
-            kept = [token for token in tokens if token not in text_model.stop_tokens]
-            text = ending.push(spelling.push(kept)) + ending.push(spelling.finish()) + ending.finish()
-            told.append({"text": text, "ids": tokens, "score": score})
-        given = command.prompt[number]
-        console.emit("beams", prompt=number, given=given, texts=told)
-        best = told[0]["text"] if told else ""
-        console.write(f"{given if text_model.continues else ''}{best}\n")
-        if not told:
+            text_tokens = [token for token in tokens if token not in text_model.stop_tokens]
+            text = ending.push(spelling.push(text_tokens)) + ending.push(spelling.finish()) + ending.finish()
+            spelled.append({"text": text, "ids": tokens, "score": score})
+        prompt = command.prompt[number]
+        console.emit("beams", prompt=number, given=prompt, texts=spelled)
+        best = spelled[0]["text"] if spelled else ""
+        console.write(f"{prompt if text_model.continues else ''}{best}\n")
+        if not spelled:
             console.remark(f"prompt {number}: nothing was found, as numbers are not finite")
     console.remark(f"{command.beams} beams, {time.perf_counter() - begun:.2f} s with compiling")

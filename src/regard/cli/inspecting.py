@@ -125,11 +125,11 @@ def _inspect_run(command: Inspect, directory: Path, console: Console, page: Path
         entropies, labels = np.asarray(readouts.average(readout)["entropy"]), readouts.label(readout)
         for head in range(call.heads):
             entropy, largest = float(entropies[head]), float(call.max_score[head].max(initial=-math.inf))
-            found = {label.name: float(label.value) for label in labels[(head,)]}
+            by_label = {label.name: float(label.value) for label in labels[(head,)]}
             layer = "" if head else shorten_name(call.name)
-            reads = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
+            reads = ", ".join(f"{name} {value:.2f}" for name, value in by_label.items())
             table.add_row(layer, str(head), f"{entropy:.2f}", f"{largest:.2f}", reads)
-            values = {"entropy_nats": entropy, "max_score": largest, "labels": found}
+            values = {"entropy_nats": entropy, "max_score": largest, "labels": by_label}
             console.emit("head", attention=call.name, head=head, **values)
     console.say(table)
     console.say()
@@ -163,9 +163,9 @@ def _choose_word(asked: str | None, reading: WordReading) -> str:
     """Return the word asked for; else "it" where the text has one, else its last word."""
     if asked is not None:
         return asked
-    known = [word for word, special in zip(reading.words, reading.is_special, strict=True) if not special]
-    written = [word for word in known if word[0].isalnum()] or known
-    return DEFAULT_WORD if DEFAULT_WORD in known else written[-1]
+    words = [word for word, special in zip(reading.words, reading.is_special, strict=True) if not special]
+    written = [word for word in words if word[0].isalnum()] or words
+    return DEFAULT_WORD if DEFAULT_WORD in words else written[-1]
 
 
 def _tabulate(reading: WordReading, best: np.ndarray, share: np.ndarray, width: int) -> Iterator[Table]:

@@ -27,13 +27,13 @@ def handle_signals(
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    wanted = [one for one in signals if one.name != "SIGHUP" or signal.getsignal(one) != signal.SIG_IGN]
-    before = [(one, signal.signal(one, handler)) for one in wanted]
+    wanted = [sig for sig in signals if sig.name != "SIGHUP" or signal.getsignal(sig) != signal.SIG_IGN]
+    before = [(sig, signal.signal(sig, handler)) for sig in wanted]
     try:
         yield
     finally:
-        for one, previous in before:
-            signal.signal(one, signal.SIG_DFL if previous is None else previous)
+        for sig, previous in before:
+            signal.signal(sig, signal.SIG_DFL if previous is None else previous)
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def catch_interrupts(ask: Callable[[], None] | None = None) -> Iterator[Callable
         if ask:
             ask()
 
-    signals = [one for one in STOPPING if ask is None or one != signal.SIGTERM]
+    signals = [sig for sig in STOPPING if ask is None or sig != signal.SIGTERM]
     with handle_signals(handle, *signals), _listen(hear):
         yield lambda: is_requested
 
@@ -111,23 +111,23 @@ def _listen(hear: Callable[[int], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard, told = os.pipe()
-    os.set_blocking(told, False)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
 
     def watch() -> None:
-        while number := os.read(heard, 1):
+        while number := os.read(reader, 1):
             hear(number[0])
 
     watching = threading.Thread(target=watch, name="regard-interrupts", daemon=True)
     watching.start()
-    before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
-        os.close(told)
+        os.close(writer)
         watching.join()
-        os.close(heard)
+        os.close(reader)
 
 
 def _leave(last_words: str = "") -> None:

@@ -59,8 +59,8 @@ def describe_mesh(deployment: Deployment, params: Any) -> str:
     """Describe the mesh, and the share of the parameters that a device keeps."""
     own, whole = deployment.count_bytes(params)
     several = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    kept = "all parameters" if own == whole else f"1/{whole / own:.1f} of the parameters"
-    return f"{deployment.name}{several}; {kept} on each device"
+    share = "all parameters" if own == whole else f"1/{whole / own:.1f} of the parameters"
+    return f"{deployment.name}{several}; {share} on each device"
 
 
 def describe_start(run: runs.Run) -> str:

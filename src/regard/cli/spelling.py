@@ -73,10 +73,10 @@ class Ending:
         if self.is_reached:
             return ""
         text, self._waiting = self._waiting + text, ""
-        found = [text.find(word) for word in self._words if word in text]
-        if found:
+        starts = [text.find(word) for word in self._words if word in text]
+        if starts:
             self.is_reached = True
-            return text[: min(found)]
+            return text[: min(starts)]
         held = max(map(len, self._words), default=1) - 1
         for size in range(min(held, len(text)), 0, -1):
             if any(word.startswith(text[-size:]) for word in self._words):

@@ -81,8 +81,8 @@ def _answer_questions(
     if not isinstance(model, Decoder):
         return None, None
 
-    def explain(text: str, **place: Any) -> ScoreParts:
-        return decompose_score(model, np.asarray(tokenize(text).ids, np.int32), **place)
+    def explain(text: str, **indices: Any) -> ScoreParts:
+        return decompose_score(model, np.asarray(tokenize(text).ids, np.int32), **indices)
 
     def trace(text: str, query: int) -> tuple[Paths, str, Sequence[str]]:
         tokens = tokenize(text)

@@ -157,9 +157,9 @@ def describe_result(task: Task, outcome: loop.Outcome, *, smoke: bool) -> str:
 
 def draw_sparkline(values: list[float], width: int = 60) -> str:
     """Draw a curve in one line of blocks, from its lowest to its highest value."""
-    known = [value for value in values if value == value]
-    if not known:
+    valid = [value for value in values if value == value]
+    if not valid:
         return ""
-    low, span = min(known), (max(known) - min(known)) or 1.0
-    chosen = [known[index * len(known) // width] for index in range(width)] if len(known) > width else known
+    low, span = min(valid), (max(valid) - min(valid)) or 1.0
+    chosen = [valid[index * len(valid) // width] for index in range(width)] if len(valid) > width else valid
     return "".join(BLOCKS[round((value - low) / span * (len(BLOCKS) - 1))] for value in chosen)

@@ -80,9 +80,9 @@ def read_bias(call: Call) -> Any:
     return np.asarray(call["bias"], np.float32)
 
 
-def widen_window(left: int, right: int) -> Change:
+def widen_window(before: int, after: int) -> Change:
     """Return a change to a window of more keys on either side."""
-    return replacing(window=lambda call: (call["window"][0] + left, call["window"][1] + right))
+    return replacing(window=lambda call: (call["window"][0] + before, call["window"][1] + after))
 
 
 def repeat_first(name: str, axis: int) -> Change:
@@ -278,9 +278,9 @@ def join_conventions(first: Alternative, second: Alternative) -> Alternative:
 
 def propose(call: Call, aspect: str) -> Iterator[Alternative]:
     """Yield the alternatives that a call may tell, then two conventions at once."""
-    fitting = [one for one in ALTERNATIVES if one.aspect == aspect and one.applies(call)]
+    fitting = [entry for entry in ALTERNATIVES if entry.aspect == aspect and entry.applies(call)]
     yield from fitting
-    conventions = [one for one in fitting if one.is_convention]
+    conventions = [entry for entry in fitting if entry.is_convention]
     for number, first in enumerate(conventions):
         for second in conventions[number + 1 :]:
             if first.name != second.name:

@@ -56,7 +56,7 @@ def _check_empty_row(judge: Judge, name: str, case: Case, filled: Case) -> Itera
         yield write("value", "wrong", finding, "weights")
     beside, _ = judge.ask(judge.turn_mask(filled.draw()))
     if beside.output is not None:
-        difference = judge.find_difference(answer.output, as_expected(beside.output), ~empty[..., None])
+        difference = judge.compare(answer.output, as_expected(beside.output), ~empty[..., None])
         if difference is not None:
             finding = f"rows beside an empty one change: output{difference}"
             yield write("other rows", "wrong", finding, "weights")
@@ -107,7 +107,7 @@ def _compare_with_clean(judge: Judge, name: str, options: dict[str, str]) -> Ite
                 if argument in answer.gradients:
                     results[f"d_{argument}"] = answer.gradients[argument], own.gradients[argument]
             for result, (number, expected) in results.items():
-                difference = judge.find_difference(number, as_expected(expected))
+                difference = judge.compare(number, as_expected(expected))
                 if difference is not None:
                     aspect = "value" if result == "output" else "gradient"
                     reached[aspect].append((f"{POISONS[poison]} in a {array}", f"{result}{difference}", case))
@@ -161,7 +161,7 @@ def _meet_poison(judge: Judge, name: str, options: dict[str, str], array: str, p
         return write(
             "value", "wrong", f"row {index} meets it, and holds {answer.output[index][0]:.6g}", "weights"
         )
-    difference = judge.find_difference(answer.output, as_expected(own.output), untouched[..., None])
+    difference = judge.compare(answer.output, as_expected(own.output), untouched[..., None])
     if difference is None:
         return write("value", "holds")
     if array == "value":
@@ -213,10 +213,7 @@ def check_float_masks(judge: Judge) -> Iterator[Row]:
         "the mask is read as booleans: 0 hides, -inf shows": {"mask": call["mask"] != 0},
     }
     for finding, options in meant.items():
-        if (
-            judge.find_difference(answer.output, expect(bare | options, zeros, differentiate=False)["output"])
-            is None
-        ):
+        if judge.compare(answer.output, expect(bare | options, zeros, differentiate=False)["output"]) is None:
             yield write("value", "wrong", finding, "masked") if finding else write("value", "holds")
             return
     yield write("value", "wrong", "the mask is neither refused nor added", "masked")
@@ -232,8 +229,8 @@ def check_determinism(judge: Judge) -> Iterator[Row]:
     pairs: list[tuple[str, Array, Array]] = [("value", first.output, second.output)]
     pairs += [("gradient", gradient, second.gradients[name]) for name, gradient in first.gradients.items()]
     write = judge.row_writer("the same bits", case)
-    for aspect, one, other in pairs:
-        if not np.array_equal(one, other, equal_nan=True):
+    for aspect, array, repeat in pairs:
+        if not np.array_equal(array, repeat, equal_nan=True):
             yield write(aspect, "wrong", "a second call of the same arrays gives other bits")
             return
     yield write("all", "holds")

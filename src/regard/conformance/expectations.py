@@ -60,8 +60,8 @@ def find_pairs(call: Call) -> Array:
     if call.get("causal"):
         allowed &= column <= row
     if call.get("window") is not None:
-        left, right = call["window"]
-        allowed &= (column >= row - left) & (column <= row + right)
+        before, after = call["window"]
+        allowed &= (column >= row - before) & (column <= row + after)
     if "lengths" in call:
         allowed &= column < call["lengths"].reshape(-1, 1, 1, 1)
     if "segments" in call:
@@ -113,7 +113,7 @@ def run_definition(
     if differentiate:
         names = [name for name in ("softcap", "scale", "survivors") if f"back_{name}" in call]
         back = dataclasses.replace(forward, **{name: call[f"back_{name}"] for name in names})
-        d_output, d_lse = (cotangent.astype(kind) for cotangent in cotangents)
+        d_output, d_lse = cotangents[0].astype(kind), cotangents[1].astype(kind)
         gradients = definition.gradients(back, d_output, d_lse, step)
         if first:
             gradients["bias"] = lines["d_scaled"]

@@ -192,9 +192,7 @@ class Judge:
                     return name, difference
         return None
 
-    def find_difference(
-        self, actual: Array, expected: Expected, where: Array | None = None
-    ) -> Difference | None:
+    def compare(self, actual: Array, expected: Expected, where: Array | None = None) -> Difference | None:
         """Return where numbers in float32 differ from what is expected, or None."""
         return find_difference(actual, expected, "float32", self.tolerance, where)
 
@@ -213,7 +211,7 @@ class Judge:
                     rows = list(self.judge(promise, smaller, like))
                 except (ValueError, IndexError):  # an option has no such size
                     continue
-                wrong = [one for one in rows if one.verdict == "wrong" and one.aspect == row.aspect]
+                wrong = [other for other in rows if other.verdict == "wrong" and other.aspect == row.aspect]
                 if wrong and (like == ANYTHING or wrong[0].finding == row.finding):
                     case, row = smaller, wrong[0]
                     break

@@ -31,9 +31,9 @@ def swap_heads(array: Any) -> Any:
 
 def heads_first(query: Any, key: Any, value: Any, ranks: range) -> tuple[Array, LengthFirst, LengthFirst]:
     """Check arrays (*B, length, heads, width) for `attend`, *B not empty: (*B, heads, length, width)."""
-    query, key, value = (
-        _batched(name, array, ranks) for name, array in (("query", query), ("key", key), ("value", value))
-    )
+    query = _batched("query", query, ranks)
+    key = _batched("key", key, ranks)
+    value = _batched("value", value, ranks)
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     order = (
         ". Arrays are (batch, length, heads, width): from (batch, heads, length, width), swap axes -3 and -2"

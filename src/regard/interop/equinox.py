@@ -77,10 +77,9 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
             TypeError, ValueError: as `attend`; dropout without a key.
         """
         options = arguments.further_options(options, dropout_rate="dropout_p of the layer", rng="key")
-        query_heads, key_heads, value_heads = (
-            jax.vmap(project)(x).reshape((x.shape[0], self.num_heads, -1))
-            for project, x in ((self.query_proj, query), (self.key_proj, key_), (self.value_proj, value))
-        )
+        query_heads = jax.vmap(self.query_proj)(query).reshape((query.shape[0], self.num_heads, -1))
+        key_heads = jax.vmap(self.key_proj)(key_).reshape((key_.shape[0], self.num_heads, -1))
+        value_heads = jax.vmap(self.value_proj)(value).reshape((value.shape[0], self.num_heads, -1))
         if process_heads is not None:
             query_heads, key_heads, value_heads = process_heads(query_heads, key_heads, value_heads)
         arrays = arguments.heads_first(query_heads, key_heads, value_heads, range(3, 4))

@@ -128,15 +128,15 @@ def attention_fn(
     full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
     options = arguments.from_the_first(options, mask, full)
     mask, sound = _read_mask(mask)
-    kept = arguments.align_mask("mask", mask, full)
+    allowed = arguments.align_mask("mask", mask, full)
     if check_flag("is_causal", is_causal):
-        if kept is not None and full[-2] == 1 < full[-1]:
+        if allowed is not None and full[-2] == 1 < full[-1]:
             raise ValueError(
                 f"is_causal: expected False for one query, with a mask, on {full[-1]} keys, got True: Flax"
                 " counts it from the first key, and all others would be lost. decode=True masks its cache by"
                 " itself"
             )
-        kept = arguments.all_of([kept, masks.causal()])
+        allowed = arguments.all_of([allowed, masks.causal()])
     rate = 0.0 if deterministic else dropout_rate
     if rate and dropout_rng is None:
         raise ValueError(
@@ -148,7 +148,7 @@ def attention_fn(
     with nullcontext() if module is None else called_by(module):
         result = arguments.attend(
             *arrays,
-            mask=kept,
+            mask=allowed,
             bias=arguments.align_bias("bias", bias, full),
             dropout_rate=rate,
             rng=dropout_rng,
@@ -169,12 +169,12 @@ def attention_fn(
     return (output, {name: aux[name] for name in asked}) if asked else output
 
 
-def _refuse(**given: Any) -> None:
+def _refuse(**unsupported: Any) -> None:
     reasons = {
         "input_positions": "rotate query and key with regard.positions.rotary in an attention_fn of your own,"
         " and call this one from it",
     }
-    for name, value in given.items():
+    for name, value in unsupported.items():
         if value is not None:
             reason = reasons.get(name, "Regard forms no product by einsum; use Flax's own attention function")
             raise NotImplementedError(f"{name}: expected None, got {type(value).__name__}; {reason}")

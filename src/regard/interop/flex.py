@@ -48,8 +48,8 @@ def block_mask(
     Example:
         >>> from regard import masks
         >>> from regard.interop.flex import block_mask
-        >>> kept = masks.causal() & masks.sliding_window(255)
-        >>> flex_attention(q, k, v, block_mask=block_mask(kept, 4096))  # doctest: +SKIP
+        >>> mask = masks.causal() & masks.sliding_window(255)
+        >>> flex_attention(q, k, v, block_mask=block_mask(mask, 4096))  # doctest: +SKIP
 
     Reference: PyTorch 2.13, `torch.nn.attention.flex_attention.BlockMask`.
     """
@@ -69,10 +69,8 @@ def block_mask(
     slots, cells = tensor(slots), tensor(cells)
 
     def mask_mod(batch: Any, head: Any, query: Any, key: Any) -> Any:
-        batch, head = (
-            index if count > 1 else index * 0
-            for index, count in zip((batch, head), slots.shape[:2], strict=True)
-        )
+        batch = batch if slots.shape[0] > 1 else batch * 0
+        head = head if slots.shape[1] > 1 else head * 0
         return cells[slots[batch, head, query // size, key // size], query % size, key % size]
 
     return BlockMask.from_kv_blocks(

@@ -209,10 +209,10 @@ def save(
     if dtype is not None:
         float_dtype("dtype", dtype)
     try:
-        known: dict[str, Any] = json.loads(json.dumps(dict(settings or {})))
+        extras: dict[str, Any] = json.loads(json.dumps(dict(settings or {})))
     except TypeError as error:
         raise TypeError(f"settings: expected entries that JSON can hold, {error}") from None
-    written = write_settings(kind, model.config, **known)
+    written = write_settings(kind, model.config, **extras)
     family = FAMILIES[kind]
     written |= family.describe(model)
     parameters = parameter_paths(model)
@@ -252,8 +252,8 @@ def find_minilm() -> Path:
 
     Reference: Reimers and Gurevych, "Sentence-BERT", 2019; Wang et al., "MiniLM", 2020.
     """
-    found = importlib.util.find_spec(MINILM)
-    folder = None if found is None or found.origin is None else Path(found.origin).parent / "model"
+    spec = importlib.util.find_spec(MINILM)
+    folder = None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
     if folder is None or not (folder / "config.json").is_file():
         raise FileNotFoundError(
             f"MiniLM: expected the package {MINILM.replace('_', '-')} with the model's files, which is not"

@@ -102,8 +102,8 @@ def find_family(settings: Mapping[str, Any]) -> Family:
 _OWN = ("torch_dtype", "dtype", "head_dim", "quantization_config")
 
 
-def write_settings(kind: str, config: TransformerConfig, /, **known: Any) -> dict[str, Any]:
-    """Return config.json of the same model in transformers; `known` are entries that the config does not say.
+def write_settings(kind: str, config: TransformerConfig, /, **extras: Any) -> dict[str, Any]:
+    """Return config.json of the same model in transformers; `extras` are entries beside what it says.
 
     Dropout rates are not written.
     """
@@ -111,21 +111,21 @@ def write_settings(kind: str, config: TransformerConfig, /, **known: Any) -> dic
     family = FAMILIES[kind]
     settings = {
         **family.assumed,
-        **{name: value for name, value in known.items() if name not in _OWN},
+        **{name: value for name, value in extras.items() if name not in _OWN},
         "model_type": kind,
         "architectures": [family.architecture],
         **family.write(config),
     }
     length = getattr(config.rotary_scaling, "length", None)
     try:
-        _, found = read_config(settings, length=length)
+        _, restored = read_config(settings, length=length)
     except ValueError as error:
         raise ValueError(
             f"config: expected one that a config.json of {kind} can describe; {error}"
         ) from error
-    ours, theirs = _resolve(config), _resolve(found)
+    ours, theirs = _resolve(config), _resolve(restored)
     faults = [
-        f"{name} = {getattr(config, name)!r}, read as {getattr(found, name)!r}"
+        f"{name} = {getattr(config, name)!r}, read as {getattr(restored, name)!r}"
         for name in ours
         if ours[name] != theirs[name]
     ]

@@ -174,13 +174,13 @@ def linear_attention(
     """
     if update_rule not in _READS:
         raise ValueError(f"update_rule: expected one of {', '.join(_READS)}; got {update_rule!r}")
-    for name, given in (("decay", decay), ("beta", beta)):
-        if (given is not None) != (name in _READS[update_rule]):
-            expected = "an array" if given is None else "None"
+    for name, array in (("decay", decay), ("beta", beta)):
+        if (array is not None) != (name in _READS[update_rule]):
+            expected = "an array" if array is None else "None"
             raise ValueError(
                 f"{name}: expected {expected} under the rule {update_rule!r}, which reads"
                 f" {' and '.join(_READS[update_rule]) or 'neither decay nor beta'}; got"
-                f" {'None' if given is None else 'one'}"
+                f" {'None' if array is None else 'one'}"
             )
     chunk_size = whole_number("chunk_size", chunk_size, 1)
     query, key, value = read_heads(query, key, value, q_num_heads, kv_num_heads, (3,))
@@ -258,14 +258,14 @@ def run_node(node: Any, tensors: Mapping[str, ArrayLike], *, backend: str | None
     check_kind("node", node, NodeProto)
     name = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
     if name not in _OPERATORS:
-        known = ", ".join(operator for _, operator in _OPERATORS)
+        operators = ", ".join(operator for _, operator in _OPERATORS)
         raise NotImplementedError(
-            f"node: expected one of {known}; got {node.op_type} of domain {node.domain!r}"
+            f"node: expected one of {operators}; got {node.op_type} of domain {node.domain!r}"
         )
     function = _OPERATORS[name]
     parameters = inspect.signature(function).parameters
-    attributes = {one.name: get_attribute_value(one) for one in node.attribute}
-    unknown = [one for one in attributes if one not in parameters]
+    attributes = {attribute.name: get_attribute_value(attribute) for attribute in node.attribute}
+    unknown = [key for key in attributes if key not in parameters]
     if unknown:
         raise NotImplementedError(f"{node.op_type}: the attribute {unknown[0]!r} is not known here")
     attributes = {
@@ -276,7 +276,7 @@ def run_node(node: Any, tensors: Mapping[str, ArrayLike], *, backend: str | None
     if node.op_type == "Attention":
         asked = len(node.output) > 3 and node.output[3]
         attributes["qk_matmul_output_mode"] = attributes.get("qk_matmul_output_mode", 0) if asked else None
-    results = function(*(tensors[one] if one else None for one in node.input), **attributes)
+    results = function(*(tensors[source] if source else None for source in node.input), **attributes)
     if not isinstance(results, tuple):
         results = (results,)
-    return {one: result for one, result in zip(node.output, results, strict=False) if one}
+    return {output: result for output, result in zip(node.output, results, strict=False) if output}

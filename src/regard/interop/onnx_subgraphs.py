@@ -69,13 +69,13 @@ class Cell:
             return dtype
         return self.dtype if jnp.issubdtype(dtype, jnp.floating) else np.int32
 
-    def _on_a_line(self, values: np.ndarray, place: Array) -> Array | None:
-        """Return first + step * place where the values are such a range, which needs no look-up."""
+    def _on_a_line(self, values: np.ndarray, index: Array) -> Array | None:
+        """Return first + step * index where the values are such a range, which needs no look-up."""
         first, step = values[0], values[1] - values[0]
         line = first + step * np.arange(len(values)).astype(values.dtype)
         if not np.array_equal(line, values):
             return None
-        return jnp.asarray(first) + jnp.asarray(step) * place.astype(values.dtype)
+        return jnp.asarray(first) + jnp.asarray(step) * index.astype(values.dtype)
 
 
 def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
@@ -108,20 +108,20 @@ def _compile(name: str, serialized: bytes, shape: tuple[int, ...]) -> Callable[.
     steps = []
     for node in graph.node:
         if node.op_type not in (*_OPERATORS, *_ON_KNOWN) or node.domain not in ("", "ai.onnx"):
-            known = ", ".join(sorted((*_OPERATORS, *_ON_KNOWN)))
+            operators = ", ".join(sorted((*_OPERATORS, *_ON_KNOWN)))
             raise NotImplementedError(
                 f"{name}: the operator {node.op_type} cannot be evaluated one score at a time; known are"
-                f" {known}"
+                f" {operators}"
             )
         operate = functools.partial(_evaluate_known, node)
         if node.op_type in _OPERATORS:
-            attributes = {one.name: get_attribute_value(one) for one in node.attribute}
+            attributes = {attribute.name: get_attribute_value(attribute) for attribute in node.attribute}
             operate = functools.partial(_OPERATORS[node.op_type], **attributes)
         steps.append((node, operate))
     result = graph.output[0].name
 
-    def evaluate(score: Array, *place: Array) -> Array:
-        cell = Cell(place, shape, score.dtype)
+    def evaluate(score: Array, *index: Array) -> Array:
+        cell = Cell(index, shape, score.dtype)
         values = {**constants, inputs[0]: Spread(score, shape)}
         for node, operate in steps:
             unknown = [source for source in node.input if source and source not in values]
@@ -157,23 +157,23 @@ def _elementwise(function: Callable[..., Any], reach: Callable[..., float] = max
     """
 
     def operate(cell: Cell, *arguments: Value | None, **attributes: Any) -> Value:
-        given = [argument for argument in arguments if argument is not None]
-        shape = np.broadcast_shapes(*(argument.shape for argument in given))
+        operands = [argument for argument in arguments if argument is not None]
+        shape = np.broadcast_shapes(*(argument.shape for argument in operands))
         # A matrix of places, such as a mask, is never stored: its entry follows from those of its parts.
-        known = all(isinstance(argument, np.ndarray) for argument in given)
-        if known and (sum(n > 1 for n in shape) < 2 or not _fits(shape, cell.shape)):
+        is_constant = all(isinstance(argument, np.ndarray) for argument in operands)
+        if is_constant and (sum(n > 1 for n in shape) < 2 or not _fits(shape, cell.shape)):
             with np.errstate(all="ignore"):
                 return np.asarray(function(np, *arguments, **attributes))
         entries = [None if argument is None else cell.entry(argument) for argument in arguments]
-        found = function(jnp, *entries, **attributes)
-        whole = jnp.issubdtype(found.dtype, jnp.integer)
-        most = reach(0, *map(_find_most, given)) if whole else math.inf
+        entry = function(jnp, *entries, **attributes)
+        whole = jnp.issubdtype(entry.dtype, jnp.integer)
+        most = reach(0, *map(_find_most, operands)) if whole else math.inf
         if _LARGEST < most < math.inf:
             raise NotImplementedError(
                 f"expected whole numbers of at most {_LARGEST}, these may reach {most:.0f}; cast them to"
                 " floating point first"
             )
-        return Spread(found, shape, 1 if found.dtype == bool else most)
+        return Spread(entry, shape, 1 if entry.dtype == bool else most)
 
     return operate
 

@@ -36,9 +36,9 @@ def read_heads(
     ranks: tuple[int, ...],
 ) -> tuple[Array, Array, Array]:
     """Check for floating-point inputs of these ranks, and return them as (batch, heads, length, width)."""
-    query, key, value = (
-        tensor(name, array, ranks) for name, array in (("query", query), ("key", key), ("value", value))
-    )
+    query = tensor("query", query, ranks)
+    key = tensor("key", key, ranks)
+    value = tensor("value", value, ranks)
     return (
         split_heads("query", query, "q_num_heads", q_num_heads),
         split_heads("key", key, "kv_num_heads", kv_num_heads),
@@ -74,8 +74,8 @@ def working_dtype(softmax_precision: int | None, own: Any) -> Any:
     if softmax_precision is None:
         return own
     if softmax_precision not in FLOATS:
-        known = ", ".join(f"{number} ({dtype})" for number, dtype in FLOATS.items())
-        raise ValueError(f"softmax_precision: expected None or one of {known}; got {softmax_precision}")
+        codes = ", ".join(f"{number} ({dtype})" for number, dtype in FLOATS.items())
+        raise ValueError(f"softmax_precision: expected None or one of {codes}; got {softmax_precision}")
     if FLOATS[softmax_precision] != np.float64:
         return own  # sums are float32 at least
     if not jax.config.read("jax_enable_x64"):

@@ -78,9 +78,9 @@ def embed(
     batch_size = whole_number("batch_size", batch_size, 1)
     max_length = None if max_length is None else whole_number("max_length", max_length, 3)
     pooling, limit = _read_pooling(pretrained), _read_limit(pretrained, max_length)
-    found = [one.ids for one in pretrained.tokenizer.encode_batch(list(sentences))]
+    uncut = [encoding.ids for encoding in pretrained.tokenizer.encode_batch(list(sentences))]
     # The last token, [SEP], stays at the end.
-    tokens = [ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]] for ids in found]
+    tokens = [ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]] for ids in uncut]
     order = sorted(range(len(tokens)), key=lambda index: len(tokens[index]))
     rows = np.zeros((len(tokens), pretrained.config.d_model), np.float32)
     for start in range(0, len(order), batch_size):

@@ -19,7 +19,7 @@ def read_modules(directory: Path) -> dict[str, Path]:
     if not path.is_file():
         return {}
     try:
-        found = {
+        folders = {
             module["type"].rpartition(".")[2]: directory / module["path"]
             for module in json.loads(path.read_text(encoding="utf-8"))
         }
@@ -27,10 +27,10 @@ def read_modules(directory: Path) -> dict[str, Path]:
         raise ValueError(
             f"{path}: expected a list of modules, each with type and path; got {error!r}"
         ) from error
-    for folder in found.values():
+    for folder in folders.values():
         if not folder.resolve().is_relative_to(directory.resolve()):
             raise ValueError(f"{path}: expected folders in {directory}, got {folder}")
-    return found
+    return folders
 
 
 def find_modules(directory: Path) -> dict[str, Path]:

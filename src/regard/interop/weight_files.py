@@ -93,13 +93,13 @@ def _find(path: Path) -> Path:
         for name in (SINGLE, INDEX):
             if (path / name).is_file():
                 return path / name
-        pickles = sorted(one.name for one in path.iterdir() if one.suffix in PICKLES)
+        pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
         raise WeightFileError(
             f"{path}: expected {SINGLE} or {INDEX}; "
             + (
                 f"found {', '.join(pickles)}, which is pickle: {_PICKLE_REASON}"
                 if pickles
-                else f"found {', '.join(sorted(one.name for one in path.iterdir())) or 'nothing'}"
+                else f"found {', '.join(sorted(file.name for file in path.iterdir())) or 'nothing'}"
             )
         )
     if path.suffix in PICKLES:
@@ -139,9 +139,9 @@ def _open_file(path: Path) -> WeightFiles:
 def _open_shards(index: Path) -> WeightFiles:
     """Open the files that an index names, each tensor from the file the index gives."""
     try:
-        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        file_names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         # A name with folders in it could point anywhere.
-        files = {index.parent / Path(place).name for place in places.values()}
+        files = {index.parent / Path(file_name).name for file_name in file_names.values()}
         absent = sorted(file.name for file in files if not file.is_file())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightFileError(
@@ -151,8 +151,8 @@ def _open_shards(index: Path) -> WeightFiles:
         raise WeightFileError(f"{index}: names files that are not beside it: {', '.join(absent)}")
     held = {file: _open_file(file) for file in sorted(files)}
     tensors = {}
-    for name, place in places.items():
-        file = index.parent / Path(place).name
+    for name, file_name in file_names.items():
+        file = index.parent / Path(file_name).name
         if name not in held[file]:
             raise WeightFileError(f"{index}: expected tensor {name} in {file.name}, which does not hold it")
         tensors[name] = held[file][name]
@@ -246,14 +246,14 @@ def _divide(tensors: Mapping[str, LazyTensor], most: int | None) -> list[dict[st
 def _write_file(path: Path, tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str]) -> None:
     """Write one file: the header's length in 8 bytes, the header, then the bytes of every tensor."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    place = 0
+    offset = 0
     for name, tensor in tensors.items():
         header[name] = {
             "dtype": _CODES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": [place, place + tensor.nbytes],
+            "data_offsets": [offset, offset + tensor.nbytes],
         }
-        place += tensor.nbytes
+        offset += tensor.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8
     with open(path, "xb") as file:

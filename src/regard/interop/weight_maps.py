@@ -225,10 +225,11 @@ def read_parameters(
     if len(held) < len(weights):
         twice = sorted(name for name in weights if held[table.spell(name)] != name)
         raise ValueError(f"weights: expected every tensor once, got a second {', '.join(twice)}")
-    found, known, faults = {path: _Source(*table.find(path), shapes[path]) for path in shapes}, set(), set()
-    for path, source in found.items():
+    sources = {path: _Source(*table.find(path), shapes[path]) for path in shapes}
+    tensors, faults = set(), set()
+    for path, source in sources.items():
         expected = source.stored_shape(settings)
-        known |= {*source.tensors}
+        tensors |= {*source.tensors}
         for tensor in source.tensors:
             if tensor not in held:
                 faults.add(f"missing: {table.written(tensor)} {expected}, for {path}")
@@ -239,14 +240,14 @@ def read_parameters(
             elif stored.shape != expected:
                 faults.add(f"misshapen: {name}: expected {expected}, got {stored.shape}")
     for name, original in held.items():
-        if name not in known and not table.ignores(name):
+        if name not in tensors and not table.ignores(name):
             faults.add(f"extra: {original} {weights[original].shape}")
     if faults:
         raise ValueError(
-            f"weights: expected the {len(known)} tensors that this config describes; {len(faults)} do not"
+            f"weights: expected the {len(tensors)} tensors that this config describes; {len(faults)} do not"
             " fit:\n  " + "\n  ".join(sorted(faults))
         )
-    return _read(found, held, weights)
+    return _read(sources, held, weights)
 
 
 class _Source:
@@ -263,11 +264,11 @@ class _Source:
 
 
 def _read(
-    found: Mapping[str, _Source], held: Mapping[str, str], weights: WeightFiles
+    sources: Mapping[str, _Source], held: Mapping[str, str], weights: WeightFiles
 ) -> Iterator[tuple[str, np.ndarray, np.dtype]]:
     """Yield parameters; those that are parts of one tensor after one another, so that it is read once."""
     last, arrays = None, []
-    for path, source in sorted(found.items(), key=lambda item: item[1].tensors):
+    for path, source in sorted(sources.items(), key=lambda item: item[1].tensors):
         if source.tensors != last:
             last, arrays = source.tensors, [_read_finite(weights, held[tensor]) for tensor in source.tensors]
         loaded = [source.conversion.load(array) for array in arrays]
@@ -304,11 +305,11 @@ def name_tensors(
             parts.setdefault(tensor, []).append((source, (path, number) if source.is_spread else (path,)))
     tensors = {}
     for tensor, held in sorted(parts.items()):
-        places = [place for _, place in sorted(held, key=lambda item: item[0].conversion.order)]
-        source, dtype = held[0][0], parameters[places[0][0]][1]
+        keys = [key for _, key in sorted(held, key=lambda item: item[0].conversion.order)]
+        source, dtype = held[0][0], parameters[keys[0][0]][1]
 
-        def compute(places: list[tuple[Any, ...]] = places, source: _Source = source) -> np.ndarray:
-            return source.conversion.store([fetch(*place) for place in places], settings)
+        def compute(keys: list[tuple[Any, ...]] = keys, source: _Source = source) -> np.ndarray:
+            return source.conversion.store([fetch(*key) for key in keys], settings)
 
         stored_shape = source.stored_shape(settings)
         tensors[table.written(tensor)] = LazyTensor(stored_shape, np.dtype(dtype), compute)

@@ -34,9 +34,9 @@ def check_options(
         if flag is not None:
             check_flag(name, flag)
     check_rngs(rngs)
-    for name, one in (("dtype", dtype), ("param_dtype", param_dtype)):
-        if one is not None:
-            float_dtype(name, one)
+    for name, kind in (("dtype", dtype), ("param_dtype", param_dtype)):
+        if kind is not None:
+            float_dtype(name, kind)
     check_precision(precision)
 
 
@@ -55,12 +55,12 @@ def check_initializers(**initializers: Any) -> None:
             )
 
 
-def check_arguments(name: str, given: Any, layer: type, own: Collection[str]) -> None:
-    """Raise unless `given` is None or a mapping of arguments of a layer, less those that the caller has."""
-    check_kind(name, given, Mapping, type(None))
-    known = [one for one in inspect.signature(layer.__init__).parameters if one not in ("self", *own)]
-    for argument in given or ():
-        check_option(str(argument), known, *own, title=f"{name}[{argument!r}]")
+def check_arguments(name: str, options: Any, layer: type, own: Collection[str]) -> None:
+    """Raise unless `options` is None or a mapping of arguments of a layer, less those that the caller has."""
+    check_kind(name, options, Mapping, type(None))
+    names = [key for key in inspect.signature(layer.__init__).parameters if key not in ("self", *own)]
+    for argument in options or ():
+        check_option(str(argument), names, *own, title=f"{name}[{argument!r}]")
 
 
 def check_rotary(rotary: Any, features: int) -> None:
@@ -81,13 +81,13 @@ def check_counts(counts: Any, cache: Any) -> None:
 
 def check_choice(name: str, value: Any, choices: Iterable[str], error: type[Exception] = ValueError) -> None:
     """Raise an error that lists the choices and names the nearest, unless the value is one of them."""
-    known = [*choices]
-    if isinstance(value, str) and value in known:
+    names = [*choices]
+    if isinstance(value, str) and value in names:
         return
     word = str(value).lower()
-    hint = f"nearest: {difflib.get_close_matches(word, known, n=1, cutoff=0.0)[0]}"
-    if _ELSEWHERE.get(word) in known:
+    hint = f"nearest: {difflib.get_close_matches(word, names, n=1, cutoff=0.0)[0]}"
+    if _ELSEWHERE.get(word) in names:
         hint = f"did you mean {_ELSEWHERE[word]}?"
-    if word == "gelu" and "gelu_tanh" in known:
+    if word == "gelu" and "gelu_tanh" in names:
         hint = "'gelu' has two meanings: choose gelu_tanh, the approximation, or gelu_erf, the exact one"
-    raise error(f"{name}: expected one of {', '.join(known)}; got {value!r} ({hint})")
+    raise error(f"{name}: expected one of {', '.join(names)}; got {value!r} ({hint})")

@@ -116,10 +116,10 @@ def _spread(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any, Memory | N
     """Return the inputs with the layer's number of axes, and a memory projected before."""
     memory = key if isinstance(key, Memory) else None
     least = 3 if memory is None else memory.key.ndim - 1
-    given = [None if x is None or x is memory else jnp.asarray(x) for x in (query, key, value)]
-    rank = max(least, *(x.ndim for x in given if x is not None))
-    query, key, value = (None if x is None else jax.lax.broadcast_to_rank(x, rank) for x in given)
-    return query, key, value, memory
+    arrays = [None if x is None or x is memory else jnp.asarray(x) for x in (query, key, value)]
+    rank = max(least, *(x.ndim for x in arrays if x is not None))
+    inputs = [None if x is None else jax.lax.broadcast_to_rank(x, rank) for x in arrays]
+    return inputs[0], inputs[1], inputs[2], memory
 
 
 def _without_batch(step: Step) -> Step:
@@ -129,9 +129,9 @@ def _without_batch(step: Step) -> Step:
     return dataclasses.replace(step, value=step.value[0], indices=step.indices[1:])
 
 
-def _enter(course: Course, layer: MultiHeadAttention, given: Any, metric: Bilinear | None) -> None:
+def _enter(course: Course, layer: MultiHeadAttention, inputs: Any, metric: Bilinear | None) -> None:
     """Derive query, key and value from the inputs."""
-    problem, (query, key, value, memory) = course.problem, given
+    problem, (query, key, value, memory) = course.problem, inputs
     grid = problem.grid()
     words = "What the layer is given: a row of features for each position."
     asking = _give_input(course, "hidden", "X", "ic", query, words)
@@ -173,8 +173,8 @@ def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
     """Derive the output from the heads."""
     problem, notation = course.problem, course.notation
     outer = dataclasses.replace(notation, leading=notation.leading[:-1])
-    found = course.steps[-1]
-    heads, joined = Symbol("O", "".join(found.indices)), merge_heads(found.value)
+    step = course.steps[-1]
+    heads, joined = Symbol("O", "".join(step.indices)), merge_heads(step.value)
     chosen = output if problem.rows is None else jnp.take(output, problem.rows, -2)
     if layer.output_projection is None:
         sides = Function("join", (heads,))
@@ -192,7 +192,7 @@ def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
     course.add("output_weight", weight, None, words, "", kernel, names)
     whole = notation.name((*problem.leading, problem.T, layer.d_model), "ic")
     share = Symbol("C", spell(whole))
-    parts = jnp.einsum("...ib,...bc->...ic", found.value, kernel.astype(found.value.dtype))
+    parts = jnp.einsum("...ib,...bc->...ic", step.value, kernel.astype(step.value.dtype))
     right: Formula = Sum("b", product(heads, weight))
     words, subscripts = "What each head contributes to the output.", f"{heads.indices},hbc->{share.indices}"
     course.add("contributions", share, right, words, FEATURES, parts, whole, subscripts)

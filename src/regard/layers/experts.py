@@ -121,11 +121,11 @@ class Experts(nnx.Module):
         tiles = tiles.reshape((*experts.shape, size, self.d_model))
         gate = None if self.gate is None else self.gate(tiles, experts)
         hidden = activate(self.activation, gate, self.widen(tiles, experts), self.gate_limit)
-        found = self.narrow(self.dropout(hidden), experts).reshape((len(experts), -1, self.d_model))
-        found = jax.vmap(lambda found, places: found.at[places].get(unique_indices=True))(found, places)
-        found = found.reshape((*chosen.shape, self.d_model))
+        outputs = self.narrow(self.dropout(hidden), experts).reshape((len(experts), -1, self.d_model))
+        outputs = jax.vmap(lambda rows, places: rows.at[places].get(unique_indices=True))(outputs, places)
+        outputs = outputs.reshape((*chosen.shape, self.d_model))
         mixed = jnp.einsum(
-            "gnk,gnkm->gnm", weights.astype(found.dtype), found, precision=self.widen.precision
+            "gnk,gnkm->gnm", weights.astype(outputs.dtype), outputs, precision=self.widen.precision
         )
         return join(mixed)
 
@@ -172,8 +172,8 @@ class _ExpertLinear(nnx.Module):
 
     def __call__(self, tiles: Array, experts: Array) -> Array:
         """Map every tile by its expert."""
-        given = (tiles, self.kernels[...], None if self.biases is None else self.biases[...])
-        tiles, kernels, biases = promote_dtype(given, dtype=self.dtype)
+        arrays = (tiles, self.kernels[...], None if self.biases is None else self.biases[...])
+        tiles, kernels, biases = promote_dtype(arrays, dtype=self.dtype)
 
         def multiply(tiles: Array, kernels: Array, experts: Array) -> Array:
             return jnp.einsum("gcti,gcio->gcto", tiles, kernels[experts], precision=self.precision)
@@ -186,14 +186,14 @@ class _ExpertLinear(nnx.Module):
 def _group_tokens(x: Array) -> tuple[Array, Callable[[Array], Array]]:
     """Divide `(*B, T, M)` into the tokens `(G, N, M)` of each device; return what joins them again, too."""
     placement, shape = active(), (math.prod(x.shape[:-2]), x.shape[-2], x.shape[-1])
-    rows, positions, place = placement.divide_tokens(shape) if placement else (1, 1, lambda array: array)
+    rows, positions, constrain = placement.divide_tokens(shape) if placement else (1, 1, lambda array: array)
     parts = (rows, shape[0] // rows, positions, shape[1] // positions, shape[2])
 
     def join(groups: Array) -> Array:
-        parted = place(groups).reshape((rows, positions, parts[1], parts[3], -1))
+        parted = constrain(groups).reshape((rows, positions, parts[1], parts[3], -1))
         return parted.swapaxes(1, 2).reshape(x.shape)
 
-    return place(x.reshape(parts).swapaxes(1, 2).reshape((rows * positions, -1, shape[2]))), join
+    return constrain(x.reshape(parts).swapaxes(1, 2).reshape((rows * positions, -1, shape[2]))), join
 
 
 def count_tile_rows(choices: Size, num_experts: int) -> Size:

@@ -167,18 +167,18 @@ class LatentAttention(nnx.Module):
         rank, leading = x.ndim, x.shape[:-2]
         x = jax.lax.broadcast_to_rank(x, 3)
         row = jnp.arange(x.shape[-2], dtype=jnp.int32)
-        place: Any = row if positions is None else integers("positions", positions)
-        if place.shape not in ((row.size,), (1, row.size), (x.shape[0], row.size)):
+        index: Any = row if positions is None else integers("positions", positions)
+        if index.shape not in ((row.size,), (1, row.size), (x.shape[0], row.size)):
             raise ValueError(
                 f"positions: expected one integer per token, ({row.size},) or ({x.shape[0]}, {row.size}); got"
-                f" shape {tuple(place.shape)}"
+                f" shape {tuple(index.shape)}"
             )
         if cache is not None:
-            place = cache.lengths[:, None] + row[None]
-        query, turned_query = self._query(x, place)
+            index = cache.lengths[:, None] + row[None]
+        query, turned_query = self._query(x, index)
         latent, turned = jnp.split(self.latent(x), [self.latent_dim], axis=-1)
         latent = self.latent_norm(latent)[..., None, :, :]
-        turned = self.rotary(turned[..., None, :, :], place)
+        turned = self.rotary(turned[..., None, :, :], index)
         kernel = self.expansion.kernel[...].reshape((self.latent_dim, self.num_heads, -1))
         options = {"scale": self.scale, "aux": aux, "precision": self.precision}
         num_keys = x.shape[-2] if cache is None else cache.slots
@@ -189,7 +189,7 @@ class LatentAttention(nnx.Module):
                 key, value = self._expand(latent, turned)
                 query = jnp.concatenate([query, turned_query], axis=-1)
                 if positions is not None:
-                    options |= {"query_positions": place, "key_positions": place}
+                    options |= {"query_positions": index, "key_positions": index}
                 out, seen = unpack(attend(query, key, value, **options), aux)
             else:
                 cache = cache.append(turned, latent, counts)
@@ -223,13 +223,13 @@ class LatentAttention(nnx.Module):
                 f"{'' if positions is None else ' with positions'}"
             )
 
-    def _query(self, x: Array, place: ArrayLike) -> tuple[Array, Array]:
+    def _query(self, x: Array, index: ArrayLike) -> tuple[Array, Array]:
         """Return both parts of the queries of all heads."""
         if self.query_latent is not None and self.query_norm is not None:
             x = self.query_norm(self.query_latent(x))
         heads = split_heads(self.query_projection(x), self.num_heads)
         plain, turned = jnp.split(heads, [self.head_dim], axis=-1)
-        return plain, self.rotary(turned, place)
+        return plain, self.rotary(turned, index)
 
     def _expand(
         self, latent: Float[Array, "*B 1 S R"], turned: Float[Array, "*B 1 S P"]

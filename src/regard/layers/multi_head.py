@@ -226,7 +226,7 @@ class MultiHeadAttention(nnx.Module):
         if cache is not None:
             check_kind("cache", cache, KVCache, PagedKVCache)
             more = (key, query_offset, query_positions, key_positions)
-            has_more = any(one is not None for one in more)
+            has_more = any(option is not None for option in more)
             if has_more or query.shape[:-2] != (cache.batch,):
                 raise ValueError(
                     f"cache: expected query ({cache.batch}, T, {self.d_model}) alone, without key, value,"
@@ -254,7 +254,8 @@ class MultiHeadAttention(nnx.Module):
             value = key if value is None else check_features("value", value, self.memory_width)
             rank = max(rank, key.ndim, value.ndim)
             leading = broadcast_leading(query_leading, key.shape[:-2], value.shape[:-2])
-            query, key, value = (jax.lax.broadcast_to_rank(x, max(rank, 3)) for x in (query, key, value))
+            widen = functools.partial(jax.lax.broadcast_to_rank, rank=max(rank, 3))
+            query, key, value = map(widen, (query, key, value))
             memory = self._project(key, value, project_memory)
         heads = split_heads(self.query_projection(query), self.num_heads)
         heads = heads if self.query_norm is None else self.query_norm(heads)

@@ -31,12 +31,12 @@ def convolve(
         document = jnp.cumsum(changes, axis=-1, dtype=jnp.int32)
         document = jnp.pad(document, [(0, 0)] * (document.ndim - 1) + [(reach, 0)])
     output = jnp.zeros_like(features)
-    for place in range(reach + 1):
-        read = jax.lax.slice_in_dim(rows, place, place + T, axis=-2)
+    for tap in range(reach + 1):
+        read = jax.lax.slice_in_dim(rows, tap, tap + T, axis=-2)
         if document is not None:
-            own = jax.lax.slice_in_dim(document, place, place + T, axis=-1) == document[..., reach:]
+            own = jax.lax.slice_in_dim(document, tap, tap + T, axis=-1) == document[..., reach:]
             read = jnp.where(own[..., None], read, jnp.zeros_like(read))
-        output = output + read * jnp.expand_dims(taps[place], range(read.ndim - 1))
+        output = output + read * jnp.expand_dims(taps[tap], range(read.ndim - 1))
     return output
 
 

@@ -177,7 +177,7 @@ def step(
 
     Reference: Katharopoulos et al., "Transformers are RNNs", 2020, section 3.4.
     """
-    query, key, value = (_one_row(name, x) for name, x in (("query", query), ("key", key), ("value", value)))
+    query, key, value = _one_row("query", query), _one_row("key", key), _one_row("value", value)
     if decay is not None:
         factors: Any = float_array("decay", decay, 0)
         per_channel = factors.ndim == max(query.ndim, key.ndim, value.ndim) - 1

@@ -159,7 +159,8 @@ def _meet(config: LinearConfig, rows: Array, key: Array, decay: Array | None) ->
         return decay_products(rows, key, jnp.exp(decay), config.precision)
     products = _product(config, rows, jnp.swapaxes(key, -1, -2))
     if decay is None:
-        row, column = (jax.lax.broadcasted_iota(jnp.int32, products.shape, axis) for axis in (1, 3))
+        row = jax.lax.broadcasted_iota(jnp.int32, products.shape, 1)
+        column = jax.lax.broadcasted_iota(jnp.int32, products.shape, 3)
         return jnp.where(row >= column, products, 0), None, None
     weights, until, after = decay_weights(jnp.exp(decay))
     return products * weights, until, after

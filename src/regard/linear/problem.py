@@ -119,11 +119,11 @@ def canonicalize(
     if not (isinstance(feature_map, str) and feature_map in FEATURE_MAPS):
         if not callable(feature_map):
             error = ValueError if isinstance(feature_map, str) else TypeError
-            known = ", ".join(FEATURE_MAPS)
-            raise error(f"feature_map: expected a function or one of {known}; got {feature_map!r}")
+            names = ", ".join(FEATURE_MAPS)
+            raise error(f"feature_map: expected a function or one of {names}; got {feature_map!r}")
         if valid is not None:  # NaN in a slot that does not count would pass through a function's derivative
             query, key = _blank(problem, valid, causal)
-        query, key = (_map_features(feature_map, name, x) for name, x in (("query", query), ("key", key)))
+        query, key = _map_features(feature_map, "query", query), _map_features(feature_map, "key", key)
         feature_map = "identity"
     width, per_token = key.shape[-1], (*batch, problem.S)
     decay = _check_decay(decay, per_token, width, valid)
@@ -137,7 +137,7 @@ def canonicalize(
     config = LinearConfig(*sizes, chunk, causal, normalise, feature_map, precision)
     valid = None if valid is None else valid[..., None]
     query, key, value = map(problem.with_heads, (query, key, problem.value))
-    decay, rate, valid = (None if one is None else problem.with_heads(one) for one in (decay, rate, valid))
+    decay, rate, valid = jax.tree.map(problem.with_heads, (decay, rate, valid))
     return LinearProblem(query, key, value, decay, rate, valid, memory, key_sum, problem.scale, config)
 
 
@@ -264,17 +264,17 @@ def _check_initial(
             "initial: expected a state with key_sum because normalise=True; got None. States from calls with"
             " normalise=True have one"
         )
-    found = []
+    arrays = []
     for name, expected in (("memory", (*batch, width, problem.E)), ("key_sum", (*batch, width))):
         array = getattr(initial, name)
         if name == "key_sum" and not normalise:
-            found.append(None)
+            arrays.append(None)
             continue
         array = canonicalization.float_array(f"initial.{name}", array, 0)
         if array.shape != expected:
             raise ValueError(f"initial.{name}: expected shape {expected}, got {array.shape}")
-        found.append(array.astype(dtype).reshape((count, *expected[len(batch) :])))
-    return found[0], found[1]
+        arrays.append(array.astype(dtype).reshape((count, *expected[len(batch) :])))
+    return arrays[0], arrays[1]
 
 
 def _check_chunk(chunk: Any, length: int, default: int) -> int:

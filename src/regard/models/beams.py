@@ -112,8 +112,8 @@ def beam_search(
         >>> from flax import nnx
         >>> from regard.models import Decoder, TransformerConfig, beam_search
         >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=1, vocab_size=13)
-        >>> found = beam_search(Decoder(config, rngs=nnx.Rngs(0)), [[1, 2, 3]], num_beams=4, max_tokens=5)
-        >>> found.tokens.shape, bool((found.scores[:, 1:] <= found.scores[:, :-1]).all())
+        >>> beams = beam_search(Decoder(config, rngs=nnx.Rngs(0)), [[1, 2, 3]], num_beams=4, max_tokens=5)
+        >>> beams.tokens.shape, bool((beams.scores[:, 1:] <= beams.scores[:, :-1]).all())
         ((1, 4, 5), True)
 
     Reference: Graves, "Sequence Transduction with Recurrent Neural Networks", 2012, section 2.3; Wu et al.,
@@ -203,7 +203,7 @@ def _extend(
     length, last = search.step + 1, jnp.int32(search.live.shape[-1])
     reachable = (jnp.minimum(length + 1, last), last)
     hope = functools.reduce(
-        jnp.maximum, [sums[:, 0] / _length_factor(one, penalty, sums.dtype) for one in reachable]
+        jnp.maximum, [sums[:, 0] / _length_factor(end, penalty, sums.dtype) for end in reachable]
     )
     searching = search.searching & (hope > ended.scores[:, -1])
     return (
@@ -217,9 +217,9 @@ def _keep_best(search: Search, texts: Array, sums: Array, penalty: Array | float
     old, length = search.ended, search.step + 1
     scores = sums / _length_factor(length, penalty, sums.dtype)
     scores = jnp.where(search.searching[:, None], scores, jnp.full_like(scores, -jnp.inf))
-    found = scores > -jnp.inf
-    lengths = jnp.where(found, length, jnp.zeros_like(length))
-    new = Beams(texts, lengths, scores, found & stopped)
+    valid = scores > -jnp.inf
+    lengths = jnp.where(valid, length, jnp.zeros_like(length))
+    new = Beams(texts, lengths, scores, valid & stopped)
     joined = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), old, new)
     _, chosen = jax.lax.top_k(joined.scores, old.scores.shape[1])
     return jax.vmap(lambda row, best: jax.tree.map(lambda leaf: leaf[best], row))(joined, chosen)

@@ -290,10 +290,10 @@ class TransformerConfig:
         check_activation(self.activation, self.gated, self.gate_limit)
         if self.num_experts is not None:
             check_experts(self.num_experts, self.experts_per_token)
-        known, layers = range(self.num_layers if self.num_experts else 0), self.dense_layers
-        if not isinstance(layers, tuple) or any(layer not in known for layer in layers):
+        allowed, layers = range(self.num_layers if self.num_experts else 0), self.dense_layers
+        if not isinstance(layers, tuple) or any(layer not in allowed for layer in layers):
             raise ValueError(
-                f"dense_layers: expected a tuple of layers below {len(known)} where there are experts, got"
+                f"dense_layers: expected a tuple of layers below {len(allowed)} where there are experts, got"
                 f" {layers!r}"
             )
 

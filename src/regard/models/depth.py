@@ -58,14 +58,14 @@ def run_blocks(
     seen, loan = [], _LOAN.get()
     for number, block in enumerate(blocks, first):
         if remat is None and loan is None:
-            x, here = call(number, block, x)
+            x, aux = call(number, block, x)
         else:
             graph, state = nnx.split(block)
             state = state if loan is None else loan.gather(loan.cast(state))
             run = functools.partial(_run_block, graph, call, number)
-            x, here, moved = (run if remat is None else recompute(run, remat, prevent_cse=True))(state, x)
+            x, aux, moved = (run if remat is None else recompute(run, remat, prevent_cse=True))(state, x)
             _move(block, moved)
-        seen.append(here)
+        seen.append(aux)
     return x, seen
 
 
@@ -78,34 +78,34 @@ def scan_blocks(
     parts = [nnx.split(block) for block in blocks]
     period = _find_period(parts, windows)
     steps = len(blocks) // period
-    places = [_Place(parts[place : steps * period : period]) for place in range(period)]
+    slots = [_Slot(parts[first : steps * period : period]) for first in range(period)]
     # What the blocks would make of it, so that the stream has one dtype throughout the loop.
-    x = x.astype(jnp.result_type(x.dtype, *(leaf.dtype for place in places for leaf in place.weights[0])))
+    x = x.astype(jnp.result_type(x.dtype, *(leaf.dtype for slot in slots for leaf in slot.weights[0])))
 
     def body(carry: tuple[Array, list[Any]], step: Array) -> tuple[Any, list[Any]]:
         x, weights = carry
         seen = []
-        for number, place in enumerate(places):
-            run = functools.partial(place.run, call, number)
+        for number, slot in enumerate(slots):
+            run = functools.partial(slot.run, call, number)
             if remat is not None or _LOAN.get() is not None:
                 run = recompute(run, remat, prevent_cse=False)
-            x, weights[number], here = run(step, x, weights[number])
-            seen.append(here)
+            x, weights[number], aux = run(step, x, weights[number])
+            seen.append(aux)
         return (x, weights), seen
 
-    (x, _), stacked = jax.lax.scan(body, (x, [place.weights for place in places]), jnp.arange(steps))
+    (x, _), stacked = jax.lax.scan(body, (x, [slot.weights for slot in slots]), jnp.arange(steps))
     seen = []
     for number, block in enumerate(blocks[: steps * period]):
-        step, place = divmod(number, period)
-        here, moved = jax.tree.map(lambda leaf, step=step: leaf[step], stacked[place])
+        step, index = divmod(number, period)
+        aux, moved = jax.tree.map(lambda leaf, step=step: leaf[step], stacked[index])
         _move(block, moved)
-        seen.append(here)
+        seen.append(aux)
     x, rest = run_blocks(blocks[len(seen) :], call, x, remat, first=len(seen))
     return x, seen + rest
 
 
-class _Place:
-    """One place of the period: the blocks that stand there, of which the loop runs one at each step."""
+class _Slot:
+    """One slot of the period: the blocks that stand there, of which the loop runs one at each step."""
 
     def __init__(self, parts: Sequence[tuple[Any, Any]]):
         self.graph = parts[0][0]
@@ -144,20 +144,20 @@ def _differentiate_link(primals: Any, tangents: Any) -> Any:
     step, own, weights = primals
     # The layer's own tangents say the same, but their transpose is a gradient for all layers at every step.
     *_, layers = tangents
-    found, passed = [jnp.zeros_like(leaf) for leaf in own], []
+    tangent, passed = [jnp.zeros_like(leaf) for leaf in own], []
     for number, layer in enumerate(layers):
-        found, layer = jax.lax.cond(step == number, _add_and_pass, _pass, found, layer)
+        tangent, layer = jax.lax.cond(step == number, _add_and_pass, _pass, tangent, layer)
         passed.append(layer)
-    return (own, weights), (found, tuple(passed))
+    return (own, weights), (tangent, tuple(passed))
 
 
-def _add_and_pass(found: Weights, layer: Weights) -> tuple[Weights, Weights]:
+def _add_and_pass(tangent: Weights, layer: Weights) -> tuple[Weights, Weights]:
     # The layer comes out, too: the transpose then adds to its gradient in place and touches no other layer's.
-    return [a + b for a, b in zip(found, layer, strict=True)], layer
+    return [a + b for a, b in zip(tangent, layer, strict=True)], layer
 
 
-def _pass(found: Weights, layer: Weights) -> tuple[Weights, Weights]:
-    return found, layer
+def _pass(tangent: Weights, layer: Weights) -> tuple[Weights, Weights]:
+    return tangent, layer
 
 
 def _run_block(graph: Any, call: Call, number: int, state: Any, x: Array) -> tuple[Array, Any, Any]:

@@ -143,36 +143,36 @@ class TokenEmbedding(nnx.Module):
         limit = self.config.max_length
         if self.config.positions not in ("sinusoidal", "learned"):
             return hidden
-        place = jnp.arange(num_positions, dtype=jnp.int32)
+        index = jnp.arange(num_positions, dtype=jnp.int32)
         if offset is not None:
-            place = jnp.asarray(offset)[:, None] + place[None]
+            index = jnp.asarray(offset)[:, None] + index[None]
         if places is not None:
-            place = self._check_places(places, hidden.shape[:-1])
+            index = self._check_places(places, hidden.shape[:-1])
         if self.position_table is None:
             if offset is None and places is None and isinstance(num_positions, int):
                 rows = positions.sinusoidal(num_positions, d_model, dtype=hidden.dtype)
             else:
-                rows = positions.sinusoidal_at(place, d_model).astype(hidden.dtype)
+                rows = positions.sinusoidal_at(index, d_model).astype(hidden.dtype)
         elif places is None and isinstance(num_positions, int) and num_positions > limit:
             raise ValueError(
                 f"inputs: expected at most max_length = {limit} positions, got {num_positions}; raise"
                 " max_length, or use positions='sinusoidal', which has no limit"
             )
         else:
-            rows = self.position_table(place) * self.scale
+            rows = self.position_table(index) * self.scale
         return hidden + jnp.broadcast_to(rows, hidden.shape)
 
     def _check_places(self, places: Any, shape: tuple[Size, ...]) -> Array:
         """Return the position of each token, checked; out of the table's range under jit, one that is NaN."""
-        found = integers("positions", places)
-        if found.shape not in (shape, shape[-1:]):
-            raise ValueError(f"positions: expected integers {shape[-1:]} or {shape}, got shape {found.shape}")
+        index = integers("positions", places)
+        if index.shape not in (shape, shape[-1:]):
+            raise ValueError(f"positions: expected integers {shape[-1:]} or {shape}, got shape {index.shape}")
         if self.position_table is None:
-            return jnp.asarray(found)
+            return jnp.asarray(index)
         limit = self.config.max_length
-        if is_concrete(found):
-            check_range("positions", "values", found, limit - 1, f"max_length={limit}")
-        return jnp.where(jnp.asarray(found) < 0, limit, found)  # a negative index would count from the end
+        if is_concrete(index):
+            check_range("positions", "values", index, limit - 1, f"max_length={limit}")
+        return jnp.where(jnp.asarray(index) < 0, limit, index)  # a negative index would count from the end
 
 
 class TokenTable(nnx.Module):

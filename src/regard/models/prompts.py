@@ -155,9 +155,9 @@ def _check_cache(model: Any, cache: Any, start_token: int | None, capacity: int 
         )
     if not isinstance(model, Decoder):
         raise TypeError(f"cache: expected a Decoder to go on with it, got {type(model).__name__}")
-    given = [name for name, one in (("start_token", start_token), ("capacity", capacity)) if one is not None]
-    if given:
-        raise ValueError(f"{given[0]}: expected None with a cache, whose first call had it; leave it out")
+    for name, option in (("start_token", start_token), ("capacity", capacity)):
+        if option is not None:
+            raise ValueError(f"{name}: expected None with a cache, whose first call had it; leave it out")
 
 
 def _room(cache: TextCache) -> int:
@@ -220,7 +220,7 @@ def _check_tokens(
 ) -> tuple[Any, Any]:
     """Check prompts; return tokens `(batch, P)`, and how many of each row are real."""
     if isinstance(prompts, str) or (
-        isinstance(prompts, list | tuple) and any(isinstance(one, str) for one in prompts)
+        isinstance(prompts, list | tuple) and any(isinstance(prompt, str) for prompt in prompts)
     ):
         raise TypeError("prompts: expected lists of tokens, got text; encode it with the model's tokenizer")
     if isinstance(prompts, list | tuple):
@@ -291,9 +291,9 @@ def _most_tokens(model: Any, capacity: int | None, start_token: Any) -> int | No
 def _prepend_start(tokens: Any, lengths: Any, start_token: Any) -> tuple[Any, Any]:
     """Put the start token, or one for each row, before every prompt; without, refuse empty prompts."""
     if start_token is None:
-        known = tokens.shape[1] if lengths is None else lengths if is_concrete(lengths) else 1
-        if np.min(known) < 1:
-            row = int(np.argmin(known))
+        row_lengths = tokens.shape[1] if lengths is None else lengths if is_concrete(lengths) else 1
+        if np.min(row_lengths) < 1:
+            row = int(np.argmin(row_lengths))
             raise ValueError(
                 f"prompts: expected at least one token each, got none in prompt {row}; give start_token=,"
                 " which is put before every prompt"

@@ -189,7 +189,7 @@ def top_k(logits: Float[Array, "*B V"], count: Any) -> Float[Array, "*B V"]:
     """
     vocab_size = logits.shape[-1]
     count = min(count, vocab_size) if isinstance(count, int) else jnp.minimum(count, vocab_size)
-    return _leave(logits, lambda kept: jnp.sum(kept, axis=-1, dtype=jnp.int32) >= count)
+    return _leave(logits, lambda mask: jnp.sum(mask, axis=-1, dtype=jnp.int32) >= count)
 
 
 def top_p(logits: Float[Array, "*B V"], share: Any) -> Float[Array, "*B V"]:
@@ -218,7 +218,7 @@ def top_p(logits: Float[Array, "*B V"], share: Any) -> Float[Array, "*B V"]:
     # A share that rounds to 0 would be reached without a token.
     least = jnp.maximum(jnp.asarray(share, probability.dtype), jnp.finfo(probability.dtype).tiny)
     zero = jnp.zeros_like(probability)
-    return _leave(logits, lambda kept: jnp.sum(jnp.where(kept, probability, zero), axis=-1) >= least)
+    return _leave(logits, lambda mask: jnp.sum(jnp.where(mask, probability, zero), axis=-1) >= least)
 
 
 def min_p(logits: Float[Array, "*B V"], share: Any) -> Float[Array, "*B V"]:

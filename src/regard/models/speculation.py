@@ -79,14 +79,14 @@ def speculate(
 
     def advance(state: State) -> State:
         (cache, drafts), writing = state
-        left = jnp.minimum(max_tokens - writing.written.lengths, most)
-        counts, keys = jnp.where(writing.alive, left, jnp.zeros_like(left)), _split_keys(rules, writing, most)
+        room = jnp.minimum(max_tokens - writing.written.lengths, most)
+        counts, keys = jnp.where(writing.alive, room, jnp.zeros_like(room)), _split_keys(rules, writing, most)
         drafts, (proposed, law, seen) = _propose(draft, drafts, writing, counts, rules, keys, most)
         read = jnp.concatenate((writing.newest[:, None], proposed[:, :-1]), axis=1)
         hidden, cache = model.read(read, cache, counts)
         logits = model.predict(hidden)
-        tokens, kept = _verify(probabilities(logits, rules.sampling, seen), law, proposed, keys)
-        done = write(writing, tokens, logits, jnp.minimum(counts, kept), rules)
+        tokens, num_kept = _verify(probabilities(logits, rules.sampling, seen), law, proposed, keys)
+        done = write(writing, tokens, logits, jnp.minimum(counts, num_kept), rules)
         unread = counts - (done.written.lengths - writing.written.lengths)
         return (cache.rewind(cache.lengths - unread), drafts.rewind(drafts.lengths - unread)), done
 
@@ -111,16 +111,16 @@ def _propose(
     so that none is missing later, and not proposed: its law is 0.
     """
 
-    def step(carry: Any, place: tuple[Array, Any]) -> tuple[Any, Any]:
-        (cache, newest, seen), (index, key) = carry, place
+    def step(carry: Any, draw: tuple[Array, Any]) -> tuple[Any, Any]:
+        (cache, newest, seen), (index, key) = carry, draw
         hidden, cache = draft.read(newest[:, None], cache, (index < counts).astype(jnp.int32))
         law = probabilities(draft.predict(hidden)[:, 0], rules.sampling, seen)
         token = _draw(law, key)
         after = None if seen is None else mark_tokens(seen, token[:, None], jnp.bool_(True))
         return (cache, token, after), (token, jnp.where(index < most - 1, law, jnp.zeros_like(law)), seen)
 
-    places = (jnp.arange(most, dtype=jnp.int32), None if keys is None else keys[0].T)
-    (cache, *_), drawn = jax.lax.scan(step, (cache, writing.newest, writing.seen), places)
+    draws = (jnp.arange(most, dtype=jnp.int32), None if keys is None else keys[0].T)
+    (cache, *_), drawn = jax.lax.scan(step, (cache, writing.newest, writing.seen), draws)
     return cache, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), drawn)
 
 
@@ -130,12 +130,12 @@ def _verify(target: Array, draft: Array, proposed: Array, keys: Any) -> tuple[Ar
     level = jnp.zeros_like(chances)
     if keys is not None:
         level = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, (), chances.dtype)))(keys[1])
-    kept = jnp.cumprod((level < chances).astype(jnp.int32), axis=1)
-    end = jnp.sum(kept, axis=1, keepdims=True, dtype=jnp.int32)
+    accepted = jnp.cumprod((level < chances).astype(jnp.int32), axis=1)
+    end = jnp.sum(accepted, axis=1, keepdims=True, dtype=jnp.int32)
     weights = jnp.take_along_axis(residual(target, draft), end[..., None], axis=1)[:, 0]
     other = _draw(weights, None if keys is None else jnp.take_along_axis(keys[2], end, axis=1)[:, 0])
     other = jnp.where(jnp.any(weights > 0, axis=-1), other, jnp.int32(NO_TOKEN))
-    return jnp.where(kept > 0, proposed, other[:, None]), end[:, 0] + 1
+    return jnp.where(accepted > 0, proposed, other[:, None]), end[:, 0] + 1
 
 
 def _draw(weights: Array, keys: Any) -> Array:

@@ -65,8 +65,8 @@ class DecodingCache:
     def rewind(self, lengths: ArrayLike) -> DecodingCache:
         """Forget the newest tokens; lengths are those to keep, as in `KVCache.rewind`."""
         layers = tuple(layer.rewind(lengths) for layer in self.layers)
-        kept = jnp.clip(row_integers("lengths", lengths, *self.lengths.shape), 0, self.lengths)
-        return dataclasses.replace(self, lengths=kept, layers=layers)
+        remaining = jnp.clip(row_integers("lengths", lengths, *self.lengths.shape), 0, self.lengths)
+        return dataclasses.replace(self, lengths=remaining, layers=layers)
 
 
 class Stack(nnx.Module):
@@ -158,9 +158,8 @@ class Stack(nnx.Module):
         Windows keep as many tokens more as `rewind` takes back. Keys and values keep the dtype that they have
         in a call on what `embedding` returns.
         """
-        rewind = whole_number("rewind", rewind, 0)
-        sizes = {"batch": batch, "capacity": capacity, "chunk": chunk}
-        batch, capacity, chunk = (whole_number(name, size, 1) for name, size in sizes.items())
+        rewind, batch = whole_number("rewind", rewind, 0), whole_number("batch", batch, 1)
+        capacity, chunk = whole_number("capacity", capacity, 1), whole_number("chunk", chunk, 1)
         dtype = self._stream_dtype(embedding, batch, *memory[:1])
 
         def start(number: int) -> KVCache | DeltaCache:
@@ -193,7 +192,7 @@ class Stack(nnx.Module):
             check_range("tokens", "positions", lengths, most, f"max_length={most}")
         memory_mask = mask_padding(cache.memory_lengths)
         x, seen = self(x, cache.memory, memory_mask=memory_mask, caches=cache.layers, counts=counts)
-        layers = tuple(here.get("self", here)["cache"] for here in seen)
+        layers = tuple(aux.get("self", aux)["cache"] for aux in seen)
         return x, dataclasses.replace(cache, lengths=lengths, layers=layers)
 
     def _run(self, call: Call, x: Array, *, is_decoding: bool) -> tuple[Array, list[Any]]:
@@ -207,7 +206,7 @@ class Stack(nnx.Module):
         if config.scan_layers and len(blocks) > lead + 1 and not is_rewriting():
             windows = [config.window(number) for number in range(len(blocks))]
             x, first = run_blocks(blocks[:lead], call, x, config.remat)
-            following: Call = lambda number, *given: call(lead + number, *given)  # noqa: E731
+            following: Call = lambda number, *inputs: call(lead + number, *inputs)  # noqa: E731
             x, rest = scan_blocks(blocks[lead:], windows[lead:], following, x, config.remat)
             return x, first + rest
         return run_blocks(blocks, call, x, config.remat)
@@ -223,18 +222,18 @@ class Stack(nnx.Module):
 
     def _scores(self) -> list[scores.Score] | None:
         """Return the score functions of every block."""
-        config, found = self.config, []
+        config, functions = self.config, []
         if config.attention_softcap is not None:
-            found.append(scores.softcap(config.attention_softcap))
+            functions.append(scores.softcap(config.attention_softcap))
         if self.relative_table is not None:
-            found.append(
+            functions.append(
                 scores.relative_bias(
                     self.relative_table[...],
                     bidirectional=not self.causal,
                     max_distance=config.relative_max_distance,
                 )
             )
-        return found or None
+        return functions or None
 
     def _mask(self, number: int, mask: masks.Mask | None) -> masks.Mask | None:
         """Combine causality, the window of one block and the mask given."""

@@ -97,8 +97,8 @@ def write(writing: Writing, tokens: Array, logits: Array, counts: Array, rules: 
     written, index = writing.written, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     stops = jnp.any(tokens[..., None] == rules.stop_tokens[None, None], axis=-1)
     final = (stops | (tokens == NO_TOKEN)).astype(jnp.int32)
-    here = (index < counts[:, None]) & (jnp.cumsum(final, axis=1) == final)
-    real = here & (tokens != NO_TOKEN)
+    counted = (index < counts[:, None]) & (jnp.cumsum(final, axis=1) == final)
+    real = counted & (tokens != NO_TOKEN)
     chosen, added = jnp.maximum(tokens, 0), jnp.sum(real, axis=1, dtype=jnp.int32)
     logits = logits.astype(written.log_probabilities.dtype)
     scores = jnp.take_along_axis(jax.nn.log_softmax(logits), chosen[..., None], axis=-1)[..., 0]
@@ -112,15 +112,15 @@ def write(writing: Writing, tokens: Array, logits: Array, counts: Array, rules: 
     return Writing(
         written=dataclasses.replace(
             written,
-            tokens=put(written.tokens, tokens, here),
+            tokens=put(written.tokens, tokens, counted),
             lengths=written.lengths + added,
             log_probabilities=put(written.log_probabilities, scores, real),
-            finished=written.finished | jnp.any(here & stops, axis=1),
-            healthy=written.healthy & ~jnp.any(here & ~real, axis=1),
+            finished=written.finished | jnp.any(counted & stops, axis=1),
+            healthy=written.healthy & ~jnp.any(counted & ~real, axis=1),
             reads=None if written.reads is None else written.reads + (counts > 0).astype(jnp.int32),
         ),
         newest=jnp.take_along_axis(texts, added[:, None], axis=1)[:, 0],
-        alive=writing.alive & ~jnp.any(here & (final > 0), axis=1),
+        alive=writing.alive & ~jnp.any(counted & (final > 0), axis=1),
         seen=None if writing.seen is None else mark_tokens(writing.seen, chosen, real),
     )
 

@@ -71,7 +71,7 @@ class CostReport:
             ("devices", f"{self.devices}, {self.rows_per_device} queries each, {self.layout}"),
         ]
         if self.plan != "whole":
-            forward, backward = (scaled(count, "B") for count in (self.forward_bytes, self.backward_bytes))
+            forward, backward = scaled(self.forward_bytes, "B"), scaled(self.backward_bytes, "B")
             fewest, most = min(self.tiles), max(self.tiles)
             lines += [
                 *([("padding", " and ".join(padded))] if padded else []),
@@ -85,9 +85,8 @@ class CostReport:
 def sent_bytes(problem: Problem, division: Division) -> tuple[int, int]:
     """Count the bytes that each device sends forward and backward."""
     wide = problem.accumulation.itemsize
-    query, key, value = (
-        local_bytes(problem, division, array) for array in (problem.query, problem.key, problem.value)
-    )
+    query = local_bytes(problem, division, problem.query)
+    keys = sum(local_bytes(problem, division, array) for array in (problem.key, problem.value))
     rows = math.prod(problem.leading) // division.size(*division.batch, *division.heads, division.exchange)
     rows *= division.queries.padded // division.size(division.ring)
     output, statistic = rows * problem.E * problem.query.dtype.itemsize, rows * wide
@@ -100,13 +99,13 @@ def sent_bytes(problem: Problem, division: Division) -> tuple[int, int]:
     away = (shared - 1) / shared
     if division.layout == "balanced":
         away += moved_halves(division)
-    forward = away * (query + key + value + output + 2 * statistic)
-    backward = away * (query + key + value + output + statistic)
+    forward = away * (query + keys + output + 2 * statistic)
+    backward = away * (query + keys + output + statistic)
     rounds = division.rounds
     if rounds:
         hops = len(rounds) - 1 + (rounds[0].number > 0)
-        forward += hops * (key + value)
-        backward += hops * (key + value) + (len(rounds) - 1 + (rounds[-1].number > 0)) * sums
+        forward += hops * keys
+        backward += hops * keys + (len(rounds) - 1 + (rounds[-1].number > 0)) * sums
     return round(forward), round(backward)
 
 

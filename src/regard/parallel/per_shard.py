@@ -41,7 +41,7 @@ def describe_whole(arrays: Arrays, mesh: Any, sequence: Axes, batch: Axes, heads
         shape, varying = [1] * (2 - array.ndim) + list(array.shape), varying_axes(array)
 
         def multiply(axis: int, names: Sequence[str]) -> None:
-            shape[axis] *= math.prod(mesh.shape[one] for one in names)
+            shape[axis] *= math.prod(mesh.shape[axis_name] for axis_name in names)
 
         if name != "bias" or shape[-2] > 1:
             multiply(-2, sequence)
@@ -63,15 +63,15 @@ def run_part(
     whole: Problem, division: Division, arrays: Arrays, sequence: Axes
 ) -> tuple[Array, dict[str, Array]]:
     """Compute this device's part of the output and of what `whole.aux` names; all devices do so together."""
-    given = {name: vary(array, sequence) for name, array in arrays.items() if name != "bias"}
-    parts, call = operands(whole, division, {**given, "bias": arrays["bias"]}, padded=False)
-    found = attend_here(division, parts, call)
+    varied = {name: vary(array, sequence) for name, array in arrays.items() if name != "bias"}
+    parts, call = operands(whole, division, {**varied, "bias": arrays["bias"]}, padded=False)
+    rows = attend_here(division, parts, call)
     leading = _leading(arrays)
     sinks = None
     if whole.sinks is not None:
         apart = dataclasses.replace(division, exchange=None)
         sinks = Shard.here(apart, call).take(whole.sink_column(), 2)
-    return finish(found, leading, whole.aux, arrays["query"].dtype, sinks)
+    return finish(rows, leading, whole.aux, arrays["query"].dtype, sinks)
 
 
 def _leading(arrays: Arrays) -> tuple[int, ...]:

@@ -72,16 +72,16 @@ class MeshPlacement:
             raise TypeError(
                 f"mesh: expected a jax.sharding.Mesh, got {type(mesh).__name__}; see jax.make_mesh"
             )
-        axes, batch, heads = (
-            tuple(given) if isinstance(given, list | tuple) else () if given is None else (given,)
-            for given in (axis, batch_axis, head_axis)
-        )
-        named = {"axis": axes, "batch_axis": batch, "head_axis": heads}
-        known = ", ".join(map(repr, mesh.axis_names))
+        named = {
+            name: tuple(names) if isinstance(names, list | tuple) else () if names is None else (names,)
+            for name, names in {"axis": axis, "batch_axis": batch_axis, "head_axis": head_axis}.items()
+        }
+        axes, batch, heads = named.values()
+        axis_names = ", ".join(map(repr, mesh.axis_names))
         for name, names in named.items():
-            for one in names:
-                if one not in mesh.axis_names:
-                    raise ValueError(f"{name}: expected an axis of the mesh, {known}; got {one!r}")
+            for axis_name in names:
+                if axis_name not in mesh.axis_names:
+                    raise ValueError(f"{name}: expected an axis of the mesh, {axis_names}; got {axis_name!r}")
         if len(axes) not in (1, 2):
             raise ValueError(
                 f"axis: expected one name, or two: of keys that travel and of heads; got {axis!r}"
@@ -89,12 +89,12 @@ class MeshPlacement:
         every = (*axes, *batch, *heads)
         if len(set(every)) < len(every):
             raise ValueError(f"axis, batch_axis, head_axis: expected different axes of the mesh, got {named}")
-        given = None
+        explicit = None
         if isinstance(mesh, Mesh) and any(kind == AxisType.Explicit for kind in mesh.axis_types):
-            mesh, given = Mesh(mesh.devices, mesh.axis_names), mesh
-        for name, chosen, known in (("layout", layout, LAYOUTS), ("plan", plan, PLANS)):
-            if chosen not in (None, *known):
-                listed = ", ".join(known)
+            mesh, explicit = Mesh(mesh.devices, mesh.axis_names), mesh
+        for name, chosen, choices in (("layout", layout, LAYOUTS), ("plan", plan, PLANS)):
+            if chosen not in (None, *choices):
+                listed = ", ".join(choices)
                 raise ValueError(f"{name}: expected one of {listed}, or None to choose; got {chosen!r}")
         if plan in ("ring", "all_to_all") and len(axes) == 2:
             raise ValueError(f"axis: expected one name for plan {plan!r}, got {axes}")
@@ -102,7 +102,7 @@ class MeshPlacement:
             raise ValueError(
                 f"axis: expected two names for plan 'both', of keys that travel and of heads; got {axes}"
             )
-        return cls(mesh, axes, batch, heads, layout, plan, given)
+        return cls(mesh, axes, batch, heads, layout, plan, explicit)
 
     def attend(self, query: Any, key: Any, value: Any, options: Any) -> Any:
         """Attend as planned; inside `jax.shard_map` the arrays, a bias too, are this device's part."""
@@ -113,8 +113,8 @@ class MeshPlacement:
             return (output, {name: extra[name] for name in problem.aux}) if problem.aux else output
         metric, score = split_product(compose(options.get("score")))
         query = query if metric is None else metric.transform(query)
-        given = {"query": query, "key": key, "value": value, "bias": options.get("bias")}
-        output, extra = self._run_part(given, {**options, "score": score})
+        arrays = {"query": query, "key": key, "value": value, "bias": options.get("bias")}
+        output, extra = self._run_part(arrays, {**options, "score": score})
         return (output, extra) if extra else output
 
     def run(self, problem: Problem) -> tuple[Array, dict[str, Array]]:
@@ -143,9 +143,9 @@ class MeshPlacement:
             axes if size % self._size(axes) == 0 else ()
             for axes, size in zip((self.batch, self.axes), shape, strict=False)
         ]
-        place = NamedSharding(self.mesh, PartitionSpec(tuple(itertools.chain(*along))))
+        sharding = NamedSharding(self.mesh, PartitionSpec(tuple(itertools.chain(*along))))
         rows, positions = map(self._size, along)
-        return rows, positions, lambda array: jax.lax.with_sharding_constraint(array, place)
+        return rows, positions, lambda array: jax.lax.with_sharding_constraint(array, sharding)
 
     def _is_inside(self) -> bool:
         """Return whether the code around the call is that of one device."""
@@ -289,8 +289,9 @@ class MeshPlacement:
         """Find the rounds, with the layout asked for or the one that spreads work evenly."""
         if self.layout is not None or name == "all_to_all":
             return self._divide(problem, name, self.layout or "contiguous")
-        plain, even = (self._divide(problem, name, layout) for layout in ("contiguous", "balanced"))
-        most, fewest = (edge(work(problem, plain)[0]) for edge in (max, min))
+        plain, even = self._divide(problem, name, "contiguous"), self._divide(problem, name, "balanced")
+        counts = work(problem, plain)[0]
+        most, fewest = max(counts), min(counts)
         return even if most > _UNEVEN * fewest and max(work(problem, even)[0]) * _UNEVEN < most else plain
 
     def _divide(self, problem: Problem, name: str, layout: str) -> Division:

@@ -35,9 +35,9 @@ def forward(shard: Shard, arrays: Operands, *, reversible: bool) -> Results:
     )
 
     def meet(state: Running, pair: Any, owner: Any, *call: Any) -> Running:
-        found = passes.forward(*call, reversible=reversible)
-        merged = _take(state, pair[0]).merge(_as_running(found, shard.first_key(pair, owner)))
-        return jax.tree.map(lambda all, one: _put(all, pair[0], one), state, merged)
+        results = passes.forward(*call, reversible=reversible)
+        merged = _take(state, pair[0]).merge(_as_running(results, shard.first_key(pair, owner)))
+        return jax.tree.map(lambda whole, part: _put(whole, pair[0], part), state, merged)
 
     def body(state: Running, keys: Any, number: Any, pairs: Any) -> tuple[Running, None]:
         return _each(meet, state, shard, cut | keys, number, pairs), None
@@ -59,9 +59,9 @@ def tangent(
     """Compute the JVP in the named arrays, whose tangents travel along with the keys."""
     parts, arrays = shard.division.parts, _as_new(arrays)
     cut, cut_tangents = _cut(arrays.named(), parts), _cut(tangents, parts)
-    found = _cut_rows(results, parts)
+    outputs = _cut_rows(results, parts)
     state = {
-        name: jnp.zeros_like(found[name]) for name in ("output", "log_total", "entropy") if name in found
+        name: jnp.zeros_like(outputs[name]) for name in ("output", "log_total", "entropy") if name in outputs
     }
 
     def body(state: Any, keys: Any, number: Any, pairs: Any) -> tuple[Any, None]:
@@ -70,7 +70,7 @@ def tangent(
                 name: _read(shard, name, array, pair, owner)
                 for name, array in (cut_tangents | keys[1]).items()
             }
-            rows = Results(**_take(found, pair[0]))
+            rows = Results(**_take(outputs, pair[0]))
             # Each chunk of keys adds to the sums that a tangent is.
             part = passes.tangent(inputs, context, rows, own, config, reversible=reversible)
             return {
@@ -98,11 +98,11 @@ def backward(
     parts, varying, arrays = shard.division.parts, varying_axes(arrays), _as_new(arrays)
     dtype = accumulation_dtype(arrays.query, arrays.key, arrays.value)
     cut = _cut(arrays.named(), parts)
-    found, cotangent = _cut_rows(results, parts), _cut_rows(cotangents, parts)
+    outputs, cotangent = _cut_rows(results, parts), _cut_rows(cotangents, parts)
     zeros = {name: jnp.zeros(cut[name].shape, dtype) for name in wanted}
 
     def meet(totals: Any, pair: Any, owner: Any, inputs: Operands, context: Any, config: Any) -> Any:
-        own, own_cotangent = (Results(**_take(rows, pair[0])) for rows in (found, cotangent))
+        own, own_cotangent = Results(**_take(outputs, pair[0])), Results(**_take(cotangent, pair[0]))
         named = inputs.named()
         shapes = {name: named[name].shape for name in totals}
         grads = passes.backward(inputs, context, own, own_cotangent, shapes, config, reversible=reversible)
@@ -145,20 +145,20 @@ def ring_loop(
         state, own = body(state, keys, number, pairs)
         return state, ahead, own if arrived is None else jax.tree.map(jnp.add, arrived, own)
 
-    carry, place = (state, keys, None), 0
-    while place < len(rounds):
-        arrive, leave = hops[place : place + 2]
-        first = with_dkv and place == 0
-        count = 1 if first or (with_dkv and arrive != leave) else _alike(hops[place + 1 :])
-        some = rounds[place : place + count]
-        pairs = tuple(sorted({pair for one in some for pair in one.pairs}))
+    carry, index = (state, keys, None), 0
+    while index < len(rounds):
+        arrive, leave = hops[index : index + 2]
+        first = with_dkv and index == 0
+        count = 1 if first or (with_dkv and arrive != leave) else _alike(hops[index + 1 :])
+        some = rounds[index : index + count]
+        pairs = tuple(sorted({pair for step in some for pair in step.pairs}))
         go = partial(ring_step, pairs=pairs, arrive=arrive, leave=leave)
         if count == 1:
             carry = go(carry, some[0].number)
         else:
-            numbers = jnp.asarray([one.number for one in some], jnp.int32)
+            numbers = jnp.asarray([step.number for step in some], jnp.int32)
             carry, _ = jax.lax.scan(lambda carry, number, go=go: (go(carry, number), None), carry, numbers)
-        place += count
+        index += count
     state, _, dkv = carry
     return state, None if dkv is None else move(dkv, division, -rounds[-1].number)
 
@@ -176,20 +176,20 @@ def _each(
 
     def step(carry: Any, pair: Any) -> tuple[Any, None]:
         read = {name: _read(shard, name, array, pair, owner) for name, array in cut.items()}
-        return meet(carry, pair, owner, *shard.prepare(Operands.from_named(read), pair, owner)), None
+        return meet(carry, pair, owner, *shard.prepare_pair(Operands.from_named(read), pair, owner)), None
 
     if len(pairs) == 1:
         return step(carry, pairs[0])[0]
     return jax.lax.scan(step, carry, jnp.asarray(pairs, jnp.int32))[0]
 
 
-def _as_running(found: Results, first_key: Any) -> Running:
+def _as_running(results: Results, first_key: Any) -> Running:
     """Turn a finished softmax into sums that merge with others."""
-    alive = found.peak != -jnp.inf
-    total = jnp.where(alive, jnp.exp(found.log_total), 0)
-    moment = None if found.entropy is None else total * (found.log_total - found.entropy)
-    argmax = None if found.argmax is None else jnp.where(alive, found.argmax + first_key, -1)
-    return Running(found.peak, total, found.output * total[..., None], moment, argmax)
+    alive = results.peak != -jnp.inf
+    total = jnp.where(alive, jnp.exp(results.log_total), 0)
+    moment = None if results.entropy is None else total * (results.log_total - results.entropy)
+    argmax = None if results.argmax is None else jnp.where(alive, results.argmax + first_key, -1)
+    return Running(results.peak, total, results.output * total[..., None], moment, argmax)
 
 
 def row_axes(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> tuple[int, ...]:

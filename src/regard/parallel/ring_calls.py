@@ -35,25 +35,25 @@ class RingSpec(Spec):
 
     def row_shape(self, operands: Leaves) -> tuple[tuple[int, ...], int, Any]:
         named = dict(zip(self.present, operands, strict=False))
-        query, key, value = (named[name] for name in ("query", "key", "value"))
+        query, key, value = named["query"], named["key"], named["value"]
         added = len(self.added)
         axes = ring.row_axes(*(array.shape[added:] for array in (query, key, value)))
         return (*query.shape[:added], *axes), value.shape[-1], accumulation_dtype(query, key, value)
 
-    def compute(self, name: str, inputs: Operands, context: Replicated, *given: Any, reversible: bool) -> Any:
-        return _TRIPS[name](Shard.here(self.division, context), inputs, *given, reversible=reversible)
+    def compute(self, name: str, inputs: Operands, context: Replicated, *extra: Any, reversible: bool) -> Any:
+        return _TRIPS[name](Shard.here(self.division, context), inputs, *extra, reversible=reversible)
 
     def lower(self, name: str, context: Any, *operands: Any) -> Any:
         return lower_among_devices(context, partial(evaluate, name, self), *operands)
 
     def batch(self, name: str, operands: Leaves, axes: Leaves) -> tuple[list[Array], Spec]:
         size = batch_size(operands, axes)
-        places = self._context(name, operands)
+        indices = self._context(name, operands)
         moved = [
-            operand if axis is None and place in places else lead(operand, axis, size)
-            for place, (operand, axis) in enumerate(zip(operands, axes, strict=True))
+            operand if axis is None and index in indices else lead(operand, axis, size)
+            for index, (operand, axis) in enumerate(zip(operands, axes, strict=True))
         ]
-        context = tuple(None if axes[place] is None else 0 for place in places)
+        context = tuple(None if axes[index] is None else 0 for index in indices)
         shapes = tuple((wanted, (size, *shape)) for wanted, shape in self.shapes)
         return moved, dataclasses.replace(self, shapes=shapes, added=(*self.added, context))
 
@@ -61,13 +61,13 @@ class RingSpec(Spec):
         self, name: str, function: Callable[[Spec, Leaves], list[Array]]
     ) -> Callable[..., list[Array]]:
         shapes = tuple((wanted, shape[len(self.added) :]) for wanted, shape in self.shapes)
-        one = dataclasses.replace(self, shapes=shapes, added=())
+        unbatched = dataclasses.replace(self, shapes=shapes, added=())
 
         def call(*operands: Array) -> list[Array]:
-            places, mapped = self._context(name, operands), lambda *operands: function(one, operands)
+            indices, mapped = self._context(name, operands), lambda *operands: function(unbatched, operands)
             for context in self.added:
                 axes: list[int | None] = [0] * len(operands)
-                axes[places.start : places.stop] = context
+                axes[indices.start : indices.stop] = context
                 mapped = jax.vmap(mapped, tuple(axes))
             return mapped(*operands)
 

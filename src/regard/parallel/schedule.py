@@ -69,15 +69,15 @@ def find_rounds(held: np.ndarray, division: Division) -> tuple[Round, ...]:
     members = np.arange(ring)
     chunks = [division.chunk_of(part, members) for part in parts]
     pairs: list[list[tuple[int, int]]] = [[] for _ in members]
-    for one in parts:
-        for other in parts:
-            met = held[np.ix_(chunks[one], chunks[other])]
+    for query_part in parts:
+        for key_part in parts:
+            met = held[np.ix_(chunks[query_part], chunks[key_part])]
             # Row m, column r: whether member m meets the keys of member m - r.
             twice = np.concatenate([met, met], axis=1)
             row, column = twice.strides
             shifted = np.lib.stride_tricks.as_strided(twice[:, ring:], (ring, ring), (row + column, -column))
             for number in np.flatnonzero(shifted.any(0)):
-                pairs[number].append((one, other))
+                pairs[number].append((query_part, key_part))
     rounds = [Round(number, tuple(some)) for number, some in enumerate(pairs) if some]
     return tuple(rounds)
 
@@ -109,7 +109,7 @@ def tile_counts(problem: Problem, division: Division) -> tuple[int, ...] | None:
         return [_count(problem, first, size, side) for first, size in spans]
 
     counts = [count(member) for member in range(queries.ring)]
-    return None if any(None in found for found in counts) else tuple(map(sum, counts))
+    return None if any(None in tiles for tiles in counts) else tuple(map(sum, counts))
 
 
 def _count(problem: Problem, first: int, size: int, side: int) -> int | None:

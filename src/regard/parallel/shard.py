@@ -101,7 +101,7 @@ class Shard:
         """Find the first key of a pair of chunks."""
         return self.division.chunk_of(pair[1], owner) * self.division.keys.chunk
 
-    def prepare(
+    def prepare_pair(
         self, arrays: Operands, pair: tuple[Any, Any], owner: Any
     ) -> tuple[Operands, Context, TileConfig]:
         """Prepare a chunk of queries against a chunk of keys, as a call in tiles."""
@@ -109,10 +109,8 @@ class Shard:
         first_query = division.chunk_of(pair[0], self.member) * division.queries.chunk
         first_key = self.first_key(pair, owner)
         score = None if call.scoring is None else call.scoring.join(arrays.parameters)
-        query_offset, key_offset = (
-            positions_of(offset).slice_batch(self.take)
-            for offset in (call.problem.query_offset, call.problem.key_offset)
-        )
+        query_offset = positions_of(call.problem.query_offset).slice_batch(self.take)
+        key_offset = positions_of(call.problem.key_offset).slice_batch(self.take)
         rows, columns = self._members(first_query, first_key)
         problem = dataclasses.replace(
             call.problem,
@@ -136,15 +134,15 @@ class Shard:
         seeds = jnp.stack([self.take(word, 0) for word in call.seeds])
         grid = problem.grid()
         words = dropout.pair_words(seeds, grid)
-        query_words, key_words = ((one, other) for one, other in words)
+        query_words, key_words = map(tuple, words)
         context = dataclasses.replace(context, query_words=query_words, key_words=key_words)
         return inputs, context, dataclasses.replace(config, dropout_rate=call.problem.dropout_rate)
 
     def _members(self, first_query: Any, first_key: Any) -> tuple[Array, Array]:
         """Return the rows and columns of a piece; padding repeats the last one."""
-        sides = (first_query, self.division.queries), (first_key, self.division.keys)
-        row, column = (jnp.minimum(Span(first, side.chunk).members, side.length - 1) for first, side in sides)
-        return row, column
+        queries, keys = self.division.queries, self.division.keys
+        rows = jnp.minimum(Span(first_query, queries.chunk).members, queries.length - 1)
+        return rows, jnp.minimum(Span(first_key, keys.chunk).members, keys.length - 1)
 
     def _mask(self, first_query: Any, first_key: Any, query_offset: Any, key_offset: Any) -> Mask | None:
         """Build the mask of a piece; padding sees nothing and is seen by nobody."""

@@ -24,8 +24,8 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
     """Compute the output and what `problem.aux` names."""
     if unsharded_sequence.serves(problem, division):
         return unsharded_sequence.run_unsharded(problem, division)
-    given = {name: getattr(problem, name) for name in ("query", "key", "value", "bias")}
-    arrays, call = operands(problem, division, given, padded=True)
+    inputs = {name: getattr(problem, name) for name in ("query", "key", "value", "bias")}
+    arrays, call = operands(problem, division, inputs, padded=True)
     whole = jax.tree.map(lambda _: PartitionSpec(), arrays)
     specs = whole._replace(
         **{name: division.outside(array) for name, array in _long(arrays).items()},
@@ -33,15 +33,15 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
     )
     shape = jax.ShapeDtypeStruct((*call.leading, arrays.query.shape[-2], 1), call.output_dtype)
     names = ("output", "log_total", "peak", *sorted(call.stats))
-    found = jax.shard_map(
+    rows = jax.shard_map(
         partial(attend_here, division),
         mesh=division.mesh,
         in_specs=(specs, PartitionSpec()),
         out_specs=dict.fromkeys(names, division.outside(shape)),
     )(arrays, call)
-    found = {name: division.unpad(rows, division.queries) for name, rows in found.items()}
+    rows = {name: division.unpad(array, division.queries) for name, array in rows.items()}
     sinks = None if problem.sinks is None else problem.sink_column()
-    return finish(found, problem.leading, problem.aux, problem.query.dtype, sinks)
+    return finish(rows, problem.leading, problem.aux, problem.query.dtype, sinks)
 
 
 def operands(
@@ -53,11 +53,11 @@ def operands(
         scoring, parameters = Scoring.split(problem.score, problem.accumulation)
     output_dtype = problem.query.dtype if problem.sinks is None else problem.accumulation
     call = Replicated.of(problem, output_dtype, scoring)
-    query, key, value = (problem.with_heads(arrays[name]) for name in ("query", "key", "value"))
+    query, key, value = map(problem.with_heads, (arrays["query"], arrays["key"], arrays["value"]))
     bias = None if arrays["bias"] is None else problem.with_heads(arrays["bias"])
     if padded:
         query = division.pad(query, division.queries)
-        key, value = (division.pad(array, division.keys) for array in (key, value))
+        key, value = division.pad(key, division.keys), division.pad(value, division.keys)
         bias = None if bias is None else division.pad_pairs(bias)
     scale = problem.with_heads(jnp.asarray(problem.scale))
     return Operands(query, key, value, scale, bias, parameters), call
@@ -67,28 +67,28 @@ def attend_here(division: Division, arrays: Operands, call: Replicated) -> dict[
     """Compute one device's rows, (..., T, x) each, from its part of the arrays; all do so together."""
     brought = {name: bring_in(array, division) for name, array in _long(arrays).items()}
     bias = None if arrays.bias is None else bring_in_pairs(arrays.bias, division)
-    found = ring_calls.run(division, arrays._replace(**brought, bias=bias), call)
-    rows = {name: array for name, array in found._asdict().items() if array is not None}
+    results = ring_calls.run(division, arrays._replace(**brought, bias=bias), call)
+    rows = {name: array for name, array in results._asdict().items() if array is not None}
     output = rows.pop("output").astype(call.output_dtype)
     leaving = {"output": output} | {name: array[..., None] for name, array in rows.items()}
     return {name: bring_out(array, division) for name, array in leaving.items()}
 
 
 def finish(
-    found: dict[str, Array], leading: tuple[int, ...], aux: tuple[str, ...], dtype: Any, sinks: Array | None
+    rows: dict[str, Array], leading: tuple[int, ...], aux: tuple[str, ...], dtype: Any, sinks: Array | None
 ) -> tuple[Array, dict[str, Array]]:
     """Return output and statistics from rows (..., T, x); `sinks` are a column (..., H, 1, 1)."""
-    output, entropy, peak = found["output"], found.get("entropy"), jax.lax.stop_gradient(found["peak"])
-    lse = jnp.where(peak == -jnp.inf, -jnp.inf, peak + found["log_total"])
+    output, entropy, peak = rows["output"], rows.get("entropy"), jax.lax.stop_gradient(rows["peak"])
+    lse = jnp.where(peak == -jnp.inf, -jnp.inf, peak + rows["log_total"])
     if sinks is not None:
         sunk = sink(sinks, lse, jnp.zeros_like(lse) if entropy is None else entropy)
         output, lse, entropy = output * sunk.share, sunk.lse, sunk.entropy
-    argmax = found.get("argmax")
+    argmax = rows.get("argmax")
     argmax = None if argmax is None else jnp.where(jnp.isnan(peak), 0, argmax)
-    largest = _without_derivative(found["peak"], found["log_total"])
-    rows = {"lse": lse, "max_score": largest, "entropy": entropy, "argmax": argmax}
+    largest = _without_derivative(rows["peak"], rows["log_total"])
+    statistics = {"lse": lse, "max_score": largest, "entropy": entropy, "argmax": argmax}
     *_, length, width = output.shape
-    extra = {name: rows[name].reshape((*leading, length)) for name in aux}
+    extra = {name: statistics[name].reshape((*leading, length)) for name in aux}
     return output.reshape((*leading, length, width)).astype(dtype), extra
 
 

@@ -75,7 +75,8 @@ class Candidate:
     def place(self) -> MeshPlacement:
         """Return the mesh and what its axes are for."""
         mesh = jax.sharding.AbstractMesh(tuple(self.mesh.values()), tuple(self.mesh))
-        batch, heads = ((name,) if name in self.mesh else () for name in ("data", "heads"))
+        batch = ("data",) if "data" in self.mesh else ()
+        heads = ("heads",) if "heads" in self.mesh else ()
         return MeshPlacement.check(mesh, self.axes, batch, heads, self.layout, self.plan)
 
     def line(self, axis: str) -> Line:
@@ -85,10 +86,11 @@ class Candidate:
 
     def cut(self, problem: Problem) -> Division:
         """Return the part that each device has, without rounds."""
-        place = self.place()
-        ring, exchange = (name if name in self.mesh else None for name in ("sequence", "exchange"))
-        axes = (ring, exchange, place.batch, place.heads)
-        return Division(place.mesh, *axes, self.layout, problem.T, problem.S)
+        placement = self.place()
+        ring = "sequence" if "sequence" in self.mesh else None
+        exchange = "exchange" if "exchange" in self.mesh else None
+        axes = (ring, exchange, placement.batch, placement.heads)
+        return Division(placement.mesh, *axes, self.layout, problem.T, problem.S)
 
     def pad(self, problem: Problem) -> Problem:
         """Return the call with what the caller appends; the mask is that of the call without."""

@@ -135,8 +135,8 @@ def find_chip(chip: str | Chip) -> Chip:
         return chip
     name = str(chip).lower()
     if name not in (*CHIPS, "cpu"):
-        known = ", ".join([*CHIPS, "cpu"])
-        raise ValueError(f"chip: expected one of {known}, or a planning.Chip; got {chip!r}")
+        names = ", ".join([*CHIPS, "cpu"])
+        raise ValueError(f"chip: expected one of {names}, or a planning.Chip; got {chip!r}")
     return measure_host() if name == "cpu" else CHIPS[name]
 
 

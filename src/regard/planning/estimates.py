@@ -58,8 +58,7 @@ class Work:
 
     def count_rows(self, first: np.ndarray, count: int) -> np.ndarray:
         """Return the cells of so many rows, from each first one on; within a tile they are spread evenly."""
-        before, after = (np.interp(rows, self.edges, self.cells) for rows in (first, first + count))
-        return after - before
+        return np.interp(first + count, self.edges, self.cells) - np.interp(first, self.edges, self.cells)
 
 
 @dataclass(frozen=True)
@@ -156,9 +155,9 @@ class Weighing:
 
     def __init__(self, problem: Problem, candidate: Candidate, division: Division, backward: bool):
         self.problem, self.candidate, self.division, self.backward = problem, candidate, division, backward
-        self.query, key, value = (
-            local_bytes(problem, division, array) for array in (problem.query, problem.key, problem.value)
-        )
+        self.query = local_bytes(problem, division, problem.query)
+        key = local_bytes(problem, division, problem.key)
+        value = local_bytes(problem, division, problem.value)
         size, wide = problem.query.dtype.itemsize, problem.accumulation.itemsize
         rows = self.query // size // problem.D
         self.keys = key + value
@@ -204,9 +203,11 @@ class Weighing:
             read += 2 * self.query_sums + 2 * self.key_sums
         flops = 2 * float(cells.max()) * (-(-problem.leading[0] // candidate.data) * heads) * products
         rate = chip.flops[problem.matmul_dtype.name] * assumptions.compute_efficiency
-        kept = division if division.layout == "contiguous" else dataclasses.replace(division, layout="zigzag")
+        layout = "contiguous" if division.layout == "contiguous" else "zigzag"
+        in_order = dataclasses.replace(division, layout=layout)
         trips = 2 if self.backward else 1
-        sent, ordered = (sum(sent_bytes(problem, one)[:trips]) for one in (division, kept))
+        sent = sum(sent_bytes(problem, division)[:trips])
+        sent_in_order = sum(sent_bytes(problem, in_order)[:trips])
         # All have all rows of the output, and of the gradients.
         gathered = (self.copies - 1) * (self.output + (self.query + self.keys if self.backward else 0))
         # The projection gives every device a part of each row: as wide as all heads together.
@@ -219,7 +220,7 @@ class Weighing:
             cells=(float(cells.min()), float(cells.max())),
             rounds=steps,
             sent_bytes=sent,
-            balancing_bytes=sent - ordered,
+            balancing_bytes=sent - sent_in_order,
             summed_bytes=summed,
             gathered_bytes=gathered,
             compute_seconds=flops / rate,
@@ -243,8 +244,8 @@ class Weighing:
         if self.backward and steps.size:
             carry(self.keys + self.key_sums, hops[1:])
             carried.update([(self.keys, int(hops[0])), (self.key_sums, -int(steps[-1]))])
-        sent = {one: times for one, times in carried.items() if one[1] % line.size}
-        seconds = sum(times * hop_seconds(chip, line, *one) for one, times in sent.items())
+        sent = {(size, hop): times for (size, hop), times in carried.items() if hop % line.size}
+        seconds = sum(times * hop_seconds(chip, line, size, hop) for (size, hop), times in sent.items())
         return assumptions.reach(seconds, sum(sent.values()))
 
     def _wait(self, chip: Chip, assumptions: Assumptions, gathered: int, summed: int) -> float:

@@ -26,14 +26,14 @@ def count_parameters(config: Any) -> dict[str, int]:
     block, dense, sparse = count_block(config), *count_branches(config)
     every, experts = config.num_layers, (config.num_experts or 0) * sparse
     counts = {"feed_forward": dense, "experts": experts, "routers": sparse}
-    found = {name: counts.get(name, every) * count for name, count in block.items()}
+    parts = {name: counts.get(name, every) * count for name, count in block.items()}
     width, norm, vocabulary = config.d_model, _count_norm(config), config.vocab_size or 0
-    found["norms"] -= (not config.first_norm and every > 0) * norm
+    parts["norms"] -= (not config.first_norm and every > 0) * norm
     embedding = vocabulary * width + (config.positions == "learned") * config.max_length * width
     embedding += config.num_token_types * width + (config.embedding_norm + (config.norm != "post")) * norm
     embedding += (config.positions == "relative") * config.relative_buckets * config.num_heads
     head = 0 if config.tied_output else vocabulary * (width + config.head_bias)
-    return {**found, "embedding": embedding, "head": head}
+    return {**parts, "embedding": embedding, "head": head}
 
 
 def check_config(config: Any) -> None:

@@ -98,10 +98,8 @@ def plan(
     fixed = read_fixed(fixed, devices)
     dtype = as_array("dtype", "the name of one, such as 'bfloat16'", jnp.dtype, dtype).name
     with jax.enable_x64(dtype == "float64"):
-        query, key = (
-            jax.ShapeDtypeStruct((sizes["batch"], count, sizes["length"], sizes["width"]), dtype)
-            for count in (heads, key_heads)
-        )
+        query = jax.ShapeDtypeStruct((sizes["batch"], heads, sizes["length"], sizes["width"]), dtype)
+        key = jax.ShapeDtypeStruct((sizes["batch"], key_heads, sizes["length"], sizes["width"]), dtype)
         problem = canonicalize(query, key, key, mask=mask)
     shares = Assumptions() if assumptions is None else assumptions
     search = prepare(problem, chip, shares, backward, fixed)
@@ -109,11 +107,11 @@ def plan(
     if best is None:
         check_divisible(search, devices, sizes)
         _refuse(search, devices)
-    found = [search.weigh(one) for one in nsmallest(_MOST_MESHES, search.list(devices), key=search.bound)]
-    best = next((item for item in found if item.candidate == best.candidate), best)
+    estimates = list(map(search.weigh, nsmallest(_MOST_MESHES, search.list(devices), key=search.bound)))
+    best = next((item for item in estimates if item.candidate == best.candidate), best)
     request = {**sizes, "mask": None if mask is None else repr(mask), "dtype": dtype, "backward": backward}
     chosen, work = search.chip_of(best.candidate.devices), search.work
-    return Report(request, chosen, search.assumptions, rank(found, best), work.kept, work.side)
+    return Report(request, chosen, search.assumptions, rank(estimates, best), work.kept, work.side)
 
 
 def prepare(
@@ -152,7 +150,7 @@ def _refuse(search: Search, devices: int) -> NoReturn:
 
     def find_least(count: int) -> float:
         """Return the bytes per device on the mesh of so many that needs least."""
-        return min((search.peak(one) for one in search.list(count)), default=math.inf)
+        return min(map(search.peak, search.list(count)), default=math.inf)
 
     step = math.prod(search.fixed.values())
     least = min(find_least(count * step) for count in list_counts(devices // step))
@@ -167,10 +165,10 @@ def _refuse(search: Search, devices: int) -> NoReturn:
     )
 
 
-def rank(found: list[Estimate], best: Estimate) -> tuple[Estimate, ...]:
+def rank(estimates: list[Estimate], best: Estimate) -> tuple[Estimate, ...]:
     """Order those that fit by time, behind the best, and then the others by memory."""
-    fitting = sorted((item for item in found if item.fits), key=lambda item: item.seconds)
-    rest = sorted((item for item in found if not item.fits), key=lambda item: item.memory_bytes)
+    fitting = sorted((item for item in estimates if item.fits), key=lambda item: item.seconds)
+    rest = sorted((item for item in estimates if not item.fits), key=lambda item: item.memory_bytes)
     return (best, *(item for item in fitting if item is not best), *rest)
 
 

@@ -66,12 +66,13 @@ class Report:
         if other.compute_seconds > 1.05 * best.compute_seconds:
             ratio = other.compute_seconds / best.compute_seconds
             reasons.append(f"{ratio:.2g} times the work on the busiest device")
-        sent, least = (item.all_bytes for item in (other, best))
+        sent, least = other.all_bytes, best.all_bytes
         if sent > 1.05 * least:
             reasons.append(
                 f"{sent / least:.2g} times the bytes" if least else "sends, where the best does not"
             )
-        way, shortest = (item.travel_seconds + item.exchange_seconds for item in (other, best))
+        way = other.travel_seconds + other.exchange_seconds
+        shortest = best.travel_seconds + best.exchange_seconds
         if not reasons and way > 1.05 * shortest:
             reasons.append("slower links")
         reasons = reasons or ["as many bytes and as much work"]
@@ -95,19 +96,19 @@ class Report:
             counted = f"{self.kept:.1%} of the pairs are in {side} with work"
         yield "mask", f"{asked['mask']}: {counted}" if asked["mask"] else "none: every pair counts"
         joined = "one machine" if chip.shared else f"on hosts of {chip.devices_per_host}: {self.processes}"
-        used, given = best.candidate.devices, asked["devices"]
-        count = f"{used:,}" if used == given else f"{used:,} of {given:,}"
+        used, available = best.candidate.devices, asked["devices"]
+        count = f"{used:,}" if used == available else f"{used:,} of {available:,}"
         yield "devices", f"{count} x {chip.name}, {joined}"
-        if used < given:
+        if used < available:
             slower = "no mesh of all of them divides and holds the call"
             if self.spread is not None:
-                slower = f"all {given:,} take {spell_seconds(self.spread.seconds)}"
-            yield "fewer", f"{used:,} of {given:,} devices are best; {slower}"
+                slower = f"all {available:,} take {spell_seconds(self.spread.seconds)}"
+            yield "fewer", f"{used:,} of {available:,} devices are best; {slower}"
         if best.candidate.tokens or best.candidate.rows:
             length, rows = asked["length"] + best.candidate.tokens, asked["batch"] + best.candidate.rows
             yield "padding", f"to {rows} x {length:,} tokens, masked out, so that the mesh divides them"
-        place = f"{name_mesh(best)} ({best.candidate.plan}, {best.candidate.layout})"
-        yield "best", f"{place}: {spell_seconds(best.seconds)}, bound by {best.bound}"
+        mesh = f"{name_mesh(best)} ({best.candidate.plan}, {best.candidate.layout})"
+        yield "best", f"{mesh}: {spell_seconds(best.seconds)}, bound by {best.bound}"
         yield "memory", f"{scaled(best.memory_bytes, 'B')} of {scaled(chip.memory_bytes, 'B')} per device"
         yield "work", f"{scaled(best.flops, 'FLOP')} per device, busiest over idlest {best.balance:.2f}"
         sent = f"{scaled(best.sent_bytes, 'B')} per device in {best.rounds} rounds"

@@ -73,8 +73,8 @@ class Rings:
             return _list_rounds(ring)
         large = Candidate(1, coarse, 1, 1, division.layout).cut(self.problem)
         scale, met = ring / coarse, np.zeros(ring, bool)
-        for found in find_rounds(held, large):
-            first, last = int((found.number - 1) * scale) + 1, int((found.number + 1) * scale)
+        for step in find_rounds(held, large):
+            first, last = int((step.number - 1) * scale) + 1, int((step.number + 1) * scale)
             met[np.arange(first, last) % ring] = True
         return tuple(Round(int(number), ()) for number in np.flatnonzero(met))
 

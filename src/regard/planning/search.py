@@ -96,7 +96,7 @@ class Search:
         travel = shares.reach(hops * each, hops)
         waiting = trips * candidate.messages * shares.message_seconds
         call = max(compute, self.times * travel) + self.times * waiting
-        return call + self.beside(candidate).seconds + sum(one.bound(candidate) for one in self.also)
+        return call + self.beside(candidate).seconds + sum(other.bound(candidate) for other in self.also)
 
     def find_best(self, devices: int) -> Estimate | None:
         """Return the fastest that fits of at most so many devices; of those as fast, the first in order."""
@@ -111,20 +111,20 @@ class Search:
         fastest, first = math.inf, (True, devices)
         room = self.chip.memory_bytes * self.assumptions.memory_share
         while waiting and waiting[0][0] <= ALIKE * fastest:
-            least, _, one = heapq.heappop(waiting)
-            order = (False, one) if isinstance(one, int) else one.order
+            least, _, entry = heapq.heappop(waiting)
+            order = (False, entry) if isinstance(entry, int) else entry.order
             # From there on nothing is faster: only a better order counts.
             if least > fastest and order > first:
                 continue
-            if isinstance(one, int):
-                for candidate in self.list(one):
+            if isinstance(entry, int):
+                for candidate in self.list(entry):
                     heapq.heappush(waiting, (self.bound(candidate), next(numbers), candidate))
-            elif self.peak(one) + self.beside(one).bytes <= room:
-                item = self.weigh(one)
+            elif self.peak(entry) + self.beside(entry).bytes <= room:
+                item = self.weigh(entry)
                 seconds = self.total(item)
                 fastest = min(fastest, seconds)
                 alike = [pair for pair in [*alike, (seconds, item)] if pair[0] <= ALIKE * fastest]
-                first = min(found.candidate.order for _, found in alike)
+                first = min(estimate.candidate.order for _, estimate in alike)
         ordered = sorted(alike, key=lambda pair: (pair[1].candidate.order, pair[1].all_bytes, pair[0]))
         return ordered[0][1] if ordered else None
 

@@ -76,7 +76,7 @@ class Step:
         axes = ",".join(f"{axis}={size}" for axis, size in self.mesh.items()) or "one device"
         room = scaled(self.chip.memory_bytes, "B")
         held = ", ".join(f"{name} {scaled(count, 'B')}" for name, count in self.held.items())
-        times = ", ".join(f"{name} {spell_seconds(one)}" for name, one in self.seconds_of.items())
+        times = ", ".join(f"{name} {spell_seconds(seconds)}" for name, seconds in self.seconds_of.items())
         ways = f"{asked['precision']}, remat {asked['remat']}"
         rows = {
             "step": f"{asked['batch']} x {asked['length']:,} tokens in {ways}",
@@ -150,10 +150,9 @@ def plan_step(
         raise ValueError(f"precision: expected bfloat16 or float32, got {precision!r}")
     fixed, shares = read_fixed(fixed, devices, AXES), Assumptions() if assumptions is None else assumptions
     divided = _divide_attention(fixed)
-    query, key = (
-        jax.ShapeDtypeStruct((batch, heads, sizes["length"], config.head_width), precision)
-        for heads in (config.num_heads, config.num_key_heads or config.num_heads)
-    )
+    key_heads = config.num_key_heads or config.num_heads
+    query = jax.ShapeDtypeStruct((batch, config.num_heads, sizes["length"], config.head_width), precision)
+    key = jax.ShapeDtypeStruct((batch, key_heads, sizes["length"], config.head_width), precision)
     again = 1.0 if config.remat is None else 9 / 7  # of 2 products forward and 5 back, the 2 once more
     windows = collections.Counter(config.window(layer) for layer in range(config.num_layers))
     ordered = sorted(windows, key=lambda window: float("inf") if window is None else window, reverse=True)
@@ -228,13 +227,13 @@ class _Model:
     @functools.cached_property
     def block(self) -> int:
         """Parameters of the largest block."""
-        one, experts = count_block(self.config), self.config.num_experts or 0
+        counts, experts = count_block(self.config), self.config.num_experts or 0
         dense, sparse = self.branches
         branches = (
-            (dense > 0) * one["feed_forward"],
-            (sparse > 0) * (one["routers"] + experts * one["experts"]),
+            (dense > 0) * counts["feed_forward"],
+            (sparse > 0) * (counts["routers"] + experts * counts["experts"]),
         )
-        return one["attention"] + one["norms"] + max(branches)
+        return counts["attention"] + counts["norms"] + max(branches)
 
     def weigh(self, candidate: Candidate) -> Beside:
         """Return seconds and bytes beside attention."""

@@ -207,8 +207,8 @@ def list_checkpoints(directory: Path) -> list[Path]:
     """Return the checkpoint folders from oldest to newest; a missing directory has none."""
     if not directory.is_dir():
         return []
-    found = (path for path in directory.iterdir() if path.name.isdecimal() and path.is_dir())
-    return sorted(found, key=lambda path: int(path.name))
+    folders = (path for path in directory.iterdir() if path.name.isdecimal() and path.is_dir())
+    return sorted(folders, key=lambda path: int(path.name))
 
 
 def load(path: Path, *, check: Check = verify_files) -> Checkpoint:
@@ -248,11 +248,11 @@ def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "", places: Any 
     all must call this; else arrays are whole, on JAX's default device.
     """
     expected = {f"{prefix}{name}": (leaf.shape, leaf.dtype) for name, leaf in _leaves(template).items()}
-    found = {name: kind for name, kind in checkpoint.kinds.items() if name.startswith(prefix)}
+    saved = {name: kind for name, kind in checkpoint.kinds.items() if name.startswith(prefix)}
     differences = [
-        f"  {name}: expected {_describe(expected.get(name))}, found {_describe(found.get(name))}"
-        for name in sorted(expected.keys() | found.keys())
-        if expected.get(name) != found.get(name)
+        f"  {name}: expected {_describe(expected.get(name))}, found {_describe(saved.get(name))}"
+        for name in sorted(expected.keys() | saved.keys())
+        if expected.get(name) != saved.get(name)
     ]
     if differences:
         more = [f"  and {len(differences) - 8} more"] if len(differences) > 8 else []

@@ -113,7 +113,7 @@ def list_files(files: Sequence[str | Path]) -> list[tuple[Path, bool]]:
     if not all(map(str, files)):
         raise ValueError("files: expected files and directories, got an empty name; . is this directory")
     paths = sorted(
-        (path, path != Path(given)) for given in files for path in _list_below(read_path("files", given))
+        (path, path != Path(root)) for root in files for path in _list_below(read_path("files", root))
     )
     seen: set[Path] = set()
     for path, _ in paths:
@@ -226,12 +226,12 @@ def split_documents(
     """
     order = np.random.default_rng(seed).permutation(len(documents))
     sizes = documents.sizes[order]
-    room, left = min(fraction * documents.num_bytes, most), len(order) - 1
+    room, spare = min(fraction * documents.num_bytes, most), len(order) - 1
     is_held = np.zeros(len(order), bool)
     for index, size in enumerate(sizes.tolist()):
-        if size <= room and left:
+        if size <= room and spare:
             is_held[index] = True
-            room, left = room - size, left - 1
+            room, spare = room - size, spare - 1
     if is_held.any():
         return documents._take(order[~is_held]), documents._take(order[is_held])
     smallest = int(sizes.argmin())
@@ -252,14 +252,14 @@ def leave_out_excerpts(documents: Mapping[str, str], most: float = 0.5) -> dict[
         >>> leave_out_excerpts({"part": "one line\\n", "whole": "a line\\none line\\n", "other": "this\\n"})
         {'other': 'this\\n', 'whole': 'a line\\none line\\n'}
     """
-    kept: dict[str, str] = {}
+    originals: dict[str, str] = {}
     seen: set[str] = set()
     for name, text in sorted(documents.items(), key=lambda item: (-len(item[1]), item[0])):
         lines = _list_lines(text)
         if _measure_part(lines, seen) <= most:
-            kept[name] = text
+            originals[name] = text
             seen.update(lines)
-    return dict(sorted(kept.items()))
+    return dict(sorted(originals.items()))
 
 
 def measure_overlap(training: Documents, held_out: Documents) -> float:
@@ -276,32 +276,32 @@ def _list_lines(text: str) -> list[str]:
     return [line for line in map(str.strip, text.splitlines()) if line]
 
 
-def _measure_part(lines: Sequence[str], known: Collection[str]) -> float:
-    """Return the part of the lines that are known, by characters."""
+def _measure_part(lines: Sequence[str], seen: Collection[str]) -> float:
+    """Return the part of the lines that were seen, by characters."""
     total = sum(map(len, lines))
-    return sum(len(line) for line in lines if line in known) / total if total else 0.0
+    return sum(len(line) for line in lines if line in seen) / total if total else 0.0
 
 
 def _list_below(path: Path) -> list[Path]:
     """List the file itself, or the visible files below a directory that are not empty."""
     if path.is_dir():
-        found = [
+        files = [
             entry
             for entry in path.rglob("*")
             if not any(part.startswith(".") for part in entry.relative_to(path).parts)
             and entry.is_file()
             and entry.stat().st_size
         ]
-        if not found:
+        if not files:
             raise ValueError(f"files: expected text in {path}, got a directory without a file that holds any")
-        return found
+        return files
     if not path.exists():
         raise ValueError(f"files: expected a file or a directory, got {path}, which does not exist")
     return [path]
 
 
 def _list_places(places: Iterator[tuple[int, int, int]]) -> Int[np.ndarray, "D 3"]:
-    return np.fromiter((number for place in places for number in place), np.int64).reshape(-1, 3)
+    return np.fromiter(itertools.chain.from_iterable(places), np.int64).reshape(-1, 3)
 
 
 class _NotTextError(ValueError):

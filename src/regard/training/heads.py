@@ -36,15 +36,15 @@ def measure_heads(task: Task, model: Any, batch: Batch) -> HeadStats:
         >>> stats["entropy"]["blocks.0"].shape, sorted(stats)
         ((4,), ['entropy', 'max_score'])
     """
-    found: HeadStats = {name: {} for name in AUX}
+    stats: HeadStats = {name: {} for name in AUX}
     for layer, seen in _walk(task.read(model, batch, AUX)[1]):
-        entropy, largest = (seen[name] for name in AUX)
+        entropy, largest = seen["entropy"], seen["max_score"]
         reads = largest != -jnp.inf
-        found["entropy"][layer] = jnp.mean(entropy, axis=(0, 2), where=reads)
+        stats["entropy"][layer] = jnp.mean(entropy, axis=(0, 2), where=reads)
         # XLA's CPU loses NaN in a maximum.
         diverged = jnp.isnan(largest).any(axis=(0, 2))
-        found["max_score"][layer] = jnp.where(diverged, jnp.nan, jnp.max(largest, axis=(0, 2)))
-    return found
+        stats["max_score"][layer] = jnp.where(diverged, jnp.nan, jnp.max(largest, axis=(0, 2)))
+    return stats
 
 
 def describe_stats(step: int, stats: HeadStats) -> dict[str, Any]:
@@ -70,17 +70,17 @@ def read_heads(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int]
         ([3], ['blocks.0 head 0', 'blocks.0 head 1'], array([[1.5],
                [nan]]))
     """
-    found: dict[int, dict[str, float]] = {}
+    by_step: dict[int, dict[str, float]] = {}
     for line in lines:
         if line.get("split") == HEADS and name in line:
-            found[line["step"]] = {
+            by_step[line["step"]] = {
                 f"{layer} head {head}": math.nan if value is None else value
                 for layer, heads in line[name].items()
                 for head, value in enumerate(heads)
             }
-    steps = sorted(found)
-    names = list(dict.fromkeys(name for step in steps for name in found[step]))
-    values = [[found[step].get(name, math.nan) for step in steps] for name in names]
+    steps = sorted(by_step)
+    names = list(dict.fromkeys(name for step in steps for name in by_step[step]))
+    values = [[by_step[step].get(name, math.nan) for step in steps] for name in names]
     return steps, names, np.asarray(values, np.float64).reshape(len(names), len(steps))
 
 

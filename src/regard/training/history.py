@@ -74,6 +74,6 @@ def _join(steps: Sequence[int], values: Sequence[float]) -> np.ndarray:
 
 def _measure_rates(steps: Sequence[int], seconds: Sequence[float]) -> np.ndarray:
     """Return the steps per second of training between the logged steps; none where the clock stood still."""
-    gaps, took = np.diff(np.asarray(steps, float)), np.diff(np.asarray(seconds, float))
-    known = (took > 0) & (gaps > 0)
-    return np.asarray([np.asarray(steps)[1:][known], gaps[known] / took[known]], np.float32).reshape(2, -1)
+    gaps, spans = np.diff(np.asarray(steps, float)), np.diff(np.asarray(seconds, float))
+    timed = (spans > 0) & (gaps > 0)
+    return np.asarray([np.asarray(steps)[1:][timed], gaps[timed] / spans[timed]], np.float32).reshape(2, -1)

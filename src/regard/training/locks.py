@@ -43,7 +43,7 @@ def demand_free(directory: Path) -> None:
 @contextmanager
 def _hold(directory: Path) -> Iterator[None]:
     """Hold the lock in this process."""
-    missing = [one for one in (directory, *directory.parents) if not one.exists()]
+    missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     lock = FileLock(directory.absolute() / LOCK, is_singleton=True)
     if lock.is_locked or not os.access(directory, os.W_OK):  # where nobody can write nothing is to be guarded
@@ -66,8 +66,8 @@ def _hold(directory: Path) -> Iterator[None]:
                 (directory / name).unlink()
         lock.release()
         with suppress(OSError):
-            for one in missing:
-                one.rmdir()  # if nothing was written
+            for folder in missing:
+                folder.rmdir()  # if nothing was written
 
 
 def _read_holder(directory: Path) -> str:

@@ -83,9 +83,9 @@ class DivergenceError(FloatingPointError):
     """
 
     def __init__(self, metric: str, value: float, step: int, last_good: Path | None):
-        kept = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint had been saved yet"
+        last = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint had been saved yet"
         super().__init__(
-            f"{metric} is {value} at step {step}; {kept}. A smaller --learning-rate may help, or --nan skip,"
+            f"{metric} is {value} at step {step}; {last}. A smaller --learning-rate may help, or --nan skip,"
             " which leaves single updates that are not finite out."
         )
         self.metric = metric
@@ -141,12 +141,12 @@ def train(
 def _prepare(session: "_Session", deployment: Deployment | None) -> Callable[[Callable[[], bool]], Outcome]:
     """Make ready to train a run whose lock is held; everything that steps need is compiled here."""
     run = session.run
-    kept = processes.everyone(run.task.keep)
+    kept_files = processes.everyone(run.task.keep)
     program = make_program(run.task, run.seed, deployment)
     places = None if deployment is None else deployment.divide_state(program.shapes)
     state = checkpoints.fit(run.start, program.shapes, places=places) if run.start else program.start()
-    processes.demand_same("run", run.describe(kept))
-    processes.alone(lambda: run.begin(kept))
+    processes.demand_same("run", run.describe(kept_files))
+    processes.alone(lambda: run.begin(kept_files))
     processes.everyone(run.demand_begun)
     num_devices = 1 if deployment is None else deployment.mesh.size
     session.progress.began(

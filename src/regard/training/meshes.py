@@ -39,21 +39,21 @@ class MeshSpec:
             'fsdp=4,tensor=2'
         """
         sizes = self.sizes
-        given = math.prod(size for size in sizes.values() if size != REST)
+        product = math.prod(size for size in sizes.values() if size != REST)
         open_axis = next((axis for axis, size in sizes.items() if size == REST), None)
-        if open_axis and num_devices % given == 0:
-            return dataclasses.replace(self, **{open_axis: num_devices // given})
-        if open_axis or given != num_devices:
+        if open_axis and num_devices % product == 0:
+            return dataclasses.replace(self, **{open_axis: num_devices // product})
+        if open_axis or product != num_devices:
             needed = f"a divisor of {num_devices}" if open_axis else f"{num_devices}"
             fitting = (
-                axis for axis, size in sizes.items() if not open_axis and num_devices % (given // size) == 0
+                axis for axis, size in sizes.items() if not open_axis and num_devices % (product // size) == 0
             )
             count = "1 device" if num_devices == 1 else f"{num_devices} devices"
             tried = num_devices == 1 and not open_axis
-            hint = f"; to try it on a CPU, set JAX_NUM_CPU_DEVICES={given}" if tried else ""
+            hint = f"; to try it on a CPU, set JAX_NUM_CPU_DEVICES={product}" if tried else ""
             raise ValueError(
                 f"mesh: expected sizes that multiply to {needed}, as there are {count}; got "
-                f"{self}, which is {given}; {next(fitting, 'data')}=* takes what is there{hint}"
+                f"{self}, which is {product}; {next(fitting, 'data')}=* takes what is there{hint}"
             )
         return self
 
@@ -96,14 +96,14 @@ def read_mesh(text: str) -> MeshSpec:
         raise TypeError(f"mesh: expected text such as data=2,tensor=4; got {text!r}")
     sizes: dict[str, int] = {}
     for part in text.split(","):
-        given, equals, size = (word.strip() for word in part.partition("="))
-        axis = OTHER_NAMES.get(given, given)
+        name, equals, size = map(str.strip, part.partition("="))
+        axis = OTHER_NAMES.get(name, name)
         if not equals:
             raise ValueError(f"mesh: expected axes with sizes, such as data=2,tensor=4; got {part!r}")
         if axis not in MeshSpec().sizes:
-            near = difflib.get_close_matches(given, [*MeshSpec().sizes, *OTHER_NAMES], n=1)
+            near = difflib.get_close_matches(name, [*MeshSpec().sizes, *OTHER_NAMES], n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"mesh: expected axes data, fsdp, sequence and tensor, got {given!r}{hint}")
+            raise ValueError(f"mesh: expected axes data, fsdp, sequence and tensor, got {name!r}{hint}")
         if axis in sizes:
             raise ValueError(f"mesh: expected every axis once, got {axis} twice in {text!r}")
         if size in ("*", str(REST)):

@@ -44,11 +44,11 @@ def read(path: Path) -> list[Line]:
 def cut(path: Path, last_step: int) -> int:
     """Drop the lines after `last_step` by replacing the file in one move; return how many were dropped."""
     lines = read(path)
-    kept = [line for line in lines if line["step"] <= last_step]
+    earlier = [line for line in lines if line["step"] <= last_step]
     if path.exists():
-        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in kept)
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in earlier)
         replace_text(path, text)
-    return len(lines) - len(kept)
+    return len(lines) - len(earlier)
 
 
 def columns(lines: Iterable[Line], name: str) -> tuple[list[int], list[float]]:

@@ -141,11 +141,11 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
         parts = jax.tree.map(lambda rows: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1), batch)
 
         def add(total: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
-            found = differentiate(params, divide(part[0]), jax.random.fold_in(rng, part[1]))
-            return jax.tree.map(lambda one, other: one + other / count, total, found), None
+            terms = differentiate(params, divide(part[0]), jax.random.fold_in(rng, part[1]))
+            return jax.tree.map(lambda partial_sum, term: partial_sum + term / count, total, terms), None
 
-        shapes = jax.eval_shape(differentiate, params, jax.tree.map(lambda rows: rows[0], parts), rng)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), shapes)
+        term_shapes = jax.eval_shape(differentiate, params, jax.tree.map(lambda rows: rows[0], parts), rng)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), term_shapes)
         return jax.lax.scan(add, zeros, (parts, jnp.arange(count)))[0]
 
     def update(state: State, index: jax.Array, fed: Any = ()) -> tuple[State, Metrics]:

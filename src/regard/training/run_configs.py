@@ -25,9 +25,9 @@ def describe_store(directory: Path) -> str | None:
         >>> describe_store(Path("out/copy"))
     """
     # A path has one slash where the address had two; one letter is a drive of Windows.
-    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?:/|$)(.*)", directory.as_posix())
-    return found and (
-        f"{found[1]}://{found[2]} is the address of an object store, and runs lie in folders: give a local "
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?:/|$)(.*)", directory.as_posix())
+    return match and (
+        f"{match[1]}://{match[2]} is the address of an object store, and runs lie in folders: give a local "
         "one and copy it there or back, or mount the bucket and give the folder where it is mounted"
     )
 

@@ -156,14 +156,14 @@ class Run:
                 "system that all processes share"
             )
 
-    def _describe(self, kept: Mapping[str, str]) -> dict[str, Any]:
+    def _describe(self, kept_files: Mapping[str, str]) -> dict[str, Any]:
         """Return the contents of config.json."""
         return {
             "format": FORMAT,
             "task": self.task.name,
             "seed": self.seed,
             "settings": tasks.to_settings(self.task),
-            "kept": _digest(kept),
+            "kept": _digest(kept_files),
             "mesh": self.mesh,
             "continued_from": None if self.source is None else str(self.source),
             "versions": read_versions(),
@@ -176,7 +176,7 @@ class _Config(NamedTuple):
     task: tasks.Task
     seed: int
     versions: dict[str, str]
-    kept: dict[str, str]  # digests of the files that the task keeps, by name
+    digests: dict[str, str]  # of the files that the task keeps, by name
     continued_from: str | None
 
 
@@ -239,8 +239,8 @@ def open_run(
                 f"{directory} was to start from {existing.continued_from} and has no checkpoint of its own "
                 f"yet; give --resume {existing.continued_from}, or --force to start from nothing"
             )
-        kept = None if existing is None or own is None else _read_kept(directory, existing)
-        return Run(directory, task.restore(kept), seed, own, note=note, damaged=tuple(damaged), **options)
+        files = None if existing is None or own is None else _read_kept(directory, existing)
+        return Run(directory, task.restore(files), seed, own, note=note, damaged=tuple(damaged), **options)
     branch = _open_branch(directory, task, seed, read_path("resume", resume), check)
     return dataclasses.replace(branch, **options)
 
@@ -295,17 +295,17 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
 
 def _read_kept(directory: Path, config: _Config) -> dict[str, str]:
     """Return the files that the task of a run keeps, text by name; none for a missing one."""
-    kept = {}
+    kept_files = {}
     for path in (directory / name for name in config.task.keeps):
         if path.is_file():
             try:
-                kept[path.name] = path.read_bytes().decode()
+                kept_files[path.name] = path.read_bytes().decode()
             except (OSError, UnicodeError) as error:
                 raise RunError(f"{path} cannot be read ({error}); bring it back as it was") from error
-    for name, digest in _digest(kept).items():
-        if config.kept.get(name, digest) != digest:
+    for name, digest in _digest(kept_files).items():
+        if config.digests.get(name, digest) != digest:
             raise RunError(f"{directory / name} is not what this run began with; bring it back as it was")
-    return kept
+    return kept_files
 
 
 def _digest(texts: Mapping[str, str]) -> dict[str, str]:
@@ -315,14 +315,14 @@ def _digest(texts: Mapping[str, str]) -> dict[str, str]:
 
 def _date_checkpoints(directory: Path) -> dict[Path, int]:
     """Return the times at which the checkpoints of a run directory were written, by path."""
-    found = checkpoints.list_checkpoints(directory / "checkpoints")
-    return {path: path.stat().st_mtime_ns for path in found}
+    paths = checkpoints.list_checkpoints(directory / "checkpoints")
+    return {path: path.stat().st_mtime_ns for path in paths}
 
 
 def _read_config(directory: Path) -> _Config | None:
     """Read config.json; None for a missing or empty directory, an error for anything but a run."""
-    if told := describe_store(directory):
-        raise RunError(told)
+    if refusal := describe_store(directory):
+        raise RunError(refusal)
     if not directory.exists():
         return None
     if not directory.is_dir():
@@ -352,16 +352,15 @@ def _read_config(directory: Path) -> _Config | None:
 
 
 def _demand_same(
-    directory: Path, found: _Config, task: tasks.Task, seed: int, remedy: str, free: tuple[str, ...] = ()
+    directory: Path, config: _Config, task: tasks.Task, seed: int, remedy: str, free: tuple[str, ...] = ()
 ) -> None:
     """Raise with every setting, but for the free ones, in which a run differs from the one asked for."""
-    there, asked = (
-        flatten_dict({"task": one.name, "seed": number, **tasks.to_settings(one)}, sep=".")
-        for one, number in ((found.task, found.seed), (task, seed))
-    )
+    saved = {"task": config.task.name, "seed": config.seed, **tasks.to_settings(config.task)}
+    wanted = {"task": task.name, "seed": seed, **tasks.to_settings(task)}
+    there, asked = flatten_dict(saved, sep="."), flatten_dict(wanted, sep=".")
     differences = [
         f"  {name}: it has {there.get(name)!r}, asked for {asked.get(name)!r}"
-        for name in (asked | there if found.task.name == task.name else ["task"])
+        for name in (asked | there if config.task.name == task.name else ["task"])
         if there.get(name) != asked.get(name) and not name.startswith(free)
     ]
     if differences:
@@ -381,8 +380,8 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, check
         raise RunError(f"--resume {path} is inside --out; to go on in place, leave --resume out")
     free = ("optimization.", "cadence.", "seed")
     _demand_same(source, config, task, seed, "ask for the same data and model", free)
-    found = checkpoints.load(path, check=check) if path != source else None
-    start = found or checkpoints.load_newest(source / "checkpoints", check=check)[0]
+    checkpoint = checkpoints.load(path, check=check) if path != source else None
+    start = checkpoint or checkpoints.load_newest(source / "checkpoints", check=check)[0]
     if start is None:
         raise RunError(f"--resume {path} has no checkpoint yet")
     steps = task.optimization.steps

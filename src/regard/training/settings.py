@@ -53,8 +53,8 @@ class Settings:
     def _demand(self, holds: bool, rule: str, *names: str) -> None:
         """Raise a ValueError that tells the rule and these settings, unless it holds."""
         if not holds:
-            found = " and ".join(f"{name}={getattr(self, name)}" for name in names)
-            raise ValueError(f"{rule}, got {found}")
+            assignments = " and ".join(f"{name}={getattr(self, name)}" for name in names)
+            raise ValueError(f"{rule}, got {assignments}")
 
 
 @dataclass(frozen=True)

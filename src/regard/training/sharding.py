@@ -172,8 +172,8 @@ class Deployment:
         """Return the bytes of a state's arrays on one device, and in all."""
         shapes, places = jax.tree.leaves(state), jax.tree.leaves(self.divide_state(state))
         own = [
-            math.prod(place.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-            for leaf, place in zip(shapes, places, strict=True)
+            math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+            for leaf, sharding in zip(shapes, places, strict=True)
         ]
         return sum(own), sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
 
@@ -194,26 +194,26 @@ def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value")
 
 
-def _place_as_used(array: jax.Array, used: NamedSharding, kept: NamedSharding) -> jax.Array:
-    return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(array, kept), used)
+def _place_as_used(array: jax.Array, used: NamedSharding, stored: NamedSharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(array, stored), used)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _gather(array: jax.Array, used: NamedSharding, kept: NamedSharding) -> jax.Array:
-    """Place an array as it is used and its gradient as it is kept: the plain rule would gather that, too."""
-    return _place_as_used(array, used, kept)
+def _gather(array: jax.Array, used: NamedSharding, stored: NamedSharding) -> jax.Array:
+    """Place an array as used and its gradient as stored: the plain rule would gather that, too."""
+    return _place_as_used(array, used, stored)
 
 
-def _gather_forward(array: jax.Array, used: NamedSharding, kept: NamedSharding) -> tuple[jax.Array, None]:
-    return _place_as_used(array, used, kept), None
+def _gather_forward(array: jax.Array, used: NamedSharding, stored: NamedSharding) -> tuple[jax.Array, None]:
+    return _place_as_used(array, used, stored), None
 
 
 def _gather_backward(
-    used: NamedSharding, kept: NamedSharding, _: None, cotangent: jax.Array
+    used: NamedSharding, stored: NamedSharding, _: None, cotangent: jax.Array
 ) -> tuple[jax.Array]:
-    # In two steps, lest the compiler divide the layer's inputs as the gradient is kept.
+    # In two steps, lest the compiler divide the layer's inputs as the gradient is stored.
     whole = jax.lax.with_sharding_constraint(cotangent, used)
-    return (jax.lax.with_sharding_constraint(whole, kept),)
+    return (jax.lax.with_sharding_constraint(whole, stored),)
 
 
 _gather.defvjp(_gather_forward, _gather_backward)

@@ -117,11 +117,9 @@ def open_tokens(
         return {"facts": facts, "overlap": overlap, "skipped": list(sides[0].skipped)}
 
     folder, record = keep(key, inputs, make)
-    training, held_out = (
-        TokenFile(folder / name, dtype, count)
-        for name, count in zip(SIDES, record["facts"]["tokens"], strict=True)
-    )
-    return Tokens(training, held_out, **record)
+    counts = record["facts"]["tokens"]
+    sides = [TokenFile(folder / name, dtype, count) for name, count in zip(SIDES, counts, strict=True)]
+    return Tokens(sides[0], sides[1], **record)
 
 
 def keep(
@@ -217,10 +215,10 @@ def _digest(text: str) -> str:
 def _read_record(folder: Path, inputs: str) -> dict[str, Any] | None:
     """Read the record of a folder; None where there is none, one of other inputs, or a file cut short."""
     try:
-        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        stored = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.name != RECORD}
-        whole = (found["inputs"], found["sizes"]) == (inputs, sizes)
-        return found["record"] if whole and _is_sound(**found["record"]) else None
+        whole = (stored["inputs"], stored["sizes"]) == (inputs, sizes)
+        return stored["record"] if whole and _is_sound(**stored["record"]) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -238,5 +236,5 @@ def _is_sound(facts: Any, overlap: Any, skipped: Any) -> bool:
     )
 
 
-def _is_list_of(found: Any, kind: type) -> bool:
-    return isinstance(found, list) and all(type(entry) is kind for entry in found)
+def _is_list_of(entries: Any, kind: type) -> bool:
+    return isinstance(entries, list) and all(type(entry) is kind for entry in entries)

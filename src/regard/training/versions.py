@@ -9,8 +9,8 @@ PACKAGES = ("regard", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "num
 
 def read_versions() -> dict[str, str]:
     """Return the versions that decide the bits of a run."""
-    found = {package: find_version(package) for package in PACKAGES}
-    return {"python": platform.python_version()} | {name: one for name, one in found.items() if one}
+    installed = {package: version for package in PACKAGES if (version := find_version(package))}
+    return {"python": platform.python_version()} | installed
 
 
 def find_version(package: str) -> str | None:

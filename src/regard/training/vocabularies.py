@@ -85,8 +85,8 @@ class PairVocabulary(ByteVocabulary):
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[Int[np.ndarray, " T"]]:
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, np.int32) for encoding in found]
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
 
 def train_pairs(documents: Iterable[str], vocab_size: int) -> PairVocabulary:

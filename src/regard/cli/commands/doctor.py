@@ -59,8 +59,8 @@ class Doctor(Command):
             console.note("backend", f"{name}: {answer}")
         console.note("costs", facts["costs"])
         for name, entry in facts["optional"].items():
-            found = entry["version"] or f"not installed; for {entry['gives']}: {entry['install']}"
-            console.note("optional", f"{name} {found}")
+            status = entry["version"] or f"not installed; for {entry['gives']}: {entry['install']}"
+            console.note("optional", f"{name} {status}")
         for name, value in facts["settings"].items():
             console.note("setting", f"{name}={value}")
         return 0

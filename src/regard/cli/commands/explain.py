@@ -45,12 +45,12 @@ class Explain(Command):
 
         from regard import explain, masks
 
-        query, key, value = (jax.ShapeDtypeStruct(s, self.dtype) for s in (shape, key_shape, value_shape))
+        arrays = [jax.ShapeDtypeStruct(s, self.dtype) for s in (shape, key_shape, value_shape)]
         offset = self.query_offset
         try:
             with jax.enable_x64(self.dtype == "float64"), expected_errors():
                 mask = masks.parse(self.mask) if self.mask else None
-                report = explain(query, key, value, mask=mask, query_offset=offset, backend=self.backend)
+                report = explain(*arrays, mask=mask, query_offset=offset, backend=self.backend)
                 console.say(str(report))
                 computes = report.computes and str(report.computes)
                 console.emit("explanation", **dataclasses.asdict(report) | {"computes": computes})

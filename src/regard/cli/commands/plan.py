@@ -95,8 +95,8 @@ class Plan(Command):
         from regard.planning import plan
 
         same = ("length", "heads", "devices", "chip", "key_heads", "width", "batch", "dtype", "backward")
-        given = {name: getattr(self, name) for name in same if getattr(self, name) is not None}
-        report = plan(**given, mask=masks.parse(self.mask) if self.mask else None, **self._choose_sizes())
+        flags = {name: getattr(self, name) for name in same if getattr(self, name) is not None}
+        report = plan(**flags, mask=masks.parse(self.mask) if self.mask else None, **self._choose_sizes())
         values = report.as_json(top)
         meshes = values.pop("meshes")
         console.emit("plan", **values)
@@ -106,8 +106,8 @@ class Plan(Command):
             console.note(label, text)
         console.say()
         console.say(_tabulate(report, top))
-        if (left := len(report.ranking) - top) > 0:
-            console.say(f"and {left} more: --top {len(report.ranking)}")
+        if (more := len(report.ranking) - top) > 0:
+            console.say(f"and {more} more: --top {len(report.ranking)}")
         console.say("\nassumed")
         for label, text in report.assumed():
             console.note(label, text)
@@ -118,9 +118,9 @@ class Plan(Command):
         from regard.models import preset
         from regard.planning import plan_step
 
-        given = [name for name in ALONE if getattr(self, name) not in (None, False)]
-        if given:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        names = [name for name in ALONE if getattr(self, name) not in (None, False)]
+        if names:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
             raise UsageError(f"--model plans a whole training step; leave out {flags}, for attention alone")
         name, _, changes = model.partition(",")
         try:
@@ -217,6 +217,6 @@ def _tabulate(report: Report, top: int) -> Table:
         times = {name: getattr(item, f"{name}_seconds") for name in ("compute", "travel", "exchange")}
         parts = ", ".join(f"{name} {spell_seconds(seconds)}" for name, seconds in times.items())
         sizes = f"{scaled(item.memory_bytes, 'B')} held, {scaled(item.all_bytes, 'B')} sent"
-        place = f"{name_mesh(item)} {item.candidate.layout}: {report.explain_loss(item)}"
-        table.add_row(spell_seconds(item.seconds), f"{place}\n{parts}; {sizes}")
+        mesh = f"{name_mesh(item)} {item.candidate.layout}: {report.explain_loss(item)}"
+        table.add_row(spell_seconds(item.seconds), f"{mesh}\n{parts}; {sizes}")
     return table

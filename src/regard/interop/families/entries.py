@@ -68,7 +68,7 @@ class Entries(Mapping[str, Any]):
         return {
             name: value
             for name, value in self._values.items()
-            if name not in self._seen and not any(value is one or value == one for one in empty)
+            if name not in self._seen and not any(value is blank or value == blank for blank in empty)
         }
 
 

@@ -111,8 +111,8 @@ class Family:
             },
         }
         fields |= self.read_more(settings, fields, length)
-        known = {*HARMLESS, *self.harmless, *self.assumed}
-        unread = {name: value for name, value in settings.list_unread().items() if name not in known}
+        harmless = {*HARMLESS, *self.harmless, *self.assumed}
+        unread = {name: value for name, value in settings.list_unread().items() if name not in harmless}
         refuse_unread(self.kind, unread)
         return TransformerConfig(**fields)
 

@@ -68,14 +68,14 @@ class GptOss(Llama):
     head_dim = 64
 
     def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
-        found = super().read_more(settings, fields, length)
+        inherited = super().read_more(settings, fields, length)
         # As the first release says them once more.
         demand_same(settings, "experts_per_token", fields["experts_per_token"], "num_experts_per_tok")
-        trained = getattr(found["rotary_scaling"], "trained_length", fields["max_length"])
+        trained = getattr(inherited["rotary_scaling"], "trained_length", fields["max_length"])
         demand_same(settings, "initial_context_length", trained, "the rotary rule")
         sliding = [layer % 2 == 0 for layer in range(fields["num_layers"])]
         return {
-            **found,
+            **inherited,
             "gate_limit": read_number("swiglu_limit", settings.get("swiglu_limit", 7.0)),
             "windows": read_windows(settings, settings.get("sliding_window", 128), sliding),
         }
@@ -86,8 +86,8 @@ class GptOss(Llama):
 
     def read_positions(self, settings: Settings, *sizes: Any) -> dict[str, Any]:
         says = any(settings.get(name) for name in ("rope_parameters", "rope_scaling"))
-        given = settings if says else {"rope_theta": settings.get("rope_theta"), "rope_scaling": _YARN}
-        return read_rotary(given, *sizes, default_base=150_000.0)
+        rope = settings if says else {"rope_theta": settings.get("rope_theta"), "rope_scaling": _YARN}
+        return read_rotary(rope, *sizes, default_base=150_000.0)
 
     def unpack(self, weights: WeightFiles) -> WeightFiles:
         return _Unpacked(weights)

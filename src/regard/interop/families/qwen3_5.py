@@ -111,14 +111,14 @@ class Qwen35(Llama):
             ),
             *(
                 pair
-                for place, name in enumerate(("query", "key", "value"))
+                for index, name in enumerate(("query", "key", "value"))
                 for pair in (
                     Pair(
                         f"{_STORED}.in_proj_qkv.weight",
                         f"{_DELTA}.{name}_projection.kernel",
-                        take_span(place, spans),
+                        take_span(index, spans),
                     ),
-                    Pair(f"{_STORED}.conv1d.weight", f"{_DELTA}.{name}_taps", take_taps(place, spans)),
+                    Pair(f"{_STORED}.conv1d.weight", f"{_DELTA}.{name}_taps", take_taps(index, spans)),
                 )
             ),
             *(

@@ -34,33 +34,33 @@ def read_rotary(
     """Return the rotary fields; `length` is the number of tokens to serve, which "dynamic" depends on."""
 
     def read_rule(name: str) -> dict[str, Any]:
-        given = settings.get(name) or {}
-        if not isinstance(given, Mapping):
-            raise ValueError(f"{name}: expected an object with rope_type and its numbers, got {given!r}")
-        if any(isinstance(value, Mapping) for value in given.values()):
+        rule = settings.get(name) or {}
+        if not isinstance(rule, Mapping):
+            raise ValueError(f"{name}: expected an object with rope_type and its numbers, got {rule!r}")
+        if any(isinstance(value, Mapping) for value in rule.values()):
             raise ValueError(f"{name}: expected one rule for all layers, got one per kind of layer")
-        rules = Entries(given)
-        base = _read_once(settings, rules, "rope_theta", default_base)
-        scaling = _read_scaling(settings, rules, max_length, length)
-        share = _read_once(settings, rules, "partial_rotary_factor", 1.0)
+        entries = Entries(rule)
+        base = _read_once(settings, entries, "rope_theta", default_base)
+        scaling = _read_scaling(settings, entries, max_length, length)
+        share = _read_once(settings, entries, "partial_rotary_factor", 1.0)
         # With the rule "default", transformers passes over it in every family here; with another, it fails.
         if scaling is not None and share != 1:
             raise ValueError(
                 "partial_rotary_factor: expected 1, or no such entry, with a rule other than default; got"
                 f" {share}; heads are turned whole in this family: take it out"
             )
-        unread = {f"{name}.{key}": value for key, value in rules.list_unread().items()}
+        unread = {f"{name}.{key}": value for key, value in entries.list_unread().items()}
         refuse_unread("rotary positions", unread)
         return {"rotary_base": base, "rotary_scaling": scaling}
 
     names = ("rope_parameters", "rope_scaling")
-    found = [read_rule(name) for name in names if settings.get(name)] or [read_rule(names[0])]
-    if found[0] != found[-1]:
+    rules = [read_rule(name) for name in names if settings.get(name)] or [read_rule(names[0])]
+    if rules[0] != rules[-1]:
         raise ValueError(
             "rope_scaling: expected the same rule as in rope_parameters, where both are given; got"
             f" {settings['rope_scaling']} beside {settings['rope_parameters']}; leave out the wrong one"
         )
-    return found[0]
+    return rules[0]
 
 
 def read_rotary_by_kind(
@@ -73,17 +73,17 @@ def read_rotary_by_kind(
     rules = settings.get("rope_parameters") or {}
     if not isinstance(rules, Mapping) or not {*rules} <= {*bases}:
         raise ValueError(f"rope_parameters: expected a rule for each of {', '.join(bases)}, got {rules!r}")
-    scaling, found = {FULL: settings.get("rope_scaling")}, {}
+    scaling, by_kind = {FULL: settings.get("rope_scaling")}, {}
     for kind, (name, default) in bases.items():
         base = settings.get(name)
-        known = {
+        entries = {
             "rope_parameters": rules.get(kind),
             "rope_scaling": scaling.get(kind),
             "rope_theta": None if base is None else read_number(name, base),
             "partial_rotary_factor": settings.get("partial_rotary_factor"),
         }
-        found[kind] = read_rotary(known, *sizes, default_base=default)
-    full, sliding = found[FULL], found[SLIDING]
+        by_kind[kind] = read_rotary(entries, *sizes, default_base=default)
+    full, sliding = by_kind[FULL], by_kind[SLIDING]
     if sliding["rotary_scaling"] is not None:
         raise ValueError(
             f"rope_parameters: expected rope_type default for {SLIDING}, got {rules!r}; not supported"
@@ -109,7 +109,7 @@ def _read_scaling(
             # Its frequencies follow the length at hand, and the length it starts to act at is this one.
             return DynamicNTK(_number(rules, "factor"), max_length, max_length if length is None else length)
         case "llama3":
-            low, high = (_number(rules, f"{end}_freq_factor") for end in ("low", "high"))
+            low, high = _number(rules, "low_freq_factor"), _number(rules, "high_freq_factor")
             return Llama3(_number(rules, "factor"), trained, low, high)
         case "yarn":
             factor = read_number("rope_scaling.factor", rules.get("factor") or max_length / trained)
@@ -126,13 +126,13 @@ def _read_scaling(
 
 def _read_once(settings: Mapping[str, Any], rules: Mapping[str, Any], name: str, default: float) -> float:
     """Return a number that config.json holds beside its rule or in it."""
-    found = [where[name] for where in (rules, settings) if where.get(name) is not None] or [default]
-    if found[0] != found[-1]:
+    stated = [where[name] for where in (rules, settings) if where.get(name) is not None] or [default]
+    if stated[0] != stated[-1]:
         raise ValueError(
-            f"{name}: expected one number, got {found[0]!r} in the rotary rule and {found[1]!r} beside it;"
+            f"{name}: expected one number, got {stated[0]!r} in the rotary rule and {stated[1]!r} beside it;"
             " leave out the wrong one"
         )
-    return read_number(name, found[0])
+    return read_number(name, stated[0])
 
 
 def _number(rules: Mapping[str, Any], name: str) -> float:
@@ -150,8 +150,8 @@ def _read_sharpness(rules: Mapping[str, Any], factor: float) -> float | None:
         return read_number("rope_scaling.attention_factor", rules["attention_factor"])
     if not all(parts):
         return None
-    over, under = (0.1 * read_number("rope_scaling.mscale", part) * math.log(factor) + 1 for part in parts)
-    return over / under
+    scales = [0.1 * read_number("rope_scaling.mscale", part) * math.log(factor) + 1 for part in parts]
+    return scales[0] / scales[1]
 
 
 def write_rotary(config: TransformerConfig) -> dict[str, Any]:

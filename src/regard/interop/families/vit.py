@@ -75,10 +75,10 @@ class ViT(Family):
     )
 
     def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
-        image, patch, channels = (settings.get(name, value) for name, value in self.assumed.items())
-        patch, image = _sides("patch_size", patch), _sides("image_size", image)
+        sizes = {name: settings.get(name, value) for name, value in self.assumed.items()}
+        patch, image = _sides("patch_size", sizes["patch_size"]), _sides("image_size", sizes["image_size"])
         return {
-            "input_width": patch[0] * patch[1] * channels,
+            "input_width": patch[0] * patch[1] * sizes["num_channels"],
             "max_length": (image[0] // patch[0]) * (image[1] // patch[1]) + 1,
         }
 
@@ -88,8 +88,7 @@ def _sides(name: str, size: Any) -> tuple[int, int]:
     sides = [*size] if isinstance(size, (list, tuple)) else [size, size]
     if len(sides) != 2:
         raise ValueError(f"{name}: expected one number, or height and width; got {size!r}")
-    height, width = (whole_number(name, side, 1) for side in sides)
-    return height, width
+    return whole_number(name, sides[0], 1), whole_number(name, sides[1], 1)
 
 
 def cut_patches(

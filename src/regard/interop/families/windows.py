@@ -27,7 +27,7 @@ def read_windows(settings: Settings, window: int | None, sliding: list[bool]) ->
     Raises:
         ValueError: `layer_types` of an unknown kind, or not one for each layer.
     """
-    names = settings.get("layer_types") or [SLIDING if one else FULL for one in sliding]
+    names = settings.get("layer_types") or [SLIDING if slides else FULL for slides in sliding]
     unknown = sorted({*names} - {FULL, SLIDING})
     if unknown:
         raise ValueError(

@@ -99,8 +99,8 @@ def load_tasks(names: str) -> None:
         if not own:
             raise ValueError(f"REGARD_TASKS: expected a subclass of Task with a name in {name}, got none")
         for task in own:
-            known = TASKS.setdefault(task.name, task)
-            if (known.__module__, known.__qualname__) != (task.__module__, task.__qualname__):
+            registered = TASKS.setdefault(task.name, task)
+            if (registered.__module__, registered.__qualname__) != (task.__module__, task.__qualname__):
                 raise ValueError(f"REGARD_TASKS: the name {task.name!r} of {name} is taken; choose another")
 
 
@@ -142,9 +142,9 @@ def _import_module(name: str) -> Any:
 
 def _list_subclasses(kind: type[Task]) -> Iterator[type[Task]]:
     """Yield the subclasses of a class, theirs too."""
-    for one in kind.__subclasses__():
-        yield one
-        yield from _list_subclasses(one)
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _list_subclasses(subclass)
 
 
 def shrink(task: Task) -> Task:
@@ -215,18 +215,18 @@ def _revive(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         return _rebuild(kind, value, where)
     if origin in (Union, UnionType):
-        for one in inner:
+        for hint in inner:
             with contextlib.suppress(ValueError):
-                return _revive(one, value, where)
+                return _revive(hint, value, where)
     elif origin is tuple and isinstance(value, list):
-        kinds = inner[:1] * len(value) if inner[1:] == (...,) else inner or (Any,) * len(value)
-        if len(kinds) == len(value):
-            return tuple(_revive(one, entry, where) for one, entry in zip(kinds, value, strict=True))
+        hints = inner[:1] * len(value) if inner[1:] == (...,) else inner or (Any,) * len(value)
+        if len(hints) == len(value):
+            return tuple(_revive(hint, entry, where) for hint, entry in zip(hints, value, strict=True))
     elif origin in (list, Sequence) and isinstance(value, list) and inner:
         return [_revive(inner[0], entry, where) for entry in value]
     elif origin in (dict, Mapping) and isinstance(value, dict) and inner:
-        key, one = inner
-        return {_revive(key, name, where): _revive(one, entry, where) for name, entry in value.items()}
+        key_hint, hint = inner
+        return {_revive(key_hint, name, where): _revive(hint, entry, where) for name, entry in value.items()}
     elif value in inner if origin is Literal else kind is Any or _is_of(origin, value):
         return value
     raise ValueError(f"{where} must be {kind if inner else getattr(kind, '__name__', kind)}, got {value!r}")

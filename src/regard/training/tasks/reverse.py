@@ -71,11 +71,11 @@ class Reverse(SyntheticTask):
         tokens = jax.random.randint(token_rng, (batch_size, longest), 0, self.vocab_size)
         source = jnp.where(jnp.arange(longest)[None] < lengths[:, None], tokens, self.pad_token)
         # The tokens backwards, then the end mark, then padding: one longer than the source.
-        place = jnp.arange(longest + 1)[None]
-        backwards = jnp.clip(lengths[:, None] - 1 - place, 0, longest - 1)
+        positions = jnp.arange(longest + 1)[None]
+        backwards = jnp.clip(lengths[:, None] - 1 - positions, 0, longest - 1)
         tokens = jnp.take_along_axis(source, backwards, axis=1)
-        marks = jnp.where(place == lengths[:, None], self.end_token, self.pad_token)
-        target = jnp.where(place < lengths[:, None], tokens, marks)
+        marks = jnp.where(positions == lengths[:, None], self.end_token, self.pad_token)
+        target = jnp.where(positions < lengths[:, None], tokens, marks)
         return {"source": source, "lengths": lengths, "target": target}
 
     def _shift(self, target: Int[Array, "B T"]) -> Int[Array, "B T"]:
@@ -84,8 +84,8 @@ class Reverse(SyntheticTask):
 
     def read(self, model: Any, batch: Batch, aux: tuple[str, ...] = ()) -> Any:
         """Compute logits with teacher forcing."""
-        lengths, given = batch["lengths"], self._shift(batch["target"])
-        return model(batch["source"], given, source_lengths=lengths, target_lengths=lengths + 1, aux=aux)
+        lengths, shifted = batch["lengths"], self._shift(batch["target"])
+        return model(batch["source"], shifted, source_lengths=lengths, target_lengths=lengths + 1, aux=aux)
 
     def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
         target = batch["target"]

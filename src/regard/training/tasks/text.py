@@ -113,19 +113,19 @@ class Text(Task):
     def documents(self) -> tuple[corpora.Documents, corpora.Documents]:
         """Training and held-out documents, found when first asked for: a loaded model does not need them."""
         if self.files:
-            found = corpora.read_documents(self.files, piece_bytes=self.document_bytes, report=self._report)
+            corpus = corpora.read_documents(self.files, piece_bytes=self.document_bytes, report=self._report)
         else:
-            found = corpora.Documents.of_texts(corpora.read_manual().values())
-        return corpora.split_documents(found, self.held_out_fraction, self.data_seed, self.held_out_bytes)
+            corpus = corpora.Documents.of_texts(corpora.read_manual().values())
+        return corpora.split_documents(corpus, self.held_out_fraction, self.data_seed, self.held_out_bytes)
 
     @functools.cached_property
     def vocabulary(self) -> vocabularies.ByteVocabulary:
         """Tokens; those of BPE as the run keeps them, trained on the training documents for a new run."""
         if self.vocab_size == NUM_BYTES:
             return vocabularies.ByteVocabulary()
-        known = self._recall(TOKENIZER)
-        if known is not None:
-            return vocabularies.PairVocabulary(known)
+        tokenizer = self._recall(TOKENIZER)
+        if tokenizer is not None:
+            return vocabularies.PairVocabulary(tokenizer)
         documents = self.documents[0]
         size = min(documents.num_bytes, LEARNED_BYTES)
         what = f"learning {self.vocab_size:,} strings of bytes from {corpora.describe_size(size)} of text"
@@ -144,9 +144,9 @@ class Text(Task):
                 f"length must be below the {len(tokens.training)} training tokens, got {self.length}; "
                 "ask for a shorter --length, or give more text"
             )
-        known = self._recall(FACTS)
-        if known is not None:
-            _demand_same_facts(known, tokens.facts)
+        facts = self._recall(FACTS)
+        if facts is not None:
+            _demand_same_facts(facts, tokens.facts)
         return tokens
 
     def prepare(self, report: ProgressHook) -> None:
@@ -183,7 +183,7 @@ class Text(Task):
 
     def fetch(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
         read, length = self.tokens.training.read, self.length
-        rows = np.stack([read(place, place + length + 1) for place in chosen.tolist()])
+        rows = np.stack([read(start, start + length + 1) for start in chosen.tolist()])
         return self._pack(rows[:, :-1], rows[:, 1:], np.ones((len(rows), length), bool))
 
     def _pack(self, inputs: np.ndarray, targets: np.ndarray, counted: np.ndarray) -> dict[str, np.ndarray]:
@@ -247,22 +247,20 @@ class Text(Task):
         return self.vocabulary.decode(written.rows()[0])
 
     def describe_data(self) -> dict[str, str]:
-        found, optimization, length = self.tokens, self.optimization, self.length
-        tokens = len(found.training) - 1
-        epochs = optimization.steps * optimization.batch_size * length / tokens
-        training, held_out = (
-            f"{count:,} documents of {size:,} bytes"
-            for count, size in zip(found.facts["documents"], found.facts["bytes"], strict=True)
-        )
+        tokens, optimization, length = self.tokens, self.optimization, self.length
+        num_tokens = len(tokens.training) - 1
+        epochs = optimization.steps * optimization.batch_size * length / num_tokens
+        describe = "{:,} documents of {:,} bytes".format
+        training, held_out = map(describe, tokens.facts["documents"], tokens.facts["bytes"])
         kind = (
             "bytes" if self.vocabulary.size == NUM_BYTES + 1 else f"{self.vocabulary.mark:,} strings of bytes"
         )
         return {
             "batch": f"{optimization.batch_size} rows of {length} tokens, {epochs:.1f} epochs in all",
-            "corpus": f"{training}; {tokens:,} tokens, which are {kind} and a mark"
-            f"{corpora.describe_skipped(found.skipped)}",
+            "corpus": f"{training}; {num_tokens:,} tokens, which are {kind} and a mark"
+            f"{corpora.describe_skipped(tokens.skipped)}",
             "held out": f"{held_out} in {len(self.held_out['inputs'])} rows; "
-            f"{found.overlap:.1%} of its lines stand in training documents too",
+            f"{tokens.overlap:.1%} of its lines stand in training documents too",
         }
 
     def example(self) -> Example:
@@ -354,14 +352,14 @@ def cut_windows(
 
 def _make_visible(text: str) -> str:
     """Make spaces and ends of lines visible, and write what fonts may lack as its code."""
-    known = {END_OF_DOCUMENT, *VISIBLE.values()}
+    symbols = {END_OF_DOCUMENT, *VISIBLE.values()}
     shown = (VISIBLE.get(letter, letter) for letter in text)
-    return "".join(s if s in known or s.isascii() else ascii(s)[1:-1] for s in shown)
+    return "".join(s if s in symbols or s.isascii() else ascii(s)[1:-1] for s in shown)
 
 
 def _average(sums: Metrics) -> tuple[jax.Array, Metrics]:
     """Return nats per token, bits per byte (marks cost bits and are no bytes), and the share right."""
-    tokens, size = (sums[name].astype(jnp.float32) for name in ("tokens", "bytes"))
+    tokens, size = sums["tokens"].astype(jnp.float32), sums["bytes"].astype(jnp.float32)
     loss = sums["nats"] / tokens
     right = sums["right"].astype(jnp.float32)
     # A row of nothing but marks has no bytes: its cost per byte is not infinite but of no interest.
