@@ -73,7 +73,7 @@ FOLDERS = {
     " explorer.tiles explorer.sites explorer.server explorer.live explorer traces.slices"
     " traces.calls traces.files traces.codec traces.predictions traces.stored traces.sequences"
     " traces.arrays traces.trace traces.owners traces.captures traces.padded traces"
-    " interventions observations layer_predictions recorders head_effects score_parts",
+    " interventions observations layer_predictions paths recorders head_effects score_parts",
     "interop": "arguments jax_nn flax equinox flex torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax"
     " onnx_ops weight_files weight_maps families.entries families.family families.windows families.rotary"
     " families.bert families.vit families.gpt2 families.llama families.mistral families.qwen families.gemma2"

@@ -79,9 +79,9 @@ def predict_layers(
     with watch(events.append):
         _, seen = model.trunk(ids, aux=("hidden",), **options)
     ran = [event.output.shape for event in events]
-    kept = [(1, call.heads, call.rows) for call in trace.calls]
-    if [shape[:3] for shape in ran] != kept:
-        raise ValueError(f"trace: expected calls of the shapes {ran}, as the model has them; got {kept}")
+    recorded = [(1, call.heads, call.rows) for call in trace.calls]
+    if [shape[:3] for shape in ran] != recorded:
+        raise ValueError(f"trace: expected calls of the shapes {ran}, as the model has them; got {recorded}")
     vocab_size = model.config.vocab_size or 1  # which a decoder always has
     count = min(whole_number("top_k", top_k, 1), vocab_size)
     named = None if targets is None else np.asarray(integers("targets", targets))
@@ -127,7 +127,7 @@ def read_streams(
         return model.predict(stream if norm is None else norm(stream)).astype(jnp.float32)
 
     tops = [jax.lax.top_k(jax.nn.softmax(predict(stream)), count) for stream in streams]
-    probabilities, tokens = (jnp.stack(parts) for parts in zip(*tops, strict=True))
+    probabilities, tokens = map(jnp.stack, zip(*tops, strict=True))
     logits = predict(streams[-1])
     targets = tokens[-1, :, 0] if targets is None else jnp.asarray(targets, jnp.int32)
     coming = jnp.take_along_axis(jax.nn.log_softmax(logits[:-1]), ids[1:, None], -1)[:, 0]
@@ -142,10 +142,10 @@ def name_tokens(reading: StreamReading, spell: Callable[[int], str]) -> Predicti
     """Return what was read with the tokens' texts, for people to read."""
     tokens, contributions = np.asarray(reading.tokens), reading.contributions
     named = np.concatenate([np.ravel(tokens), np.asarray(reading.targets)])
-    known, numbers = np.unique(named, return_inverse=True)
+    tokens_named, numbers = np.unique(named, return_inverse=True)
     numbers = numbers.astype(np.int32)
     return Predictions(
-        texts=tuple(spell(int(token)) for token in known),
+        texts=tuple(spell(int(token)) for token in tokens_named),
         tokens=numbers[: tokens.size].reshape(tokens.shape),
         probabilities=np.asarray(reading.probabilities),
         targets=numbers[tokens.size :],

@@ -255,6 +255,6 @@ def _find_largest(
         return totals[most], parts, jnp.stack([head, at[row], key], -1)
 
     blocks = jax.lax.map(read, jnp.arange(0, problem.T, size))
-    totals, parts, cells = (array.reshape((-1, *array.shape[2:])) for array in blocks)
-    most = jax.lax.top_k(jnp.abs(totals), min(count, totals.size))[1]
-    return totals[most], parts[most], cells[most]
+    joined = [array.reshape((-1, *array.shape[2:])) for array in blocks]
+    most = jax.lax.top_k(jnp.abs(joined[0]), min(count, joined[0].size))[1]
+    return joined[0][most], joined[1][most], joined[2][most]

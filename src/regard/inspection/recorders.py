@@ -76,17 +76,17 @@ class Recorder:
             raise ValueError(f"tokens: expected at least one, with ids, got {tokens!r}")
         ids = self._pad(tokens.ids)
         shares = self._share_cuts(cut, by)
-        found, reading = jax.device_get(self._run(self._state, ids, np.full(1, count, np.int32), shares))
+        observed, reading = jax.device_get(self._run(self._state, ids, np.full(1, count, np.int32), shares))
         about = self._events[ids.shape[1]]
         layers = number_layers([name for name, _ in about])
         calls = []
-        for (problem, rows), (name, event), layer in zip(found, about, layers, strict=True):
+        for (problem, rows), (name, event), layer in zip(observed, about, layers, strict=True):
             rows = {key: row[0] for key, row in rows.items()}
             owner = self._modules.get(name)
             # That of the event has no numbers, as it was traced.
             projection = None if event.projection is None else getattr(owner, "output_projection", None)
-            told = {"kind": event.kind, "backend": event.backend, "projection": projection}
-            whole = make_call(take_example(problem, 0), rows, **told)
+            call_facts = {"kind": event.kind, "backend": event.backend, "projection": projection}
+            whole = make_call(take_example(problem, 0), rows, **call_facts)
             places = self._positions.find(owner, name, whole.kind)
             call = PaddedCall.cut(whole, count, tokens)
             named = {"name": name, "layer": layer, "positions": places}
@@ -147,13 +147,13 @@ class Recorder:
             return read_streams(model, ids[0], streams, seen, min(TOP_K, self._sizes.vocab_size))
 
         with watch(seen.append), rewrite(_cut_heads(shares, counts)):
-            reading, found = observe(read, _keep)(ids, options)
+            reading, observed = observe(read, _keep)(ids, options)
         names = name_owners(model)
         self._events[ids.shape[1]] = [
             (names.get(id(event.owner), f"attention {number}"), event._replace(problem=None, output=None))
             for number, event in enumerate(seen)
         ]
-        return found, reading
+        return observed, reading
 
 
 def _cut_heads(shares: dict[str, Array], counts: Array) -> Rewriter:

@@ -177,23 +177,23 @@ class _LiveExplorer:
 
     def _read_texts(self, readings: list[_Reading], is_wanted: IsWanted) -> dict[str, Any]:
         with self._take_turn(is_wanted):
-            found = []
+            recorded = []
             for reading in readings:
-                found.append(self._find_trace(reading))
+                recorded.append(self._find_trace(reading))
                 demand_reader(is_wanted)
-            name = "-".join(str(number) for number, _ in found)
+            name = "-".join(str(number) for number, _ in recorded)
             if name not in self._views:
-                options = self._options if len(found) == 1 else {}
+                options = self._options if len(recorded) == 1 else {}
                 # Few heads are carried in detail: the server has them all.
-                traces = [trace for _, trace in found]
+                traces = [trace for _, trace in recorded]
                 self._views[name] = Explorer(traces, framed=True, pinned=0, **options)
             self._views.move_to_end(name)
             while len(self._views) > MOST_VIEWS:
                 self._views.popitem(last=False)
-        lengths = [max((call.keys for call in trace.calls), default=0) for _, trace in found]
+        lengths = [max((call.keys for call in trace.calls), default=0) for _, trace in recorded]
         answer = {"view": f"view/{name}/", "tokens": lengths}
-        predicted = [_tell_predictions(trace) for _, trace in found if trace.predictions is not None]
-        if len(predicted) == len(found):
+        predicted = [_tell_predictions(trace) for _, trace in recorded if trace.predictions is not None]
+        if len(predicted) == len(recorded):
             answer["predicted"] = predicted
         if readings[-1].cut:
             answer["python"] = readings[-1].python
@@ -207,12 +207,17 @@ class _LiveExplorer:
             demand_reader(is_wanted)
             if cell.call >= len(calls):
                 raise RefusalError(HTTPStatus.BAD_REQUEST, "why: there is no such call")
-            place = {"layer": calls[cell.call].layer, "head": cell.head, "query": cell.query, "key": cell.key}
+            cell_indices = {
+                "layer": calls[cell.call].layer,
+                "head": cell.head,
+                "query": cell.query,
+                "key": cell.key,
+            }
             try:
-                parts = self._explain(cell.text, **place)
+                parts = self._explain(cell.text, **cell_indices)
             except ValueError as error:
                 raise _TextError(str(error)) from error
-        arguments = ", ".join(f"{name}={number}" for name, number in place.items())
+        arguments = ", ".join(f"{name}={number}" for name, number in cell_indices.items())
         python = f"inspection.decompose_score(model, tokens, {arguments})"
         return {"score": parts.score, "parts": parts.largest(MOST_PARTS), "python": python}
 
