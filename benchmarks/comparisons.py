@@ -19,8 +19,8 @@ from benchmarks.report import show_digits
 from regard import linear, masks, readouts, scores
 from regard.attention import attend
 from regard.cache import KVCache
+from regard.engine.flash.measurements import load_tuning
 from regard.engine.flash.sparsity import classify_tiles, list_tiles
-from regard.engine.flash.tuning import load_tuning
 from regard.engine.softmax import dropout
 from regard.layers import MultiHeadAttention
 from regard.masks.grid import Grid

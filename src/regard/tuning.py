@@ -11,7 +11,7 @@ import jax
 
 import regard.masks as masks
 from regard.attention import attend
-from regard.engine.flash.tuning import Tuning, default_tuning, using
+from regard.engine.flash.measurements import Tuning, default_tuning, using
 from regard.masks import Mask
 
 Shape = tuple[int, int, int, int]  # batch, heads, length, width

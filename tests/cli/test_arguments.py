@@ -13,7 +13,7 @@ import jax
 import pytest
 
 from regard.cli import interruption, main
-from regard.cli.arguments import parse_arguments
+from regard.cli.command_words import parse_arguments
 
 RUN = "import sys; from regard.cli import main; sys.exit(main())"
 

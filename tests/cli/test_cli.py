@@ -18,7 +18,7 @@ from rich.console import Console as RichConsole
 
 import regard
 from regard.cli import commands, main, pictures, text_models
-from regard.cli.arguments import parse_arguments
+from regard.cli.command_words import parse_arguments
 from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.declaration import Command, Output
 from regard.cli.displays import Bar, describe_step

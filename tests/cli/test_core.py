@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from regard.cli import EXTRAS, arguments, main, plain
+from regard.cli import EXTRAS, command_words, main, plain
 from regard.cli.commands import COMMANDS
 from regard.cli.commands.explain import Explain
 from regard.loading import remedy
@@ -43,7 +43,7 @@ def test_the_core_says_what_it_is_and_explains(capsys):
     printed, codes, errors = run_core(*lines)
     assert (codes, errors) == ([0] * 6, "")
     version, overview, doctor, report, help_text, objects = printed
-    assert version == f"{arguments.describe_versions()}\n"
+    assert version == f"{command_words.describe_versions()}\n"
     for command in COMMANDS:
         assert f"\n    {command.__name__.lower()}" in overview
     assert "backend    dense: serves a plain call" in doctor
@@ -86,4 +86,4 @@ def test_the_core_refuses_with_what_would_help():
 )
 def test_the_core_reads_words_as_tyro_does(line):
     command = plain.read_command(Explain, "regard explain", line.split())
-    assert command == arguments.parse_arguments(["explain", *line.split()])
+    assert command == command_words.parse_arguments(["explain", *line.split()])

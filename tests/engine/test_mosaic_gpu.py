@@ -12,10 +12,10 @@ import test_contract as shared
 from regard import attend, explain, masks, scores
 from regard.engine.backends import cudnn, mosaic_gpu
 from regard.engine.call.canonicalization import canonicalize
-from regard.engine.flash import tile_calls, tuning
+from regard.engine.flash import measurements, tile_calls
 from regard.engine.flash.operands import Results
 from regard.engine.hopper import kernel_calls
-from regard.masks.runs import Span
+from regard.masks.spans import Span
 from regard.scores.cells import Block
 from test_kernels import lower_for_cuda
 
@@ -206,7 +206,7 @@ def test_both_passes_are_the_kernels_and_the_rest_is_computed_for_all_rows_and_h
         output = attend(query, key, value, score=scores.softcap(cap), backend="mosaic_gpu")
         return jnp.sum(output.astype(jnp.float32)), output
 
-    with tuning.using(tuning.DEFAULTS["gpu"][0]):
+    with measurements.using(measurements.DEFAULTS["gpu"][0]):
         (_, output), (grad, of_cap) = jax.value_and_grad(call, (0, 1), has_aux=True)(query, 1.5)
         jax.jit(lambda: jax.jvp(call, (query, 1.5), (query, 1.0))).lower()
     np.testing.assert_array_equal(output, np.full(query.shape, 7, np.float32))

@@ -13,14 +13,14 @@ from mesh_cases import on_eight_devices
 from regard import attend, explain, masks, scores
 from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import canonicalize
-from regard.engine.flash import preparation, primitives, tile_calls, tile_choice, tuning
+from regard.engine.flash import measurements, preparation, primitives, tile_calls, tile_choice
 from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.tile_choice import choose_tiles
 from test_tiled import assert_close, draw
 
 B, H, K, T, S, D, E = 2, 6, 3, 19, 23, 5, 7
 GPU = dataclasses.replace(
-    tuning.DEFAULTS["gpu"][0], dense_scores=0, dense_side=0, dense_rows=0, tile_side=8, full_side=8
+    measurements.DEFAULTS["gpu"][0], dense_scores=0, dense_side=0, dense_rows=0, tile_side=8, full_side=8
 )
 TIGHT = dataclasses.replace(GPU, step_bytes=4 * 8 * H * 8 * 8)  # of float64: the key heads of one batch row
 
@@ -30,7 +30,7 @@ def tune(monkeypatch):
     def use(found=GPU):
         monkeypatch.setattr(tuning, "_LEAST_SIDE", min(found.tile_side, 128))
         tile_choice._count_once.cache_clear()
-        holding.enter_context(tuning.using(found))
+        holding.enter_context(measurements.using(found))
 
     with contextlib.ExitStack() as holding:
         use()
@@ -163,7 +163,7 @@ LONG = masks.causal() & masks.segments(np.arange(32768) // 2048)
 def test_a_call_takes_tens_of_steps_or_as_many_as_its_mask_keeps(
     tune, leading, key_heads, length, mask, most
 ):
-    tune(tuning.DEFAULTS["gpu"][0])
+    tune(measurements.DEFAULTS["gpu"][0])
     query = jax.ShapeDtypeStruct((*leading, length, 64), jnp.float32)
     key = jax.ShapeDtypeStruct((*leading[:-1], key_heads, length, 64), jnp.float32)
     choice = choose_tiles(canonicalize(query, key, key, mask=mask))
@@ -173,7 +173,7 @@ def test_a_call_takes_tens_of_steps_or_as_many_as_its_mask_keeps(
     assert sum(trips.blocks for trips in choice.forward.trips) == -(-length // choice.forward.queries)
     assert len(choice.forward.trips) <= 16
     rows = np.prod(leading) * choice.forward.queries * choice.forward.keys
-    assert rows * 16 <= tuning.DEFAULTS["gpu"][0].step_bytes
+    assert rows * 16 <= measurements.DEFAULTS["gpu"][0].step_bytes
 
 
 def test_what_a_traced_offset_keeps_is_seen_in_every_step(tune):
@@ -204,16 +204,16 @@ def test_rows_that_vmap_adds_go_together(tune):
 
 
 def test_explain_counts_the_steps(tune):
-    tune(tuning.DEFAULTS["gpu"][0])
+    tune(measurements.DEFAULTS["gpu"][0])
     arrays = [jax.ShapeDtypeStruct((8, 16, 2048, 64), jnp.float32)] * 3
     told = str(explain(*arrays, mask=masks.causal(), backend="tiled"))
     assert "62% of pairs computed, in 10 steps of tiles of 512 x 512" in told
-    tune(tuning.Tuning())
+    tune(measurements.Tuning())
     assert "in 320 steps of tiles" in str(explain(*arrays, mask=masks.causal(), backend="tiled"))
 
 
 def test_every_platform_says_where_its_numbers_come_from(monkeypatch):
-    assert set(tuning.DEFAULTS) == {"cpu", "gpu", "tpu"}
+    assert set(measurements.DEFAULTS) == {"cpu", "gpu", "tpu"}
 
     class Device:
         platform = "gpu"
@@ -222,15 +222,15 @@ def test_every_platform_says_where_its_numbers_come_from(monkeypatch):
             return {"bytes_limit": 80 << 30}
 
     monkeypatch.setattr(jax, "devices", lambda: [Device()])
-    assert tuning.default_tuning().step_bytes == 5 << 30
+    assert measurements.default_tuning().step_bytes == 5 << 30
 
 
 DIVIDED = """
 import jax, numpy as np
 from regard import attend, masks
-from regard.engine.flash import tuning
+from regard.engine.flash import measurements
 from test_steps_at_once import GPU
-kept, tuning._LEAST_SIDE = tuning._LEAST_SIDE, 8
+kept, measurements._LEAST_SIDE = measurements._LEAST_SIDE, 8
 place = jax.sharding.NamedSharding(make_mesh(b=2, h=4), jax.sharding.PartitionSpec("b", "h"))
 arrays = draw((4, 8, 19, 3), (4, 4, 19, 3), (4, 4, 19, 5))
 
@@ -238,9 +238,9 @@ def loss(*arrays):
     return jnp.sum(jnp.sin(attend(*arrays, mask=masks.causal(), backend="tiled")))
 
 program = jax.jit(jax.grad(loss, (0, 1, 2)))
-with tuning.using(GPU):
+with measurements.using(GPU):
     found, expected = (program(*jax.device_put(arrays, where)) for where in (place, jax.devices()[0]))
-tuning._LEAST_SIDE = kept  # other tests run in this process
+measurements._LEAST_SIDE = kept  # other tests run in this process
 for one, other in zip(found, expected, strict=True):
     assert one.sharding.is_equivalent_to(place, 4)
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)

@@ -13,9 +13,9 @@ from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.flash import tile_choice
 from regard.engine.flash.blocking import Blocking
+from regard.engine.flash.measurements import Tuning
 from regard.engine.flash.piece_costs import HALF_LINES, ONE_LINE, Lines
 from regard.engine.flash.tile_choice import choose_tiles
-from regard.engine.flash.tuning import Tuning
 from test_tiled import assert_close, draw
 
 T, S, SIDE = 653, 659, 128

@@ -151,8 +151,8 @@ def test_each_head_of_a_group_attends_to_keys_of_its_own():
     arrays, (cotangent,) = draw((2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13)), draw((2, 6, 5, 13))
     keep = np.arange(11) < lengths[..., None, None]
     truth = oracle.batched(*arrays, keep=np.broadcast_to(keep, (2, 6, 5, 11)), cotangent=cotangent)
-    several_heads = functools.partial(tiled.run, forward=Blocking(3, 4, 3), backward=Blocking(4, 5, 3))
-    for run in (several_heads, dense.run):
+    heads = functools.partial(tiled.run, forward=Blocking(3, 4, 3), backward=Blocking(4, 5, 3))
+    for run in (heads, dense.run):
 
         def loss(*arrays, run=run):
             output, _ = run(canonicalize(*arrays, mask=masks.lengths(lengths)))

@@ -9,7 +9,7 @@ import pytest
 from regard import explain, masks, tuning
 from regard.cli import main
 from regard.engine.call.canonicalization import canonicalize
-from regard.engine.flash import tuning as engine_tuning
+from regard.engine.flash import measurements as engine_tuning
 
 SHAPE = (1, 2, 64, 4)
 CALL, PLAIN = tuning.Workload(SHAPE, SHAPE, masks.causal(), backward=True), tuning.Workload(SHAPE, SHAPE)

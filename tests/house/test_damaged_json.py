@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from regard.cli import text_models
-from regard.engine.flash import tuning
+from regard.engine.flash import measurements
 from regard.interop import huggingface_configs
 from regard.interop.weight_files import WeightFileError, open_weights
 from regard.training import checkpoints, locks, loop, runs, tasks, token_files
@@ -185,13 +185,13 @@ def holder_of_a_lock(folder):
 @reader
 def measurements_of_a_device(folder):
     path = folder / "tuning.json"
-    tuning.write_tuning(path, tuning.Tuning())
+    measurements.write_tuning(path, measurements.Tuning())
 
     def read(document):
         path.write_text(json.dumps(document))
-        tuning.write_tuning(folder / "other.json", tuning.read_tuning(path))
+        measurements.write_tuning(folder / "other.json", measurements.read_tuning(path))
 
-    free = ("={}", "*=absent", "*=null", "*/*=3", f"{tuning.device_key()}={{}}")
+    free = ("={}", "*=absent", "*=null", "*/*=3", f"{measurements.device_key()}={{}}")
     return Reader(json.loads(path.read_text()), read, UserWarning, free)
 
 

@@ -18,7 +18,7 @@ import economy
 import regard
 from regard import theory
 from regard.cli import commands, main
-from regard.cli.arguments import parse_arguments
+from regard.cli.command_words import parse_arguments
 from regard.training.tasks import TASKS
 from wheel import LOCAL_LINK, read_blocks
 

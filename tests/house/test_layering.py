@@ -33,56 +33,57 @@ FLOORS = {
 # Within a folder, a module may import those before it.
 FOLDERS = {
     "cache": "rows contiguous paged",
-    "masks": "runs offsets grid data picture alignment tile_kinds bounds mask algebra positional predicates"
-    " stored keys key_lists block_tables documents intervals diffusion trees neighbourhoods expressions"
-    " conventions notation",
+    "masks": "spans offsets grid data picture alignment tile_kinds bounds mask algebra positional predicates"
+    " stored_masks keys key_lists block_tables documents intervals diffusion trees neighbourhoods expressions"
+    " conventions parsing",
     "positions": "scaling tables rotation",
     "theory": "definition operands notation bilinear gibbs steps gradients hopfield hebbian heads",
-    "scores": "cells score placed pointwise distances metrics",
-    "engine": "call.options call.stores call.quantized call.pages call.problem call.canonicalization"
+    "scores": "cells score placed pointwise distances bilinear_forms",
+    "engine": "call.options call.stores call.quantized call.page_tables call.problem call.canonicalization"
     " call.hooks call.checkpoint_names call softmax.scoring softmax.dropout softmax.exponential"
     " softmax.sinks softmax.products softmax.online_softmax softmax.score_rows softmax.merging softmax"
     " flash.device_types flash.blocking flash.tiles flash.sparsity flash.loops flash.whole_tiles"
-    " flash.tuning flash.piece_costs flash.tile_choice flash.operands flash.partitioning flash.preparation"
-    " flash.tile_scores flash.passes flash.primitives flash.tile_calls flash hopper.pair_programs"
-    " hopper.blocks hopper.kernels hopper.launches hopper.kernel_calls hopper backends.dense"
-    " backends.symbolic backends.gathered backends.tiled backends.kernel_primitives backends.kernel_masks"
-    " backends.cudnn backends.splash_tpu backends.mosaic_gpu backends dispatch.registry dispatch.placement"
-    " dispatch.explanation dispatch.explicit_axes dispatch",
-    "derivation": "notation steps course tables terminal typesetting markup record calls",
-    "readouts": "record accumulators top_k profiles tiling counting reading windows labels indexing",
+    " flash.measurements flash.piece_costs flash.tile_choice flash.operands flash.partitioning"
+    " flash.preparation flash.tile_scores flash.passes flash.primitives flash.tile_calls flash"
+    " hopper.pair_programs hopper.kernel_blocks hopper.kernels hopper.launches hopper.kernel_calls hopper"
+    " backends.dense backends.symbolic backends.gathered backends.tiled backends.kernel_primitives"
+    " backends.kernel_masks backends.cudnn backends.splash_tpu backends.mosaic_gpu backends"
+    " dispatch.registry dispatch.placement dispatch.explanation dispatch.explicit_axes dispatch",
+    "derivation": "letters step course number_tables terminal typesetting markup record deriving",
+    "readouts": "readout accumulators top_k profiles tiling counting reading windows labels indexing",
     "parallel": "meshes order division schedule exchange shard ring ring_calls unsharded_sequence"
-    " shard_mapping per_shard cost_reports placements calls",
-    "conformance": "calls features expectations alternatives report promises runners subjects judging"
+    " shard_mapping per_shard cost_reports placements attending",
+    "conformance": "written_calls features expectations alternatives report promises runners subjects judging"
     " transforms edges checking ours",
-    "planning": "chips candidates estimates rings search reports planner residuals parameters steps",
+    "planning": "chips candidates estimates rings search reports planner residuals parameters training_steps",
     "linear": "halving problem chunks attention",
     "layers": "choices heads dropout residual projections multi_head latent_attention"
     " short_convolution delta_cache delta derivation feed_forward experts blocks",
     "models": "config padding embedding depth stack pooling encoder decoder encoder_decoder classifier"
     " presets sampling prompts prefill writing speculation generation beams",
     "training": "settings compilation metrics corpora vocabularies token_files lazy_modules task accuracy"
-    " tasks.threshold tasks.copy tasks.reverse tasks.digits tasks.text tasks meshes membership processes"
-    " locks checkpoint_files checkpoints versions run_configs runs sharding heads optimization programs"
-    " history work loop",
+    " tasks.threshold tasks.copy tasks.reverse tasks.digits tasks.text tasks mesh_specs membership processes"
+    " locks checkpoint_files checkpoints versions run_configs runs sharding head_statistics optimization"
+    " programs history work loop",
     "inspection": "visible_text words tokens contributions rollouts head_search figures.palette"
-    " figures.canvas figures.cells figures.heatmaps figures.matrices figures.curves"
+    " figures.canvas figures.cell_axes figures.heatmaps figures.matrices figures.curves"
     " figures.patches figures.atlases figures.head_curves figures explorer.codes"
     " explorer.budgets explorer.mask_outlines explorer.head_records explorer.position_curves"
-    " explorer.documents explorer.payload explorer.shell explorer.thumbnails explorer.pages"
-    " explorer.tiles explorer.sites explorer.server explorer.live explorer traces.slices"
+    " explorer.page_document explorer.payload explorer.shell explorer.thumbnails explorer.pages"
+    " explorer.exact_tiles explorer.sites explorer.server explorer.live explorer traces.slices"
     " traces.calls traces.files traces.codec traces.predictions traces.stored traces.sequences"
     " traces.arrays traces.trace traces.owners traces.captures traces.padded traces"
     " interventions observations layer_predictions paths recorders head_effects score_parts",
-    "interop": "arguments jax_nn flax equinox flex torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax"
-    " onnx_ops weight_files weight_maps families.entries families.family families.windows families.rotary"
-    " families.bert families.vit families.gpt2 families.llama families.mistral families.qwen families.gemma2"
-    " families.gemma3 families.qwen3_moe families.qwen3_5 families.t5 families.gpt_oss families.modernbert"
-    " families huggingface_configs tokenizer_files sentence_modules huggingface sentence_embeddings",
+    "interop": "layouts jax_nn flax equinox flex torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax"
+    " onnx_ops weight_files weight_maps families.entries families.family families.sliding_windows"
+    " families.rotary families.bert families.vit families.gpt2 families.llama families.mistral families.qwen"
+    " families.gemma2 families.gemma3 families.qwen3_moe families.qwen3_5 families.t5 families.gpt_oss"
+    " families.modernbert families huggingface_configs tokenizer_files sentence_modules huggingface"
+    " sentence_embeddings",
     "cli": "plain console declaration continuation spelling text_models interruption displays overview"
     " pictures sources text_readers commands.conformance commands.demo commands.train commands.generate"
     " commands.plot commands.inspect commands.view commands.explain commands.plan commands.tune"
-    " commands.doctor commands arguments training supervision inspecting demonstration generating",
+    " commands.doctor commands command_words training supervision inspecting demonstration generating",
 }
 
 # Whom theory judges has none of it, else it would be no oracle: but for these, of these modules.

@@ -10,7 +10,7 @@ from regard.interop import huggingface, onnx_ops, weight_files
 from regard.models import sampling
 from regard.theory import gibbs, hopfield
 from regard.training import history, load_model, load_run, open_run, tasks
-from regard.training.meshes import read_mesh
+from regard.training.mesh_specs import read_mesh
 
 SQUARE, TRACE, COPY = jnp.eye(3), inspection.Trace(), tasks.Copy()
 TAKE_NO_NONE = [

@@ -15,7 +15,7 @@ from refusals import check_refusals
 from regard import masks, readouts
 from regard.inspection import figures
 from regard.inspection.figures import palette
-from regard.inspection.figures.cells import grid_shape
+from regard.inspection.figures.cell_axes import grid_shape
 
 RNG = np.random.default_rng(11)
 

@@ -14,7 +14,7 @@ import pytest
 
 from page_traces import make_case, trace_of
 from regard import inspection, masks, scores
-from regard.inspection.explorer import server, tiles
+from regard.inspection.explorer import exact_tiles, server
 from regard.inspection.explorer.server import serve
 from regard.inspection.traces.calls import Call
 
@@ -239,7 +239,7 @@ def test_what_goes_wrong_inside_says_nothing_of_the_inside(page, monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("/secret/path")
 
-    monkeypatch.setattr(tiles.Tiles, "row", fail)
+    monkeypatch.setattr(exact_tiles.Tiles, "row", fail)
     status, body, _ = ask(page, "row/0/0/0/0")
     assert (status, body) == (500, b"RuntimeError: this could not be formed")
     assert ask(page, "column/0/0/0/0")[0] == 200

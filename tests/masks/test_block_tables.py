@@ -16,7 +16,7 @@ from regard.engine.call.canonicalization import canonicalize
 from regard.engine.flash.blocking import Blocking
 from regard.inspection.traces.codec import Reader, Writer
 from regard.masks.grid import Grid
-from regard.masks.runs import Span
+from regard.masks.spans import Span
 from test_masks import assert_tiles_are_safe
 
 T, S, SIZE = 47, 61, (7, 11)

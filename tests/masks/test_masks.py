@@ -14,7 +14,7 @@ from mask_expressions import expressions
 from regard import attend, masks
 from regard.masks import TileKind
 from regard.masks.grid import Grid
-from regard.masks.runs import Span
+from regard.masks.spans import Span
 
 
 def square_parity(query, key):

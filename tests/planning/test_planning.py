@@ -17,7 +17,7 @@ from flax import nnx
 from mesh_cases import on_eight_devices
 from regard import masks, planning
 from regard.cli import main
-from regard.cli.arguments import parse_arguments
+from regard.cli.command_words import parse_arguments
 from regard.engine.call.canonicalization import canonicalize
 from regard.models import PRESETS, Decoder, TransformerConfig
 from regard.parallel.schedule import plan_rounds

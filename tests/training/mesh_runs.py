@@ -10,7 +10,7 @@ import numpy as np
 
 from mesh_cases import *  # noqa: F403
 from regard.training import checkpoints, loop, runs, settings, tasks
-from regard.training.meshes import read_mesh
+from regard.training.mesh_specs import read_mesh
 from regard.training.programs import make_feed
 from regard.training.sharding import Deployment
 from small_runs import assert_same_arrays, last_arrays, read_lines, stop_after

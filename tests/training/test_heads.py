@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 
-from regard.training import heads, metrics
+from regard.training import head_statistics, metrics
 from regard.training.history import training_document
 from small_runs import split_lines
 
@@ -19,7 +19,7 @@ def test_entropy_is_a_mean_and_the_logit_a_maximum_over_queries_that_read():
     layer, empty = {"entropy": entropy, "max_score": largest}, np.full((2, 2, 3), -np.inf, np.float32)
     seen = {"encoder": [layer], "decoder": [{"self": layer, "cross": layer | {"max_score": empty}}]}
     task = SimpleNamespace(read=lambda model, batch, aux: (None, set(aux) == {*layer} and seen))
-    found = jax.device_get(heads.measure_heads(task, None, {}))
+    found = jax.device_get(head_statistics.measure_heads(task, None, {}))
     assert set(found["entropy"]) == {"encoder.0", "decoder.0.self", "decoder.0.cross"}
     assert found["entropy"]["encoder.0"].tolist() == [3, 4]
     assert found["max_score"]["decoder.0.self"].tolist() == [7, 8]
@@ -33,12 +33,12 @@ def test_lines_are_in_order_of_layers_and_hold_null_for_what_is_not_finite(tmp_p
         "entropy": {layer: np.float32([1.23456789, math.nan]) for layer in layers},
         "max_score": {layer: np.float32([-math.inf, 3]) for layer in layers},
     }
-    metrics.append(tmp_path / "m.jsonl", [heads.describe_stats(3, stats)])
+    metrics.append(tmp_path / "m.jsonl", [head_statistics.describe_stats(3, stats)])
     (line,) = metrics.read(tmp_path / "m.jsonl")
     assert list(line["entropy"]) == ["blocks.2", "blocks.10", "decoder.0.self", "pooling"]
     assert line["entropy"]["pooling"] == [1.23457, None]
     assert line["max_score"]["pooling"] == [None, 3.0]
-    steps, rows, values = heads.read_heads([line], "max_score")
+    steps, rows, values = head_statistics.read_heads([line], "max_score")
     assert (steps, rows[:2]) == ([3], ["blocks.2 head 0", "blocks.2 head 1"])
     np.testing.assert_array_equal(values[:2], [[math.nan], [3.0]])
 
@@ -50,10 +50,10 @@ def test_heads_that_come_and_go_leave_gaps():
         {"step": 2, "split": "heads", "entropy": {"b": [5.0]}},
         {"step": 3, "loss": 1.0, "entropy": 7.0},
     ]
-    steps, rows, values = heads.read_heads(lines, "entropy")
+    steps, rows, values = head_statistics.read_heads(lines, "entropy")
     assert (steps, rows) == ([1, 2], ["a head 0", "b head 0"])
     np.testing.assert_array_equal(values, [[1.0, math.nan], [3.0, 5.0]])
-    assert heads.read_heads([], "entropy")[2].shape == (0, 0)
+    assert head_statistics.read_heads([], "entropy")[2].shape == (0, 0)
 
 
 def test_the_document_of_a_run_holds_its_curves(whole):

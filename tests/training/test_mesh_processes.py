@@ -15,7 +15,7 @@ import pytest
 
 from mesh_cases import pretend
 from regard.cli import main, supervision
-from regard.cli.arguments import parse_arguments
+from regard.cli.command_words import parse_arguments
 from regard.cli.console import Console
 from regard.training import processes
 from regard.training.membership import Membership, Patience

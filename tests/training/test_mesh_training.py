@@ -8,7 +8,7 @@ import pytest
 from mesh_cases import on_eight_devices
 from regard.training import runs, settings, tasks
 from regard.training.membership import find_membership
-from regard.training.meshes import MeshSpec, read_mesh
+from regard.training.mesh_specs import MeshSpec, read_mesh
 from regard.training.sharding import divide_array
 from small_runs import tiny_copy
 

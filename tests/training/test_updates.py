@@ -11,7 +11,7 @@ from flax import nnx
 
 from regard.cli.displays import describe_step
 from regard.training import checkpoints, programs, runs, settings, tasks
-from regard.training.meshes import MeshSpec
+from regard.training.mesh_specs import MeshSpec
 from regard.training.optimization import make_optimizer, make_schedule
 from regard.training.work import count_work
 from small_runs import SIZES, read_lines, tiny_copy, train

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        from regard.cli.arguments import find_extra
+        from regard.cli.command_words import find_extra
 
         extra = find_extra(words)
         sys.stderr.write(f"error: this needs {package}, which is not installed: {remedy(extra)}\n")
@@ -93,7 +93,7 @@ def _run(words: Sequence[str], *, leaves: bool) -> int:
         Console().fail(str(error))
         return MISUSED
     # Which makes an option of every setting of every task.
-    from regard.cli.arguments import name_options, parse_arguments
+    from regard.cli.command_words import name_options, parse_arguments
 
     command = parse_arguments(words)
     output = command.output

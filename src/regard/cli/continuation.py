@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard.training.meshes import read_mesh
+from regard.training.mesh_specs import read_mesh
 
 MEMBERSHIP = ("--coordinator", "--processes", "--process")
 REMEDIES = {

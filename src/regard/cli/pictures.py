@@ -11,7 +11,7 @@ import numpy as np
 from regard import masks, positions
 from regard.inspection import Call, Trace, figures
 from regard.training import metrics
-from regard.training.heads import read_heads
+from regard.training.head_statistics import read_heads
 from regard.training.task import Picture, Task
 
 POSITIONS_SHOWN = 50

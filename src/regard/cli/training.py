@@ -14,7 +14,7 @@ from regard.cli.interruption import catch_interrupts
 from regard.cli.overview import print_overview
 from regard.training import checkpoints, locks, loop, metrics, processes, runs
 from regard.training.checkpoint_files import Files, find_share
-from regard.training.meshes import read_mesh
+from regard.training.mesh_specs import read_mesh
 from regard.training.sharding import Deployment
 from regard.training.tasks import Task, shrink
 

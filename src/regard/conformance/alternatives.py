@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.conformance.calls import Call, find_dtype
 from regard.conformance.expectations import find_positions, round_to
+from regard.conformance.written_calls import Call, find_dtype
 
 Change = Callable[[Call], Call]
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from regard.conformance.calls import Array, Case
 from regard.conformance.expectations import as_expected, expect, find_empty, find_pairs
 from regard.conformance.judging import Judge
 from regard.conformance.promises import MASK, Promise
 from regard.conformance.report import Row
 from regard.conformance.subjects import Subject
 from regard.conformance.transforms import check_dropout, check_transforms
+from regard.conformance.written_calls import Array, Case
 
 
 def check_empty_rows(judge: Judge) -> Iterator[Row]:

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from regard.conformance.calls import FLOATING, Array, Call
+from regard.conformance.written_calls import FLOATING, Array, Call
 from regard.theory import definition
 
 HALF = ("bfloat16", "float16")

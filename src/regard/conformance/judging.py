@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.conformance.alternatives import Alternative, propose
-from regard.conformance.calls import FLOATING, Array, Call, Case
 from regard.conformance.expectations import (
     HALF,
     Difference,
@@ -24,6 +23,7 @@ from regard.conformance.features import pass_options
 from regard.conformance.promises import SIZES, Promise
 from regard.conformance.report import Row, Verdict
 from regard.conformance.subjects import Answer, Subject
+from regard.conformance.written_calls import FLOATING, Array, Call, Case
 
 Cotangents = tuple[Array, Array]
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.conformance.calls import FLOATING, Array, Call
+from regard.conformance.written_calls import FLOATING, Array, Call
 
 Apply = Callable[[Call], tuple[Any, Any]]
 """The function under check, from a call to its output and lse."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from regard.conformance.calls import Array, Call
 from regard.conformance.features import Features, pass_options
 from regard.conformance.runners import RUNNERS, Run, call_in_time, describe, find_order
+from regard.conformance.written_calls import Array, Call
 
 
 @dataclass

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.conformance.calls import Case
 from regard.conformance.expectations import expect
 from regard.conformance.judging import Judge
 from regard.conformance.report import Row
 from regard.conformance.runners import call_in_time, describe
+from regard.conformance.written_calls import Case
 
 RATE = 0.25
 STEP = 1e-2  # of central differences, in float32

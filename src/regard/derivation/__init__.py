@@ -3,8 +3,8 @@
 Start from `derive`; the `Derivation` prints in a terminal, shows itself in a notebook and writes LaTeX.
 """
 
-from regard.derivation.calls import derive
+from regard.derivation.deriving import derive
 from regard.derivation.record import Derivation
-from regard.derivation.steps import Step
+from regard.derivation.step import Step
 
 __all__ = ["Derivation", "Step", "derive"]

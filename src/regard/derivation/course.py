@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.derivation.notation import Notation, spell
-from regard.derivation.steps import Step
+from regard.derivation.letters import Notation, spell
+from regard.derivation.step import Step
 from regard.engine.call.problem import Problem
 from regard.engine.softmax import dropout
 from regard.engine.softmax.exponential import finite_base
@@ -30,7 +30,7 @@ from regard.formulas import (
 )
 from regard.masks.grid import Grid
 from regard.masks.offsets import positions_of
-from regard.scores.metrics import Bilinear
+from regard.scores.bilinear_forms import Bilinear
 
 SCORES = "logits"
 

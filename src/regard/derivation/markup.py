@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from html import escape
 
-from regard.derivation.steps import Step
-from regard.derivation.tables import GAP, Cell, Table, View, cut_tables
+from regard.derivation.number_tables import GAP, Cell, Table, View, cut_tables
+from regard.derivation.step import Step
 
 # Ink is that of the page around it; shades are see-through, so that light and dark ground both show them.
 _STYLE = """

@@ -9,8 +9,8 @@ from typing import Any
 
 from regard.axes import Array
 from regard.derivation import markup, terminal, typesetting
-from regard.derivation.steps import Step
-from regard.derivation.tables import View
+from regard.derivation.number_tables import View
+from regard.derivation.step import Step
 
 
 @dataclass(frozen=True, repr=False, eq=False)

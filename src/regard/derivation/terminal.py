@@ -3,8 +3,8 @@
 import textwrap
 from collections.abc import Sequence
 
-from regard.derivation.steps import Step
-from regard.derivation.tables import Table, View, cut_tables
+from regard.derivation.number_tables import Table, View, cut_tables
+from regard.derivation.step import Step
 from regard.masks.picture import printable
 
 WIDTH = 100

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from regard.derivation.steps import Step
-from regard.derivation.tables import GAP, Table, View, cut_tables
+from regard.derivation.number_tables import GAP, Table, View, cut_tables
+from regard.derivation.step import Step
 from regard.formulas import Number
 
 _SIGNS = {GAP: r"\cdots", "-∞": r"-\infty", "∞": r"\infty", "■": "1", "·": "0", "nan": r"\mathrm{nan}"}

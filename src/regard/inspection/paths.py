@@ -22,14 +22,24 @@ from regard.inspection.layer_predictions import find_directions
 MOST_CELLS = 2**22  # weights that are formed at once
 
 
-class Edge(NamedTuple):
-    """What one head of one layer passes from a key to a query."""
+@dataclass(frozen=True)
+class Edge:
+    """What one head of one layer passes from a key to a query, towards a logit.
+
+    Example:
+        >>> from regard.inspection import Edge
+        >>> Edge(call=1, head=0, query=3, key=2, total=0.5, direct=0.25).total
+        0.5
+    """
 
     call: int
     """Number of the layer's call of `attend`."""
     head: int
+    """Number of the head."""
     query: int
+    """The position that reads."""
     key: int
+    """The position that is read."""
     total: float
     """What it adds to the logit by all ways to it, to first order."""
     direct: float
@@ -76,8 +86,9 @@ class Paths:
             f"logit {self.logit:.3f} of token {self.target} behind position {self.query}: in all, directly"
         )
         rows = [
-            f"{total:+8.3f} {direct:+8.3f}  call {call} head {head}, query {query}, key {key}"
-            for call, head, query, key, total, direct in self.edges[:12]
+            f"{edge.total:+8.3f} {edge.direct:+8.3f}  call {edge.call} head {edge.head},"
+            f" query {edge.query}, key {edge.key}"
+            for edge in self.edges[:12]
         ]
         return "\n".join([title, *rows])
 
@@ -123,7 +134,7 @@ def trace_paths(
         >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
         >>> paths = inspection.trace_paths(Decoder(config, rngs=nnx.Rngs(0)), jnp.array([1, 2, 3]))
         >>> len(paths.edges), paths.query
-        (36, 2)
+        (27, 2)
 
     Reference: Syed et al., "Attribution Patching Outperforms Automated Circuit Discovery", 2023; Ferrando
     and Voita, "Information Flow Routes", 2024.

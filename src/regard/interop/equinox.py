@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import jax
 
 from regard.axes import Array, ArrayLike, Float
-from regard.interop import arguments
+from regard.interop import layouts
 from regard.loading import MissingExtraError
 from regard.masks import Mask
 
@@ -76,30 +76,30 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         Raises:
             TypeError, ValueError: as `attend`; dropout without a key.
         """
-        options = arguments.further_options(options, dropout_rate="dropout_p of the layer", rng="key")
+        options = layouts.further_options(options, dropout_rate="dropout_p of the layer", rng="key")
         query_heads = jax.vmap(self.query_proj)(query).reshape((query.shape[0], self.num_heads, -1))
         key_heads = jax.vmap(self.key_proj)(key_).reshape((key_.shape[0], self.num_heads, -1))
         value_heads = jax.vmap(self.value_proj)(value).reshape((value.shape[0], self.num_heads, -1))
         if process_heads is not None:
             query_heads, key_heads, value_heads = process_heads(query_heads, key_heads, value_heads)
-        arrays = arguments.heads_first(query_heads, key_heads, value_heads, range(3, 4))
+        arrays = layouts.heads_first(query_heads, key_heads, value_heads, range(3, 4))
         full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
-        options = arguments.from_the_first(options, mask, full)
+        options = layouts.from_the_first(options, mask, full)
         rate = 0.0 if (self.dropout.inference if inference is None else inference) else self.dropout.p
         if rate and key is None:
             raise ValueError(
                 f"key: expected a random key because the layer has dropout_p = {rate}, got None; pass one, or"
                 " inference=True"
             )
-        attended = arguments.attend(
+        attended = layouts.attend(
             *arrays,
-            mask=arguments.align_mask("mask", mask, full),
+            mask=layouts.align_mask("mask", mask, full),
             dropout_rate=rate,
             rng=key if rate else None,
             **options,
         )
         output, aux = attended if options.get("aux") else (attended, {})
-        output = arguments.swap_heads(output)[0].reshape((query.shape[0], -1))
+        output = layouts.swap_heads(output)[0].reshape((query.shape[0], -1))
         output = jax.vmap(self.output_proj)(output)
         return (output, jax.tree.map(lambda array: array[0], aux)) if aux else output
 

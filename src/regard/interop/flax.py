@@ -14,7 +14,7 @@ from regard import masks
 from regard.arguments import check_flag
 from regard.axes import Array, ArrayLike
 from regard.engine.call.hooks import called_by
-from regard.interop import arguments
+from regard.interop import layouts
 from regard.loading import name_extra
 from regard.masks import Mask
 from regard.masks.grid import is_concrete
@@ -121,14 +121,14 @@ def attention_fn(
         attn_weights_value_einsum=attn_weights_value_einsum,
         input_positions=input_positions,
     )
-    options = arguments.further_options(options, rng="dropout_rng")
+    options = layouts.further_options(options, rng="dropout_rng")
     promoted = promote_dtype((query, key, value), dtype=dtype)
     unbatched = np.ndim(promoted[0]) == 3
-    arrays = arguments.heads_first(promoted[0], promoted[1], promoted[2], range(3, 33))
+    arrays = layouts.heads_first(promoted[0], promoted[1], promoted[2], range(3, 33))
     full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
-    options = arguments.from_the_first(options, mask, full)
+    options = layouts.from_the_first(options, mask, full)
     mask, sound = _read_mask(mask)
-    allowed = arguments.align_mask("mask", mask, full)
+    allowed = layouts.align_mask("mask", mask, full)
     if check_flag("is_causal", is_causal):
         if allowed is not None and full[-2] == 1 < full[-1]:
             raise ValueError(
@@ -136,7 +136,7 @@ def attention_fn(
                 " counts it from the first key, and all others would be lost. decode=True masks its cache by"
                 " itself"
             )
-        allowed = arguments.all_of([allowed, masks.causal()])
+        allowed = layouts.all_of([allowed, masks.causal()])
     rate = 0.0 if deterministic else dropout_rate
     if rate and dropout_rng is None:
         raise ValueError(
@@ -146,10 +146,10 @@ def attention_fn(
     asked = tuple(options.pop("aux", ()))
     names = asked if module is None else tuple(dict.fromkeys((*asked, "weights")))
     with nullcontext() if module is None else called_by(module):
-        result = arguments.attend(
+        result = layouts.attend(
             *arrays,
             mask=allowed,
-            bias=arguments.align_bias("bias", bias, full),
+            bias=layouts.align_bias("bias", bias, full),
             dropout_rate=rate,
             rng=dropout_rng,
             precision=precision,
@@ -159,7 +159,7 @@ def attention_fn(
     output, aux = result if names else (result, {})
     if sound is not None:
         output = jnp.where(sound, output, jnp.nan)
-    output = arguments.swap_heads(output)
+    output = layouts.swap_heads(output)
     if unbatched:
         output, aux = jax.tree.map(lambda array: array[0], (output, aux))
     if module is not None:

@@ -10,7 +10,7 @@ from regard.arguments import whole_number
 from regard.masks import Mask, TileKind
 from regard.masks.alignment import place_mask
 from regard.masks.grid import Grid
-from regard.masks.runs import Span
+from regard.masks.spans import Span
 
 
 def block_mask(

@@ -11,7 +11,7 @@ import numpy as np
 from regard import masks
 from regard.arguments import check_flag
 from regard.axes import Array, ArrayLike
-from regard.interop import arguments
+from regard.interop import layouts
 from regard.masks import Mask
 
 
@@ -95,38 +95,38 @@ def dot_product_attention(
             f"implementation: expected None, 'xla' or 'cudnn', a hint; got {implementation!r}. To choose a"
             " backend of Regard's, pass backend="
         )
-    options = arguments.further_options(options)
+    options = layouts.further_options(options)
     if return_residual and options.get("aux"):
         raise ValueError(
             f'aux: expected none beside return_residual=True, got {options["aux"]!r}; "lse" in aux is the'
             " residual, heads first"
         )
     unbatched = np.ndim(query) == 3
-    arrays = arguments.heads_first(query, key, value, range(3, 5))
+    arrays = layouts.heads_first(query, key, value, range(3, 5))
     batch, heads, num_queries, _ = arrays[0].shape
     num_keys = arrays[1].shape[-2]
     full = (batch, heads, num_queries, num_keys)
-    options = arguments.from_the_first(options, mask, full)
-    parts = [arguments.align_mask("mask", mask, full)]
+    options = layouts.from_the_first(options, mask, full)
+    parts = [layouts.align_mask("mask", mask, full)]
     if check_flag("is_causal", is_causal):
         parts.append(masks.causal())
     if local_window_size is not None:
         parts.append(masks.from_jax_window(local_window_size))
     if key_value_seq_lengths is not None:
-        lengths = arguments.row_lengths("key_value_seq_lengths", key_value_seq_lengths, batch, num_keys)
+        lengths = layouts.row_lengths("key_value_seq_lengths", key_value_seq_lengths, batch, num_keys)
         moved = options.keys() & {"key_offset", "key_positions"}  # `lengths` counts positions
         real = jnp.arange(num_keys)[None] < jnp.asarray(lengths)[:, None] if moved else lengths
         parts.append(masks.valid_keys(real) if moved else masks.lengths(real))
     if query_seq_lengths is not None:
-        lengths = arguments.row_lengths("query_seq_lengths", query_seq_lengths, batch, num_queries)
+        lengths = layouts.row_lengths("query_seq_lengths", query_seq_lengths, batch, num_queries)
         real = jnp.arange(num_queries)[None] < jnp.asarray(lengths)[:, None]
         parts.append(masks.from_array(real[:, None, :, None]))
     if return_residual:
         options = {**options, "aux": ("lse",)}
-    bias = arguments.align_bias("bias", bias, full)
-    result = arguments.attend(*arrays, mask=arguments.all_of(parts), bias=bias, scale=scale, **options)
+    bias = layouts.align_bias("bias", bias, full)
+    result = layouts.attend(*arrays, mask=layouts.all_of(parts), bias=bias, scale=scale, **options)
     output, aux = result if options.get("aux") else (result, {})
-    output = arguments.swap_heads(output)
+    output = layouts.swap_heads(output)
     residual = jnp.swapaxes(aux["lse"], -2, -1) if return_residual else None
     if unbatched:
         output, aux, residual = jax.tree.map(lambda array: array[0], (output, aux, residual))

@@ -10,7 +10,7 @@ import numpy as np
 
 from regard import attend, masks, scores
 from regard.axes import Array, ArrayLike
-from regard.interop import arguments
+from regard.interop import layouts
 from regard.interop.onnx_subgraphs import cell_function, spread_over
 from regard.interop.onnx_tensors import join_heads, read_heads, tensor, working_dtype
 from regard.masks import Mask
@@ -111,7 +111,7 @@ def attention(
             raise ValueError(
                 "nonpad_kv_seqlen: expected None together with past_key, whose keys are all real"
             )
-        lengths = arguments.row_lengths("nonpad_kv_seqlen", nonpad_kv_seqlen, query.shape[0], num_keys)
+        lengths = layouts.row_lengths("nonpad_kv_seqlen", nonpad_kv_seqlen, query.shape[0], num_keys)
         offset = lengths - num_queries
         parts.append(masks.lengths(lengths))
     if is_causal:
@@ -127,9 +127,9 @@ def attention(
         # ONNX reads axes from the last one on, whatever sizes agree.
         filled = filled.reshape((*(1,) * (4 - filled.ndim), *filled.shape))
         if filled.dtype == bool:
-            parts.append(arguments.align_mask("attn_mask", filled, full))
+            parts.append(layouts.align_mask("attn_mask", filled, full))
         else:
-            bias = arguments.align_bias("attn_mask", filled, full)
+            bias = layouts.align_bias("attn_mask", filled, full)
     mode = qk_matmul_output_mode
     if mode not in (None, 0, 1, 2, 3):
         raise ValueError(f"qk_matmul_output_mode: expected None, 0, 1, 2 or 3; got {mode}")
@@ -141,7 +141,7 @@ def attention(
     arrays = [array if dtype == query.dtype else array.astype(dtype) for array in (query, key, value)]
     plain = functools.partial(attend, *arrays, scale=scale, backend=backend)
     capped = functools.partial(plain, score=scores.softcap(softcap) if softcap else None)
-    whole = functools.partial(capped, mask=arguments.all_of(parts), bias=bias, query_offset=offset)
+    whole = functools.partial(capped, mask=layouts.all_of(parts), bias=bias, query_offset=offset)
     name = "weights" if mode == 3 else "scores"
     if mode in (2, 3):
         output, aux = whole(aux=(name,))

@@ -12,7 +12,7 @@ from regard.arguments import check_flag
 from regard.axes import Array, ArrayLike
 from regard.engine.call.canonicalization import check_rate, float_array
 from regard.engine.call.problem import broadcast_leading
-from regard.interop import arguments
+from regard.interop import layouts
 from regard.masks import Mask
 
 
@@ -73,7 +73,7 @@ def scaled_dot_product_attention(
 
     Reference: PyTorch 2.13, `torch.nn.functional.scaled_dot_product_attention`.
     """
-    options = arguments.further_options(options, dropout_rate="dropout_p")
+    options = layouts.further_options(options, dropout_rate="dropout_p")
     named = (("query", query), ("key", key), ("value", value))
     arrays = [float_array(name, array, 2) for name, array in named]
     full = _score_shape(arrays, enable_gqa)
@@ -86,12 +86,12 @@ def scaled_dot_product_attention(
     mask, bias = _read(attn_mask, full)
     return attend(
         *arrays,
-        mask=arguments.all_of([mask, causal]),
+        mask=layouts.all_of([mask, causal]),
         bias=bias,
         scale=scale,
         dropout_rate=dropout_p,
         rng=rng,
-        **arguments.from_the_first(options, attn_mask, full),
+        **layouts.from_the_first(options, attn_mask, full),
     )
 
 
@@ -120,9 +120,9 @@ def _read(attn_mask: Any, full: tuple[int, ...]) -> tuple[Mask | None, Array | N
         return attn_mask, None
     array = attn_mask if hasattr(attn_mask, "dtype") else np.asarray(attn_mask)
     if array.dtype == bool:
-        return arguments.align_mask("attn_mask", array, full), None
+        return layouts.align_mask("attn_mask", array, full), None
     if jnp.issubdtype(array.dtype, jnp.floating):
-        return None, arguments.align_bias("attn_mask", array, full)
+        return None, layouts.align_bias("attn_mask", array, full)
     raise TypeError(
         f"attn_mask: expected booleans (True = may attend) or floating-point numbers to add, got"
         f" {array.dtype}; write attn_mask != 0 if nonzero means may attend"

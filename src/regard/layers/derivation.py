@@ -12,16 +12,16 @@ from flax import nnx
 
 from regard.axes import Array, ArrayLike
 from regard.derivation import Derivation, Step
-from regard.derivation.calls import assemble, check_known, check_size, name_axes
 from regard.derivation.course import Course
-from regard.derivation.notation import spell
+from regard.derivation.deriving import assemble, check_known, check_size, name_axes
+from regard.derivation.letters import spell
 from regard.engine.call.canonicalization import check_chosen_rows
 from regard.engine.call.hooks import CallEvent, watch
 from regard.formulas import Formula, Function, Row, Sum, Symbol, product
 from regard.layers.heads import merge_heads
 from regard.layers.multi_head import Memory, MultiHeadAttention, project_memory
 from regard.layers.projections import FEATURES, Line
-from regard.scores.metrics import Bilinear
+from regard.scores.bilinear_forms import Bilinear
 from regard.scores.score import compose, split_product
 
 

@@ -10,7 +10,7 @@ from regard.arguments import as_array
 from regard.axes import Array, Float, Size, broadcast_shapes
 from regard.engine.call.canonicalization import float_array
 from regard.masks.data import check_boolean
-from regard.masks.stored import FromArray
+from regard.masks.stored_masks import FromArray
 
 
 def split_heads(x: Float[Array, "*B T W"], num_heads: int) -> Float[Array, "*B H T D"]:

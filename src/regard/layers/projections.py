@@ -11,7 +11,7 @@ from regard.derivation.course import Course
 from regard.formulas import Formula, Fraction, Function, Row, Sum, Symbol, product
 from regard.layers.heads import split_heads
 from regard.positions import Rotary
-from regard.scores.metrics import Bilinear
+from regard.scores.bilinear_forms import Bilinear
 
 FEATURES = "features"
 _Right = Callable[[Symbol], Formula] | None

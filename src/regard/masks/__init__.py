@@ -22,10 +22,10 @@ from regard.masks.key_lists import chosen_keys
 from regard.masks.keys import lengths, prefix, valid_keys
 from regard.masks.mask import Mask
 from regard.masks.neighbourhoods import neighbourhood
-from regard.masks.notation import parse
+from regard.masks.parsing import parse
 from regard.masks.positional import causal, chunked, dilated, global_tokens, sliding_window
 from regard.masks.predicates import predicate
-from regard.masks.stored import from_array
+from regard.masks.stored_masks import from_array
 from regard.masks.tile_kinds import TileKind
 from regard.masks.trees import tree
 

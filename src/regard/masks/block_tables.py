@@ -15,7 +15,7 @@ from regard.axes import Array, ArrayLike
 from regard.masks.data import check_boolean, check_rows, literal
 from regard.masks.grid import Blocks, Grid, spread
 from regard.masks.mask import Mask
-from regard.masks.stored import Stored
+from regard.masks.stored_masks import Stored
 from regard.masks.tile_kinds import join_touched, tile_kind
 from regard.records import derived, record, static
 

@@ -11,7 +11,7 @@ from regard.masks.data import check_boolean
 from regard.masks.keys import valid_keys
 from regard.masks.mask import Mask
 from regard.masks.positional import causal, sliding_window
-from regard.masks.stored import from_array
+from regard.masks.stored_masks import from_array
 
 
 def from_drop(array: ArrayLike) -> Mask:

@@ -15,7 +15,7 @@ from regard.masks.grid import Blocks, Grid, Offset, spread
 from regard.masks.mask import Mask
 from regard.masks.offsets import look_up, offset_column, positions_of
 from regard.masks.positional import same_value_kind
-from regard.masks.stored import FromArray, Stored
+from regard.masks.stored_masks import FromArray, Stored
 from regard.masks.tile_kinds import TileKind, tile_kind
 from regard.records import record
 

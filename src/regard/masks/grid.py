@@ -15,7 +15,7 @@ from regard.axes import Array
 from regard.masks.offsets import Offset as Offset
 from regard.masks.offsets import block_members, positions_of
 from regard.masks.offsets import spread as spread
-from regard.masks.runs import Run, Span
+from regard.masks.spans import Run, Span
 
 
 @dataclass(frozen=True)

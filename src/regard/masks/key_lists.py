@@ -14,8 +14,8 @@ from regard.axes import Array, ArrayLike
 from regard.masks.data import check_rows, literal
 from regard.masks.grid import Blocks, Grid, spread
 from regard.masks.mask import Mask, Take
-from regard.masks.runs import Span
-from regard.masks.stored import Stored
+from regard.masks.spans import Span
+from regard.masks.stored_masks import Stored
 from regard.masks.tile_kinds import tile_kind
 from regard.records import derived, record, static
 

@@ -12,7 +12,7 @@ from regard.masks.bounds import Bounds
 from regard.masks.data import check_boolean, split
 from regard.masks.grid import Blocks, Grid, spread
 from regard.masks.mask import Mask
-from regard.masks.stored import Stored
+from regard.masks.stored_masks import Stored
 from regard.masks.tile_kinds import tile_kind
 from regard.records import record
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from regard.arguments import LARGEST
 from regard.axes import Array, broadcast_shapes
-from regard.masks.runs import Run
+from regard.masks.spans import Run
 from regard.records import record
 
 Offset = Any  # an int, a traced scalar, or an integer array (batch,); None, known to be 0; or TokenPositions

@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.masks.grid import Offset
 from regard.masks.offsets import positions_of
-from regard.masks.runs import Span
+from regard.masks.spans import Span
 
 LARGEST_EXACT = 64
 CELLS = np.array(["·", "■"])

@@ -17,7 +17,7 @@ from regard.masks.grid import is_concrete, spread
 from regard.masks.intervals import Intervals
 from regard.masks.mask import Mask
 from regard.masks.offsets import look_up
-from regard.masks.stored import Stored
+from regard.masks.stored_masks import Stored
 from regard.records import derived, record
 
 

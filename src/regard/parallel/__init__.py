@@ -5,7 +5,7 @@ would compute and send, and `with use(mesh, axis):` makes layers and models divi
 arranges devices, of several hosts too.
 """
 
-from regard.parallel.calls import all_to_all_attend, attend, explain, ring_attend, use
+from regard.parallel.attending import all_to_all_attend, attend, explain, ring_attend, use
 from regard.parallel.cost_reports import CostReport
 from regard.parallel.meshes import build_mesh
 from regard.parallel.order import from_zigzag, to_zigzag

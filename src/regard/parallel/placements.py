@@ -21,7 +21,7 @@ from regard.engine.dispatch.explicit_axes import run_in_automatic_axes
 from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.masks.grid import Grid
 from regard.masks.offsets import positions_of
-from regard.masks.runs import Span
+from regard.masks.spans import Span
 from regard.parallel.cost_reports import CostReport, sent_bytes, work
 from regard.parallel.division import LAYOUTS, Axes, Division
 from regard.parallel.per_shard import check_parts, describe_whole, manual_axes, run_part

@@ -13,7 +13,7 @@ from regard.engine.flash.device_types import NO_MESH
 from regard.masks import Mask, TileKind
 from regard.masks.grid import Blocks, Grid, is_concrete
 from regard.masks.offsets import positions_of
-from regard.masks.runs import Span
+from regard.masks.spans import Span
 from regard.parallel.division import Division, Round
 
 _MOST_CELLS = 1 << 26  # of a mask that must be looked at

@@ -19,7 +19,7 @@ from regard.engine.softmax.scoring import Scoring
 from regard.masks import Mask, from_array, lengths, valid_keys
 from regard.masks.grid import Grid
 from regard.masks.offsets import positions_of
-from regard.masks.runs import Span
+from regard.masks.spans import Span
 from regard.parallel.division import Division
 from regard.records import record, static
 

@@ -9,7 +9,7 @@ from regard.planning.estimates import Assumptions, Estimate
 from regard.planning.parameters import count_parameters
 from regard.planning.planner import MemoryTooSmallError, plan, read_amount
 from regard.planning.reports import Report
-from regard.planning.steps import Step, plan_step
+from regard.planning.training_steps import Step, plan_step
 
 __all__ = ["CHIPS", "Assumptions", "Chip", "Estimate", "MemoryTooSmallError", "Report", "Step"]
 __all__ += ["count_parameters", "measure_host", "plan", "plan_step", "read_amount"]

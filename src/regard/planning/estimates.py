@@ -12,7 +12,7 @@ import numpy as np
 from regard.arguments import read_number
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explanation import classify_tiles
-from regard.engine.flash.tuning import Tuning
+from regard.engine.flash.measurements import Tuning
 from regard.masks import TileKind
 from regard.parallel.cost_reports import local_bytes, sent_bytes
 from regard.parallel.division import Division

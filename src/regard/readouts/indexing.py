@@ -16,7 +16,7 @@ from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.problem import Problem, accumulation_dtype
 from regard.masks import Mask
 from regard.masks.grid import Grid
-from regard.masks.runs import Span
+from regard.masks.spans import Span
 
 MOST_SCORES = 1 << 22  # of a step
 

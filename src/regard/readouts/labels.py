@@ -14,7 +14,7 @@ from regard.arguments import check_kind
 from regard.axes import Array
 from regard.masks.grid import is_concrete
 from regard.readouts.accumulators import PATTERNS
-from regard.readouts.record import Readout
+from regard.readouts.readout import Readout
 
 # For each label the least share, of the weight that chance would not put there, from which it is given.
 LABELS: dict[str, float] = {

@@ -20,7 +20,7 @@ from regard.masks.offsets import positions_of
 from regard.readouts.accumulators import PATTERNS, Found, Norm, PerQuery, SweepConfig, Tokens
 from regard.readouts.counting import sink_logits, sweep
 from regard.readouts.profiles import NUM_BINS
-from regard.readouts.record import Readout
+from regard.readouts.readout import Readout
 
 _MOST_LISTED = 64  # where there are fewer keys
 

@@ -4,8 +4,8 @@ Start from `softcap` and `alibi`, or from `modifier`, which turns a function of 
 Pass one, or several from left to right, as `attend(score=...)`.
 """
 
+from regard.scores.bilinear_forms import bilinear
 from regard.scores.distances import alibi, relative_bias
-from regard.scores.metrics import bilinear
 from regard.scores.pointwise import modifier, softcap, temperature
 from regard.scores.score import Score
 

@@ -13,7 +13,7 @@ from regard.arguments import LARGEST
 from regard.axes import Array
 from regard.masks.grid import Grid
 from regard.masks.offsets import signed_distance
-from regard.masks.runs import Span
+from regard.masks.spans import Span
 
 Bucket = Callable[[Array], Array]  # the row of a table for each distance, key position - query position
 

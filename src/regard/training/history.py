@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.arguments import read_path
 from regard.training import metrics
-from regard.training.heads import read_heads
+from regard.training.head_statistics import read_heads
 
 UNITS = {
     "loss": "nats",

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from regard.arguments import check_kind
-from regard.training import checkpoints, heads, locks, metrics, processes
+from regard.training import checkpoints, head_statistics, locks, metrics, processes
 from regard.training.compilation import LITTLE_WORK
 from regard.training.programs import Program, State, make_feed, make_program
 from regard.training.runs import Run
@@ -190,7 +190,7 @@ class _Session:
         self.held_out: dict[str, float] = own["held_out"]
         self.saving: tuple[int, checkpoints.Saving] | None = None
         self.pending: list[tuple[int, Metrics]] = []
-        self.head_stats: list[tuple[int, heads.HeadStats]] = []
+        self.head_stats: list[tuple[int, head_statistics.HeadStats]] = []
         self.settled = (self.first, self.seconds)
         self.skipped = 0  # updates in a row
 
@@ -301,7 +301,7 @@ class _Session:
         self.pending = self.pending[len(ready) :]
         for step, measured in ready:
             while self.head_stats and self.head_stats[0][0] <= step:
-                self._log(heads.describe_stats(*self.head_stats.pop(0)))
+                self._log(head_statistics.describe_stats(*self.head_stats.pop(0)))
             values = _fetch(measured) | (dict(extra) if extra and step == last else {})
             bad = metrics.first_not_finite(values)
             # What was skipped did no harm; what is held out comes of parameters that are there.

@@ -1,6 +1,6 @@
 """The lines of metrics.jsonl: one JSON object per logged step, appended while training, cut back on resuming.
 
-Lines with a "split" are not metrics of training and held-out data: see `regard.training.heads`.
+Lines with a "split" are not metrics of training and held-out data: see `regard.training.head_statistics`.
 """
 
 import json

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from regard.training import heads
+from regard.training import head_statistics
 from regard.training.compilation import run_once
 from regard.training.optimization import make_optimizer, make_schedule
 from regard.training.sharding import Deployment
@@ -46,7 +46,7 @@ class Program:
     start: Callable[[], State]
     update: Callable[..., tuple[State, Metrics]]
     evaluate: Callable[[Any, Batch], Metrics]
-    measure_heads: Callable[[Any, Batch], heads.HeadStats]
+    measure_heads: Callable[[Any, Batch], head_statistics.HeadStats]
     deployment: Deployment | None = None
 
     def compile(self, function: Any, *arguments: Any, options: dict[str, Any] | None = None) -> Any:
@@ -176,7 +176,7 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
 
         return call
 
-    evaluate, measure_heads = at_rest(task.evaluate), at_rest(partial(heads.measure_heads, task))
+    evaluate, measure_heads = at_rest(task.evaluate), at_rest(partial(head_statistics.measure_heads, task))
 
     start = partial(run_once, draw_state, places=places)
     return Program(state_shapes, start, update, evaluate, measure_heads, deployment)

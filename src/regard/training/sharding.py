@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from regard import parallel
 from regard.models.depth import lend_to_blocks
-from regard.training.meshes import MeshSpec
+from regard.training.mesh_specs import MeshSpec
 from regard.training.task import Batch
 
 ROWS = ("data", "fsdp")

@@ -18,7 +18,7 @@ import numpy as np
 from filelock import FileLock
 from jaxtyping import Int
 
-from regard.engine.flash.tuning import cache_file
+from regard.engine.flash.measurements import cache_file
 from regard.training.corpora import (
     Documents,
     ProgressHook,

@@ -97,7 +97,7 @@ def _list_devices() -> list[str]:
 
 def _ask_costs() -> str:
     """Say whose costs the choice of tiles goes by."""
-    from regard.engine.flash.tuning import describe_costs
+    from regard.engine.flash.measurements import describe_costs
 
     try:
         return describe_costs()

@@ -35,7 +35,7 @@ class Tune(Command):
     def run(self, console: Console) -> int:
         """Find the tuning, show what it was chosen from, and write it unless asked not to."""
         from regard import tuning
-        from regard.engine.flash import tuning as engine_tuning
+        from regard.engine.flash import measurements as engine_tuning
 
         if not 0 < self.seconds < math.inf:
             raise UsageError(f"--seconds must be above 0 and finite, got {self.seconds}")
@@ -74,7 +74,7 @@ def _gain(findings: Findings) -> str:
 
 def _tabulate(findings: Findings) -> Iterator[Table]:
     """Return tables of what was tried, and of the choice beside the defaults."""
-    from regard.engine.flash.tuning import default_tuning
+    from regard.engine.flash.measurements import default_tuning
 
     trials = new_table("setting", "tried", "instead of", "time", "")
     for trial in findings.trials:

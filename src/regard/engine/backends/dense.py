@@ -20,7 +20,7 @@ from regard.engine.softmax.score_rows import take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores, scale_early, scale_late
 from regard.engine.softmax.sinks import Sunk, sink
 from regard.masks.grid import Grid
-from regard.masks.runs import Span
+from regard.masks.spans import Span
 from regard.scores.cells import Block
 
 

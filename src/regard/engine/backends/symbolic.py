@@ -19,7 +19,7 @@ from regard.engine.softmax.score_rows import score_chosen_rows, take_chosen_rows
 from regard.masks import from_array
 from regard.masks.grid import Grid
 from regard.masks.offsets import positions_of
-from regard.masks.runs import Span
+from regard.masks.spans import Span
 
 ROWS = 128
 _MATRICES = ("weights", "scores")

@@ -13,8 +13,8 @@ from regard.engine.call.problem import Problem
 from regard.engine.dispatch.placement import active
 from regard.engine.dispatch.registry import Choice
 from regard.engine.flash.device_types import NO_MESH
+from regard.engine.flash.measurements import describe_costs
 from regard.engine.flash.tile_choice import TileChoice, choose_tiles
-from regard.engine.flash.tuning import describe_costs
 from regard.masks.grid import is_concrete
 
 TILE = 128

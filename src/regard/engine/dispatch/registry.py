@@ -10,7 +10,7 @@ import jax
 from regard.axes import Array
 from regard.engine.backends import cudnn, dense, gathered, mosaic_gpu, splash_tpu, tiled
 from regard.engine.call.problem import Problem
-from regard.engine.flash.tuning import load_tuning
+from regard.engine.flash.measurements import load_tuning
 
 
 class Backend(Protocol):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from regard.engine.flash.blocking import Blocking
-from regard.engine.flash.tuning import Tuning
+from regard.engine.flash.measurements import Tuning
 from regard.engine.softmax.products import BATCH_ON_ONE_CORE
 
 _EVEN_ROWS = 1024  # of all blocks of a step: two cores share a multiple of it evenly

@@ -10,15 +10,15 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.call.problem import Problem
 from regard.engine.flash.blocking import Blocking, TileConfig
+from regard.engine.flash.measurements import load_tuning
 from regard.engine.flash.operands import Context, Operands
 from regard.engine.flash.sparsity import list_both_ways
 from regard.engine.flash.tiles import TileView
-from regard.engine.flash.tuning import load_tuning
 from regard.engine.softmax import dropout
 from regard.engine.softmax.scoring import Scoring
 from regard.masks import Mask
 from regard.masks.grid import Grid
-from regard.masks.runs import Span
+from regard.masks.spans import Span
 
 
 def prepare(

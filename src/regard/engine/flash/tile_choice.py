@@ -14,9 +14,9 @@ from jax.sharding import use_abstract_mesh
 from regard.engine.call.problem import Problem, Sizes
 from regard.engine.flash.blocking import Blocking, Trips
 from regard.engine.flash.device_types import NO_MESH
+from regard.engine.flash.measurements import Tuning, load_tuning
 from regard.engine.flash.piece_costs import HALF_LINES, ONE_LINE, TWO_LINES, Lines
 from regard.engine.flash.sparsity import TileLists, classify_tiles, list_both_ways
-from regard.engine.flash.tuning import Tuning, load_tuning
 from regard.masks import Mask, TileKind
 from regard.masks.grid import is_concrete
 from regard.masks.tile_kinds import KeptTiles

@@ -20,7 +20,7 @@ from regard.engine.flash.blocking import Blocking, TileConfig
 from regard.masks import Mask
 from regard.masks.grid import Grid, Offset
 from regard.masks.offsets import positions_of
-from regard.masks.runs import Pieces, Run, Span
+from regard.masks.spans import Pieces, Run, Span
 from regard.scores.cells import Block
 
 Offsets = tuple[Offset, Offset]  # where the rows of query and of key sit

@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from regard.axes import Array
-from regard.engine.hopper.blocks import ROWS, KernelBlock, Ref, fill, gpu, multiply, spread, visit
+from regard.engine.hopper.kernel_blocks import ROWS, KernelBlock, Ref, fill, gpu, multiply, spread, visit
 
 
 def attend(block: KernelBlock) -> None:

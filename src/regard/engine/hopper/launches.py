@@ -15,7 +15,7 @@ import numpy as np
 
 from regard.axes import Array
 from regard.engine.hopper import kernels
-from regard.engine.hopper.blocks import BLOCK, ROWS, STAGES, KernelBlock, Ref, gpu
+from regard.engine.hopper.kernel_blocks import BLOCK, ROWS, STAGES, KernelBlock, Ref, gpu
 from regard.engine.hopper.pair_programs import Lists, Pairs
 
 

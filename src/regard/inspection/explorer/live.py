@@ -16,7 +16,8 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from regard.inspection.explorer.documents import write_json
+from regard.inspection.explorer.exact_tiles import demand_reader
+from regard.inspection.explorer.page_document import write_json
 from regard.inspection.explorer.pages import fill_page
 from regard.inspection.explorer.server import Serving
 from regard.inspection.explorer.shell import (
@@ -28,7 +29,6 @@ from regard.inspection.explorer.shell import (
     write_policy,
 )
 from regard.inspection.explorer.sites import Answer, Explorer, IsWanted, RefusalError, Site, check_port
-from regard.inspection.explorer.tiles import demand_reader
 from regard.inspection.visible_text import show_text
 
 MOST_TRACES, MOST_VIEWS = 16, 4  # that are kept
@@ -229,7 +229,7 @@ class _LiveExplorer:
                 paths, target, tokens = self._trace(text, query)
             except ValueError as error:
                 raise _TextError(str(error)) from error
-        edges = [edge._asdict() for edge in paths.connected(most=MOST_EDGES)]
+        edges = [dataclasses.asdict(edge) for edge in paths.connected(most=MOST_EDGES)]
         for edge in edges:
             edge["direct"] = edge["direct"] if edge["direct"] == edge["direct"] else None
         positions = {paths.query, *(edge[end] for edge in edges for end in ("query", "key"))}

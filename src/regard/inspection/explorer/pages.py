@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from regard.engine.call.options import check_names
-from regard.inspection.explorer.documents import FORMAT, PageOptions, Payload
+from regard.inspection.explorer.page_document import FORMAT, PageOptions, Payload
 from regard.inspection.explorer.payload import collect
 from regard.inspection.explorer.shell import load_shell
 from regard.inspection.explorer.thumbnails import draw_png, draw_text

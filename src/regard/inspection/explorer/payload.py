@@ -17,8 +17,8 @@ from regard.inspection.explorer.budgets import (
     Plan,
     degrade,
 )
-from regard.inspection.explorer.documents import Payload, Writer
 from regard.inspection.explorer.head_records import CallRecords
+from regard.inspection.explorer.page_document import Payload, Writer
 from regard.readouts import LABELS, average, label
 
 

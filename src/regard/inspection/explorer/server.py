@@ -11,9 +11,9 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Unpack
 
-from regard.inspection.explorer.documents import PageOptions
+from regard.inspection.explorer.exact_tiles import AbandonedError
+from regard.inspection.explorer.page_document import PageOptions
 from regard.inspection.explorer.sites import Explorer, RefusalError, Site, check_port
-from regard.inspection.explorer.tiles import AbandonedError
 
 ADDRESS = "127.0.0.1"
 IDLE_SECONDS = 60

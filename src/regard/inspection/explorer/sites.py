@@ -13,9 +13,9 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
+from regard.inspection.explorer.exact_tiles import Tiles
 from regard.inspection.explorer.pages import fill_page
 from regard.inspection.explorer.shell import load_shell
-from regard.inspection.explorer.tiles import Tiles
 
 LARGEST_NUMBER = 2**31 - 1
 # How many numbers follow each kind of data.

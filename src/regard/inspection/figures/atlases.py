@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from regard.arguments import check_kind
-from regard.inspection.figures import canvas, cells, palette
+from regard.inspection.figures import canvas, cell_axes, palette
 from regard.inspection.figures.canvas import Drawing
 from regard.readouts import Readout
 
@@ -85,8 +85,8 @@ def head_atlas(
             extent = (head - half, head + half, layer + half, layer - half)
             images.append(target.imshow(np.where(blocks > 0, blocks, np.nan), extent=extent, **shades))
     target.set(xlim=(-0.5, across - 0.5), ylim=(len(grids) - 0.5, -0.5), xlabel="Head", ylabel="Layer")
-    cells.mark_positions(target.xaxis, across)
-    cells.mark_positions(target.yaxis, len(grids), layer_labels)
+    cell_axes.mark_positions(target.xaxis, across)
+    cell_axes.mark_positions(target.yaxis, len(grids), layer_labels)
     target.tick_params(length=0.0)
     for spine in target.spines.values():
         spine.set_visible(False)
@@ -148,7 +148,7 @@ def head_map(
         grid = canvas.read_numbers(weights, "weights", "(R, C)", 2)
         rows = (first_row, first_row + grid.shape[0])
         columns = (first_column, first_column + grid.shape[1])
-        label, block = cells.WEIGHT_LABEL, (1, 1)
+        label, block = cell_axes.WEIGHT_LABEL, (1, 1)
         if min(first_row, first_column) < 0 or rows[1] > T or columns[1] > S:
             raise ValueError(
                 f"weights: expected a window inside {T} x {S}, got rows {rows[0]}..{rows[1] - 1} and columns"
@@ -156,7 +156,7 @@ def head_map(
             )
     shape = rows[1] - rows[0], columns[1] - columns[0]
     # A map is for looking closely, so it takes the page's width.
-    size = cells.scaled_size(*shape, cells.LONGEST_SIDE, cells.SHORTEST_SIDE)
+    size = cell_axes.scaled_size(*shape, cell_axes.LONGEST_SIDE, cell_axes.SHORTEST_SIDE)
     target, panels = canvas.open_panel(ax, size)
     # The last block may hold fewer rows than the others: it reaches beyond, and the limits cut it.
     extent = (
@@ -169,13 +169,13 @@ def head_map(
         np.where(grid > 0, grid, np.nan),
         extent=extent,
         interpolation="nearest",
-        aspect=cells.matrix_aspect(*shape),
+        aspect=cell_axes.matrix_aspect(*shape),
         **_shades(scale),
     )
     target.set(xlim=(columns[0] - 0.5, columns[1] - 0.5), ylim=(rows[1] - 0.5, rows[0] - 0.5))
-    cells.mark_positions(target.yaxis, shape[0], start=rows[0])
-    cells.mark_positions(target.xaxis, shape[1], start=columns[0])
-    target.set(**cells.MATRIX_LABELS)
+    cell_axes.mark_positions(target.yaxis, shape[0], start=rows[0])
+    cell_axes.mark_positions(target.xaxis, shape[1], start=columns[0])
+    target.set(**cell_axes.MATRIX_LABELS)
     strips = _draw_strips(target, np.where(empty, np.nan, entropy), mass, rows, columns)
     canvas.set_title(strips[1].axes if title else target, title)
     bar = panels.add_colorbar(image, label, ARROWS[scale])
@@ -228,8 +228,8 @@ def _read_blocks(readout: Readout, channel: str, most: int | None = MOST_BLOCKS)
 def _read_margins(readout: Readout, head: int) -> tuple[NDArray, NDArray, NDArray]:
     """Return entropy per row, mass per key, and which rows are empty, of one head."""
     check_kind("readout", readout, Readout)
-    entropy, mass = cells.read_heads(readout.entropy), cells.read_heads(readout.key_mass)
-    empty = cells.read_heads(readout.empty)
+    entropy, mass = cell_axes.read_heads(readout.entropy), cell_axes.read_heads(readout.key_mass)
+    empty = cell_axes.read_heads(readout.empty)
     if head not in range(len(entropy)):
         raise ValueError(f"head: expected a number in 0..{len(entropy) - 1}, got {head}")
     return entropy[head], mass[head], empty[head] > 0

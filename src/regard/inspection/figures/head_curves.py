@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from regard.arguments import check_kind
-from regard.inspection.figures import canvas, cells, palette
+from regard.inspection.figures import canvas, cell_axes, palette
 from regard.inspection.figures.canvas import Drawing
 from regard.readouts import Readout
 
@@ -64,7 +64,7 @@ def distance_profile(
         for mass, name, color in curves
     )
     target.set_xticks(numbers, [_name_distance(int(number)) for number in numbers])
-    cells.slant_labels(target.xaxis)
+    cell_axes.slant_labels(target.xaxis)
     target.set(xlabel="Distance back (tokens)", ylabel="Share of attention", ylim=(0.0, None))
     return _finish(panels, lines, len(chosen))
 
@@ -123,7 +123,7 @@ def entropy_profile(
         places, bound, color=palette.QUIET, linewidth=1.0, linestyle="--", label="even, log(keys)"
     )
     target.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
-    target.set(xlabel=cells.QUERY_LABEL, ylabel="Entropy (nats)", ylim=(0.0, None))
+    target.set(xlabel=cell_axes.QUERY_LABEL, ylabel="Entropy (nats)", ylim=(0.0, None))
     return _finish(panels, tuple(lines), len(chosen))
 
 
@@ -141,7 +141,8 @@ def head_history(
     Args:
         steps: when the heads were looked at, one a column, increasing.
         names: of the heads, one a row.
-        values: shape (heads, steps), with NaN in grey; `regard.training.heads.read_heads` gives all three.
+        values: shape (heads, steps), with NaN in grey. `regard.training.head_statistics.read_heads` gives all
+            three.
         label: what the numbers are.
         ax, title: as in `attention_heatmap`.
 
@@ -174,7 +175,7 @@ def head_history(
     )
     shown = range(0, len(steps), -(-len(steps) // 8))
     target.set_xticks(shown, [str(steps[index]) for index in shown])
-    cells.mark_positions(target.yaxis, len(names), names)
+    cell_axes.mark_positions(target.yaxis, len(names), names)
     target.tick_params(axis="y", labelsize=canvas.TICK_SIZE - 1)
     target.set(xlabel="Step")
     return panels.finish(images=(image,), colorbar=panels.add_colorbar(image, label))
@@ -184,7 +185,7 @@ def _choose(
     readout: Readout, values: object, heads: Sequence[int] | None, head_labels: Sequence[object] | None
 ) -> tuple[NDArray[np.float64], list[int], list[str]]:
     """Return a statistic `(H, n)`, which heads to draw, and their names."""
-    array = cells.read_heads(values)
+    array = cell_axes.read_heads(values)
     chosen = list(range(len(array))) if heads is None else list(heads)
     wrong = [head for head in chosen if head not in range(len(array))]
     if wrong or not chosen:

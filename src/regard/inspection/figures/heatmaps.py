@@ -12,7 +12,7 @@ from matplotlib.image import AxesImage
 from matplotlib.text import Text
 from numpy.typing import ArrayLike, NDArray
 
-from regard.inspection.figures import canvas, cells, palette
+from regard.inspection.figures import canvas, cell_axes, palette
 from regard.inspection.figures.canvas import Drawing
 
 ANNOTATED = 16  # numbers are written into matrices up to this many rows and columns
@@ -82,16 +82,16 @@ def attention_heatmap(
     _check_weights(matrix, vmax, scale)
     canvas.read_labels(query_labels, "query_labels", len(matrix), "query")
     canvas.read_labels(key_labels, "key_labels", matrix.shape[1], "key")
-    target, panels = canvas.open_panel(ax, cells.matrix_size(*matrix.shape), title)
+    target, panels = canvas.open_panel(ax, cell_axes.matrix_size(*matrix.shape), title)
     image = _show_matrix(panels, target, matrix, (query_labels, key_labels), vmax, scale)
-    target.set(**cells.MATRIX_LABELS)
+    target.set(**cell_axes.MATRIX_LABELS)
     bar = _add_colorbar(panels, image, matrix, vmax, scale)
     panels.fit()
     size = _number_size(target, matrix.shape)
     small = max(matrix.shape) <= ANNOTATED
     annotate = small and size >= SMALLEST_NUMBER if annotate is None else annotate
     texts = _write_numbers(target, image, matrix, size) if annotate else ()
-    outlines = cells.separate_cells(target, *matrix.shape) if small else ()
+    outlines = cell_axes.separate_cells(target, *matrix.shape) if small else ()
     return Drawing(panels.figure, panels.axes, (image,), texts=texts, outlines=outlines, colorbar=bar)
 
 
@@ -137,7 +137,7 @@ def head_grid(
     canvas.read_labels(query_labels, "query_labels", T, "query")
     canvas.read_labels(key_labels, "key_labels", S, "key")
     names = canvas.read_labels(head_labels, "head_labels", heads, "head", "Head {}")
-    rows, columns = cells.grid_shape(heads, columns)
+    rows, columns = cell_axes.grid_shape(heads, columns)
     labels = (query_labels, key_labels)
     size = _panel_size(T, S, columns, max(len(side) for side in (*labels, ()) if side is not None))
     panels = canvas.open_panels(fig, size, heads, rows, columns, title)
@@ -148,8 +148,8 @@ def head_grid(
         images.append(_show_matrix(panels, ax, stack[index], labels, vmax, scale, largest, most_ticks=5))
         canvas.set_title(ax, names[index], canvas.LABEL_SIZE)
         ax.tick_params(labelleft=index % columns == 0, labelbottom=index + columns >= heads)
-        ax.set_ylabel(cells.QUERY_LABEL if index % columns == 0 else "")
-        ax.set_xlabel(cells.KEY_LABEL if index // columns == rows - 1 else "")
+        ax.set_ylabel(cell_axes.QUERY_LABEL if index % columns == 0 else "")
+        ax.set_xlabel(cell_axes.KEY_LABEL if index // columns == rows - 1 else "")
     bar = _add_colorbar(panels, images[0], stack, vmax, scale)
     return panels.finish(images=tuple(images), colorbar=bar)
 
@@ -166,7 +166,7 @@ def _show_matrix(
 ) -> AxesImage:
     """Lay a (T, S) matrix on `ax` with whole-number ticks or labels; long thin matrices fill the axes."""
     norm = PowerNorm(EXPONENT if scale == "power" else 1.0, 0.0, vmax)
-    aspect = cells.matrix_aspect(*matrix.shape)
+    aspect = cell_axes.matrix_aspect(*matrix.shape)
     image = ax.imshow(matrix, cmap=palette.weight_colors(), norm=norm, aspect=aspect)
     box = ax.get_window_extent()
     width, height = panels.size if panels.owned else np.array([box.width, box.height]) / ax.figure.figure.dpi
@@ -177,9 +177,9 @@ def _show_matrix(
     for side, axis, room in ((0, ax.yaxis, height), (1, ax.xaxis, width)):
         names = labels[side]
         if names is None:
-            cells.mark_positions(axis, matrix.shape[side], most=most_ticks)
+            cell_axes.mark_positions(axis, matrix.shape[side], most=most_ticks)
         else:
-            cells.name_positions(axis, names, room, largest.max(1 - side))
+            cell_axes.name_positions(axis, names, room, largest.max(1 - side))
     return image
 
 
@@ -187,7 +187,9 @@ def _add_colorbar(
     panels: canvas.Panels, image: AxesImage, weights: NDArray, vmax: float, scale: Scale
 ) -> Colorbar:
     """Add a bar that says how weights are coloured; it ends in an arrow where weights above it exist."""
-    label = f"{cells.WEIGHT_LABEL}\n(colour: w^{EXPONENT})" if scale == "power" else cells.WEIGHT_LABEL
+    label = (
+        f"{cell_axes.WEIGHT_LABEL}\n(colour: w^{EXPONENT})" if scale == "power" else cell_axes.WEIGHT_LABEL
+    )
     above = np.nanmax(weights, initial=0.0) > vmax + ROUNDING
     bar = panels.add_colorbar(image, label, "max" if above else "neither")
     if scale == "power":
@@ -213,7 +215,7 @@ def _check_weights(weights: NDArray, vmax: float, scale: str) -> None:
 
 def _panel_size(T: int, S: int, columns: int, labels: int) -> tuple[float, float]:
     """Return width and height in inches of one head among others: long enough for its labels."""
-    width, height = cells.matrix_size(T, S)
+    width, height = cell_axes.matrix_size(T, S)
     longest = max(1.9 if columns <= 3 else 1.55, min(LABEL_PITCH * labels, LARGEST_PANEL))
     scale = longest / max(width, height)
     return max(scale * width, 1.05), max(scale * height, 1.05)

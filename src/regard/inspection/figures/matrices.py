@@ -9,7 +9,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike, NDArray
 
-from regard.inspection.figures import canvas, cells, palette
+from regard.inspection.figures import canvas, cell_axes, palette
 from regard.inspection.figures.canvas import Drawing
 from regard.masks import Mask
 
@@ -47,7 +47,7 @@ def position_table(table: ArrayLike, *, ax: Axes | None = None, title: str | Non
     # Columns are positions, so a dimension reads as a wave from left to right.
     shared: dict[str, Any] = {"aspect": "auto", "origin": "lower"}
     image = target.imshow(values.T, cmap=palette.signed_colors(), vmin=-limit, vmax=limit, **shared)
-    cells.mark_positions(target.yaxis, values.shape[1], most=8)
+    cell_axes.mark_positions(target.yaxis, values.shape[1], most=8)
     return _finish_table(panels, image, len(values), "Dimension", "Value")
 
 
@@ -78,9 +78,9 @@ def position_similarity(table: ArrayLike, *, ax: Axes | None = None, title: str 
     length = len(values)
     norms = np.linalg.norm(values, axis=1, keepdims=True)
     directions = np.divide(values, norms, out=np.full_like(values, np.nan), where=norms > 0.0)
-    target, panels = canvas.open_panel(ax, cells.matrix_size(length, length), title)
+    target, panels = canvas.open_panel(ax, cell_axes.matrix_size(length, length), title)
     image = target.imshow(directions @ directions.T, cmap=palette.signed_colors(), vmin=-1.0, vmax=1.0)
-    cells.mark_positions(target.yaxis, length)
+    cell_axes.mark_positions(target.yaxis, length)
     return _finish_table(panels, image, length, "Position", "Cosine similarity")
 
 
@@ -124,22 +124,22 @@ def mask_picture(
     if title is None and isinstance(mask, Mask):
         expression = canvas.literal(repr(mask))
         title = expression if len(expression) <= LONGEST_TITLE else None
-    target, panels = canvas.open_panel(ax, cells.matrix_size(rows, columns), title)
+    target, panels = canvas.open_panel(ax, cell_axes.matrix_size(rows, columns), title)
     image = target.imshow(
         allowed.astype(np.uint8),
         cmap=ListedColormap([palette.MASKED, palette.KEPT]),
         vmin=0,
         vmax=1,
-        aspect=cells.matrix_aspect(rows, columns),
+        aspect=cell_axes.matrix_aspect(rows, columns),
         extent=(-0.5, columns - 0.5, top + rows - 0.5, top - 0.5),
         # Cells smaller than pixels are shaded by the share that is kept; larger ones have no third colour.
         interpolation="nearest" if max(rows, columns) <= LARGEST_SHARP else "antialiased",
         interpolation_stage="rgba",
     )
-    cells.mark_positions(target.yaxis, rows, start=top)
-    cells.mark_positions(target.xaxis, columns)
-    outlines = cells.separate_cells(target, rows, columns, top) if max(rows, columns) <= SEPARATED else ()
-    target.set(**cells.MATRIX_LABELS)
+    cell_axes.mark_positions(target.yaxis, rows, start=top)
+    cell_axes.mark_positions(target.xaxis, columns)
+    outlines = cell_axes.separate_cells(target, rows, columns, top) if max(rows, columns) <= SEPARATED else ()
+    target.set(**cell_axes.MATRIX_LABELS)
     patches = [
         Patch(facecolor=palette.KEPT, label="may attend"),
         Patch(facecolor=palette.MASKED, edgecolor="#9A9A9A", linewidth=0.5, label="masked"),
@@ -151,7 +151,7 @@ def mask_picture(
 def _finish_table(panels: canvas.Panels, image: AxesImage, length: int, down: str, value: str) -> Drawing:
     """Name the axes, with positions across, and add the colour bar."""
     (ax,) = panels.axes
-    cells.mark_positions(ax.xaxis, length)
+    cell_axes.mark_positions(ax.xaxis, length)
     ax.set(xlabel="Position", ylabel=down)
     return panels.finish(images=(image,), colorbar=panels.add_colorbar(image, value))
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.image import AxesImage
 from numpy.typing import ArrayLike, NDArray
 
-from regard.inspection.figures import canvas, cells, palette
+from regard.inspection.figures import canvas, cell_axes, palette
 from regard.inspection.figures.canvas import Drawing
 
 PatchGrid = tuple[int, int]
@@ -67,13 +67,13 @@ def scan_attention(
     flat = canvas.read_numbers(weights, "weights", "(num_patches,)", 1, more=pooled)
     _check_patches(scan[None], flat[None], patch_grid)
     vmax = _strongest(flat, vmax)
-    target, panels = canvas.open_panel(ax, cells.scaled_size(*scan.shape, longest=2.2), title)
+    target, panels = canvas.open_panel(ax, cell_axes.scaled_size(*scan.shape, longest=2.2), title)
     images, outlines = _draw_scan(
         target, scan, flat.reshape(patch_grid), vmax, palette.scan_greys(large_is_dark)
     )
     if title is None:
         _set_verdict(target, predicted_label, true_label)
-    bar = panels.add_colorbar(images[1], cells.WEIGHT_LABEL)
+    bar = panels.add_colorbar(images[1], cell_axes.WEIGHT_LABEL)
     return panels.finish(images=images, outlines=outlines, colorbar=bar)
 
 
@@ -134,8 +134,8 @@ def scan_attention_grid(
     predicted = _labels(predicted_labels, "predicted_labels", count)
     true = _labels(true_labels, "true_labels", count)
     vmax = _strongest(stack, vmax)
-    rows, columns = cells.grid_shape(count, min(6, count) if columns is None else columns)
-    size = cells.scaled_size(*scans.shape[1:], longest=1.25)
+    rows, columns = cell_axes.grid_shape(count, min(6, count) if columns is None else columns)
+    size = cell_axes.scaled_size(*scans.shape[1:], longest=1.25)
     panels = canvas.open_panels(fig, size, count, rows, columns, title)
     greys, limits = palette.scan_greys(large_is_dark), (float(scans.min()), float(scans.max()))
     shown, outlines = [], []
@@ -144,7 +144,7 @@ def scan_attention_grid(
         _set_verdict(ax, predicted[index], true[index], canvas.TICK_SIZE)
         shown.extend(pair)
         outlines.extend(lines)
-    bar = panels.add_colorbar(shown[1], cells.WEIGHT_LABEL)
+    bar = panels.add_colorbar(shown[1], cell_axes.WEIGHT_LABEL)
     return panels.finish(images=tuple(shown), outlines=tuple(outlines), colorbar=bar)
 
 

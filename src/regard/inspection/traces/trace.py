@@ -23,7 +23,7 @@ from regard.inspection.traces.sequences import Sequences
 from regard.inspection.traces.stored import Store, StoredTrace, restore_call
 
 if TYPE_CHECKING:
-    from regard.inspection.explorer.documents import PageOptions
+    from regard.inspection.explorer.page_document import PageOptions
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -14,7 +14,7 @@ from regard.axes import Array
 from regard.interop.families.entries import demand_same, read_number
 from regard.interop.families.family import WRITTEN_ACTIVATIONS, read_activation
 from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
-from regard.interop.families.windows import read_windows, write_windows
+from regard.interop.families.sliding_windows import read_windows, write_windows
 from regard.interop.weight_maps import LESS_ONE, Pair, Settings
 from regard.models import Decoder, TransformerConfig
 from regard.models.presets import GEMMA2

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from regard.interop.families.entries import read_number, read_size
 from regard.interop.families.gemma2 import Gemma2
 from regard.interop.families.rotary import read_rotary_by_kind, write_rotary_by_kind
-from regard.interop.families.windows import FULL, SLIDING, read_windows
+from regard.interop.families.sliding_windows import FULL, SLIDING, read_windows
 from regard.interop.weight_maps import Settings
 from regard.models import TransformerConfig
 from regard.models.presets import GEMMA3

@@ -13,7 +13,7 @@ from regard.interop.families.entries import demand_same, read_number
 from regard.interop.families.family import SIZES, TOKENS
 from regard.interop.families.llama import BLOCK, LAYER, Llama
 from regard.interop.families.rotary import read_rotary
-from regard.interop.families.windows import read_windows, write_windows
+from regard.interop.families.sliding_windows import read_windows, write_windows
 from regard.interop.weight_files import Stored, WeightFiles
 from regard.interop.weight_maps import Pair, Settings, linear, take_every
 from regard.models import TransformerConfig

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from regard.interop.families.entries import read_number, read_size
 from regard.interop.families.family import Family
 from regard.interop.families.rotary import read_rotary_by_kind, write_rotary_by_kind
-from regard.interop.families.windows import FULL, SLIDING, read_windows, write_windows
+from regard.interop.families.sliding_windows import FULL, SLIDING, read_windows, write_windows
 from regard.interop.weight_maps import Pair, Settings, WeightMap, linear, norm, take_rows
 from regard.models import Encoder, TransformerConfig
 from regard.models.presets import MODERNBERT

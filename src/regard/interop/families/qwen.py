@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from regard.interop.families.llama import Llama
-from regard.interop.families.windows import read_windows, write_windows
+from regard.interop.families.sliding_windows import read_windows, write_windows
 from regard.interop.weight_maps import Settings
 from regard.models import TransformerConfig
 

@@ -11,7 +11,7 @@ from regard.interop.families.entries import read_number, read_size
 from regard.interop.families.gemma2 import pair_norm, replace_norms
 from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
 from regard.interop.families.rotary import read_rotary, write_rotary
-from regard.interop.families.windows import FULL, shorten
+from regard.interop.families.sliding_windows import FULL, shorten
 from regard.interop.weight_maps import (
     UNCHANGED,
     Pair,

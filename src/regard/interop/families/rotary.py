@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from regard.interop.families.entries import Entries, read_flag, read_number, refuse_unread
-from regard.interop.families.windows import FULL, SLIDING
+from regard.interop.families.sliding_windows import FULL, SLIDING
 from regard.models import TransformerConfig
 from regard.positions import DynamicNTK, Linear, Llama3, YaRN
 from regard.positions.scaling import Scaling

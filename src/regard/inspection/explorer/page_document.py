@@ -293,7 +293,7 @@ def write_json(document: Any) -> str:
     """Return JSON as it stands between tags, without characters special to HTML or scripts.
 
     Example:
-        >>> from regard.inspection.explorer.documents import write_json
+        >>> from regard.inspection.explorer.page_document import write_json
         >>> write_json({"text": "</script>"})
         '{"text":"\\\\u003c/script\\\\u003e"}'
     """

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from regard.axes import ArrayLike
 from regard.derivation.course import Course
-from regard.derivation.notation import Notation
+from regard.derivation.letters import Notation
+from regard.derivation.number_tables import View
 from regard.derivation.record import Derivation
-from regard.derivation.tables import View
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.options import Options
 from regard.engine.call.problem import Problem

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard.derivation.notation import describe
-from regard.derivation.steps import Step
+from regard.derivation.letters import describe
+from regard.derivation.step import Step
 
 # Entries printed of an axis that is longer; the rest is passed over.
 _MOST = {"h": 2, "g": 2, "i": 6, "j": 8, **dict.fromkeys("abcdef", 6)}
