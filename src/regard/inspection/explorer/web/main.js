@@ -6,6 +6,7 @@ import { button, clear, element, say, visibleText } from "./dom.js";
 import { mountEffects } from "./effects.js";
 import { mountExport } from "./exporting.js";
 import { mountFolding } from "./folding.js";
+import { mountGuide } from "./guide.js";
 import { mountHeadLines } from "./head_lines.js";
 import { mountHeadNotes } from "./head_notes.js";
 import { listenForKeys, openKeyList } from "./keys.js";
@@ -323,6 +324,8 @@ export async function boot(root, { address = true } = {}) {
   root.append(
     mainConnection(source, root),
     mainHeader(source, state),
+    // A link says where to look already.
+    ...(location.hash || page.start ? [] : [mountGuide(state)]),
     list,
     ...panels.map(({ panel }) => panel),
   );

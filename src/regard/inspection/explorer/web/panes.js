@@ -120,7 +120,7 @@ export function textPane(host, { tokens, label, gap = 2, onChoose }) {
         class: names.filter(Boolean).join(" ") || null,
         data: { token: n },
         "aria-selected": n === marks.chosen ? "true" : null,
-        title: note || null,
+        title: note ? `${n}: ${note}` : n,
       },
       text,
     );
