@@ -28,7 +28,7 @@ TIGHT = dataclasses.replace(GPU, step_bytes=4 * 8 * H * 8 * 8)  # of float64: th
 @pytest.fixture
 def tune(monkeypatch):
     def use(found=GPU):
-        monkeypatch.setattr(tuning, "_LEAST_SIDE", min(found.tile_side, 128))
+        monkeypatch.setattr(measurements, "_LEAST_SIDE", min(found.tile_side, 128))
         tile_choice._count_once.cache_clear()
         holding.enter_context(measurements.using(found))
 

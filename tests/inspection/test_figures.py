@@ -347,24 +347,3 @@ def test_one_head_alone_is_drawn(readout):
     alone = jax.tree.map(lambda array: np.asarray(array)[0], readout)
     for draw in (figures.head_map, figures.distance_profile, figures.entropy_profile, figures.head_atlas):
         assert draw(alone, ax=panel()).axes
-
-
-def test_refusals_say_what_was_expected(readout):
-    atlas, one, entropy = figures.head_atlas, figures.head_map, figures.entropy_profile
-    distance, history = figures.distance_profile, figures.head_history
-    batch = jax.tree.map(lambda array: np.stack([array, array]), readout)
-    nothing = jax.tree.map(lambda array: np.asarray(array)[:, :0] if array.ndim > 1 else array, readout)
-    cells = np.ones((3, 4))
-    check_refusals(
-        (lambda: atlas([]), "expected at least one, got none"),
-        (lambda: atlas(batch), r"leading axes \(H,\), got \(2, 3\)"),
-        (lambda: atlas(nothing), "at least one head, row and key"),
-        (lambda: atlas(readout, layer_labels=["a", "b"]), "expected 1 labels, one a readout, got 2"),
-        (lambda: one(readout, 3), r"head: expected a number in 0\.\.2, got 3"),
-        (lambda: one(readout, weights=cells, first_row=T - 2), f"a window inside {T} x {S}"),
-        (lambda: one(readout, weights=np.ones(4)), r"weights: expected shape \(R, C\)"),
-        (lambda: distance(readout, heads=[0, 7]), r"heads: expected numbers in 0\.\.2, got \[7\]"),
-        (lambda: entropy(readout, head_labels=["a"]), "expected 3 labels, one a head, got 1"),
-        (lambda: entropy(nothing), "expected at least one query"),
-        (lambda: history([1], ["a"], [[1.0, 2.0]]), r"expected shape \(1, 1\)"),
-    )

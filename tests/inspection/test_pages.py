@@ -69,25 +69,6 @@ def test_positions_are_drawn(bare):
     assert np.allclose(parts["content"] + parts["bias"], parts["both"], atol=2e-2, equal_nan=True)
 
 
-def test_training_is_drawn(bare):
-    trace = small()
-    points = [[1, 2, 5], [3.0, 2.0, 0.5]]
-    curve = {"name": "loss", "unit": "nats", "points": points, "split": "train"}
-    chart = {"name": "entropy", "rows": ["a", "b"], "steps": [1, 2, 3], "values": np.ones((2, 3))}
-    training = {"title": "run", "curves": [curve], "maps": [chart]}
-    document, chunks = opened(pages.html(trace, training=training))
-    (drawn,), (mapped,) = document["training"]["curves"], document["training"]["maps"]
-    assert np.array_equal(chunks[drawn["points"]], np.float32(points))
-    assert np.array_equal(chunks[mapped["values"]], np.ones((2, 3)))
-    assert (drawn["split"], mapped["unit"], mapped["steps"]) == ("train", None, [1, 2, 3])
-    fill = lambda **training: pages.html(trace, training=training)
-    check_refusals(
-        (lambda: fill(maps=[{**chart, "values": np.ones((3, 2))}]), r"training: .*\(2, 3\), got \(3, 2\)"),
-        (lambda: fill(maps=[{"name": "entropy", "values": []}]), "training: expected 'rows' of each"),
-        (lambda: fill(curves=[{**curve, "points": [[1], [3, 4]]}]), "of 'loss': .*one length", TypeError),
-    )
-
-
 HOSTILE = ["</script><script>alert(1)</script>", "<!--", "\u2028\u2029", "\0", "\ud800", "x" * 10_000]
 HOSTILE += ["&lt;", '"', "]]>", "\u05e9\u200f", "\U0001f469\u200d\U0001f467"]
 

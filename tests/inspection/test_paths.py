@@ -15,8 +15,8 @@ from regard.models import Decoder, TransformerConfig
 from small_models import build
 from test_score_parts import KINDS, ROTARY, TOKENS
 
-EDGE_KINDS = {"pre, a loop": {**ROTARY, "scan_layers": True}, "hybrid": KINDS["hybrid"]}
-EDGE_KINDS["relative, post"] = {**KINDS["relative"], "norm": "post"}
+EDGE_KINDS = {"pre": ROTARY, "post": {**KINDS["relative"], "norm": "post", "scan_layers": True}}
+EDGE_KINDS["hybrid"] = KINDS["hybrid"]
 
 
 @pytest.mark.parametrize("kind", EDGE_KINDS)
@@ -57,7 +57,6 @@ def test_padding_is_not_seen_and_paths_are_connected():
     assert sum(edge.total for edge in padded.edges) == pytest.approx(
         sum(e.total for e in paths.edges), abs=1e-5
     )
-    assert inspection.trace_paths(model, TOKENS, query=6, count=3).edges == paths.edges[:3]
     connected = paths.connected(0.2)
     assert 0 < len(connected) < len(paths.edges)
     assert {edge.query for edge in connected} <= {6, *(edge.key for edge in connected)}

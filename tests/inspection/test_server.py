@@ -257,7 +257,7 @@ def request_only(page, path):
 @pytest.fixture
 def slow_windows(monkeypatch):
     """Windows of few rows, each of which is noted, and takes a while."""
-    monkeypatch.setattr(tiles, "_STRIP_CELLS", 1000)
+    monkeypatch.setattr(exact_tiles, "_STRIP_CELLS", 1000)
     formed, window = [], Call.window
 
     def wait(*arguments, **options):
@@ -298,8 +298,8 @@ def test_what_nobody_waits_for_is_given_up_and_a_server_that_closes_forms_nothin
 
 @pytest.mark.slow
 def test_large_heads_are_swept_once_for_coarse_tiles_and_exact_ones_do_not_wait(trace, cases, monkeypatch):
-    monkeypatch.setattr(tiles, "_FEW_CELLS", 0)
-    monkeypatch.setattr(tiles, "_STRIP_CELLS", 10_000)
+    monkeypatch.setattr(exact_tiles, "_FEW_CELLS", 0)
+    monkeypatch.setattr(exact_tiles, "_STRIP_CELLS", 10_000)
     begun, go_on = threading.Event(), threading.Event()
     readout = Call.readout
 

@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 
 from javascript import WEB, run_node
-from regard.inspection.explorer.shell import load_shell, shrink_script, shrink_style
+from regard.inspection.explorer.shell import load_shell
 from regard.inspection.visible_text import show_text
 
 LARGEST = 110_800
@@ -48,29 +48,6 @@ def test_the_joined_script_is_javascript_and_the_page_unpacks_what_was_packed(tm
     )
     style, script = ({"name": name, "textContent": getattr(shell, name)} for name in ("style", "script"))
     assert json.loads(run_node(boot)) == [style, script]
-
-
-def test_comments_and_white_space_are_left_out_alone():
-    text = """/**
- * @param {number} a
- */
-  const url = "https://a//b  c";
-  // nothing
-
-  const half = /** @type {number} */ (a) / 2 - -1;
-  if (half in [ 1 ]) return /[/"] {2}/u.test(x) ? `${ a } ${ b ? `c  ${'d  "'}` : "" }  e` : 'f  ';
-  class A {
-    #b = new Map();
-    async *c() {}
-  }
-"""
-    assert shrink_script(text) == (
-        """const url="https://a//b  c";const half=(a)/2- -1;if(half in[1])return/[/"] {2}/u.test(x)?"""
-        """`${ a } ${ b ? `c  ${'d  "'}` : "" }  e`:'f  ';class A{#b=new Map();async*c(){}}"""
-    )
-    assert shrink_style("/* a\n b */\n.a > .b,\n.c .d {\n  left: calc(1px + 2px);\n}\n") == (
-        ".a>.b,.c .d{left:calc(1px + 2px)}"
-    )
 
 
 def test_modules_pass_their_tests_in_node():

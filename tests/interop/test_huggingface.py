@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +21,10 @@ from regard.cli import main
 from regard.interop import huggingface
 from regard.interop.families import FAMILIES
 from regard.interop.families.entries import IGNORED
-from regard.interop.families.family import Family
 from regard.interop.huggingface_configs import write_settings
 from regard.interop.weight_files import WeightFileError, open_weights, write_weights
-from regard.interop.weight_maps import Pair, WeightMap, linear, name_tensors, norm, parameter_paths
-from regard.models import PRESETS, Decoder, Encoder, EncoderDecoder
+from regard.interop.weight_maps import name_tensors, parameter_paths
+from regard.models import PRESETS, Decoder
 from regard.positions import DynamicNTK, Linear, Llama3, YaRN
 
 LLAMA = {
@@ -427,28 +425,6 @@ def test_a_head_that_differs_from_its_table_is_a_head(tmp_path):
 # Filling.
 
 
-def test_nothing_is_computed_while_a_model_is_filled(tmp_path):
-    expected = {"bert": Encoder, "vit": Encoder, "t5": EncoderDecoder, "llama": Decoder}
-    compiled = []
-
-    def listen(name, *_, **__):
-        if "backend_compile" in name:
-            compiled.append(name)
-
-    jax.clear_caches()
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        for name, kind in expected.items():
-            pretrained = huggingface.load(fill(tmp_path / name, name))
-            assert (type(pretrained.model), pretrained.kind, pretrained.tokenizer) == (kind, name, None)
-            assert pretrained.model.config == pretrained.config
-        assert not compiled, "filling needs no computation"
-        jax.jit(lambda x: 2 * x)(np.ones(3))
-        assert compiled, "the check would have seen one"
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-
-
 @pytest.mark.parametrize(
     ("stored", "wanted"), [(ml_dtypes.bfloat16, None), (np.float64, None), (np.float64, jnp.bfloat16)]
 )
@@ -598,45 +574,6 @@ def test_models_that_a_kind_cannot_describe_are_refused(tmp_path):
 
 BLOCK = "trunk.stack.blocks.{n}"
 SIZES = ("d_model", "num_heads", "d_ff", "num_layers", "vocab_size")
-
-
-class Toy(Family):
-    """A decoder without feed-forward biases, whose config.json spells it in words of its own."""
-
-    kind, architecture = "toy", "ToyForCausalLM"
-    sizes: ClassVar = dict(zip(("width", "heads", "inner", "depth", "words"), SIZES, strict=True))
-    entries: ClassVar = {"eps": "norm_epsilon", "act": "activation"}
-    choices: ClassVar = {"positions": "none", "activation": "relu"}
-    choices |= {"feed_forward_bias": False, "head_bias": False}
-    assumed: ClassVar = {"note": "a toy"}
-    weights = WeightMap(prefix="toy.", writes_prefix=True, pairs=(
-        Pair("words", "trunk.embedding.entry.table.embedding"), *norm("last", "trunk.stack.final_norm"),
-        *(pair for part in ("query", "key", "value", "output")
-          for pair in linear(f"at.{{n}}.{part}", f"{BLOCK}.attention.{part}_projection")),
-        *(pair for theirs, ours in (("at", "attention"), ("ff", "feed_forward"))
-          for pair in norm(f"{theirs}.{{n}}.norm", f"{BLOCK}.{ours}_residual.norm")),
-        *linear("ff.{n}.up", f"{BLOCK}.feed_forward.widen"), *linear("head", "head"),
-        *linear("ff.{n}.down", f"{BLOCK}.feed_forward.narrow"),
-    ))  # fmt: skip
-
-
-def test_a_family_is_one_class_and_one_entry(tmp_path, monkeypatch):
-    monkeypatch.setitem(FAMILIES, "toy", Toy())
-    sizes = {"width": 6, "heads": 3, "inner": 11, "depth": 2, "words": 13}
-    kind, config = huggingface.read_config({"model_type": "toy", **sizes, "act": "silu"})
-    assert (kind, config.activation, config.positions, config.d_ff) == ("toy", "silu", "none", 11)
-    assert huggingface.read_config({"model_type": "toy", **sizes})[1].activation == "relu"
-    model = build_drawn(Decoder, config)
-    huggingface.save(model, tmp_path, "toy")
-    held = open_weights(tmp_path)
-    assert {"toy.words", "toy.at.1.query.weight", "head.weight"} <= {*held}
-    kernel = model.trunk.stack.blocks[1].feed_forward.widen.kernel[...]
-    np.testing.assert_array_equal(held.read("toy.ff.1.up.weight"), np.asarray(kernel).T)
-    written = json.loads((tmp_path / "config.json").read_text())
-    assert (written["architectures"], written["width"], written["note"]) == (["ToyForCausalLM"], 6, "a toy")
-    pretrained = huggingface.load(tmp_path)
-    assert (pretrained.kind, pretrained.config) == ("toy", config)
-    assert_same_parameters(pretrained.model, model)
 
 
 # Tokenizers and patches.
