@@ -179,7 +179,7 @@ def test_a_text_is_typed_changed_and_refused_and_the_view_stays(browser):
         wait_for("6 tokens")
         assert visit.evaluate("document.querySelectorAll('iframe').length") == 1
         assert visit.evaluate(INNER)["tab"] == "attention"
-        visit.page.get_by_role("button").click()
+        visit.page.get_by_role("button", name="Change a word").click()
         changed = visit.page.get_by_label("Changed text")
         assert changed.input_value() == "abcabc"
         visit.page.keyboard.press("End")
@@ -195,7 +195,7 @@ def test_a_text_is_typed_changed_and_refused_and_the_view_stays(browser):
         changed.fill(" ")
         wait_for("Type a text")
         assert visit.evaluate(f"{ALERT}.hidden")
-        visit.page.get_by_role("button").click()
+        visit.page.get_by_role("button", name="Compare no more").click()
         wait_for("6 tokens")
         assert visit.evaluate(INNER)["tab"] == "attention"
         # A link holds both texts.

@@ -13,7 +13,7 @@ from javascript import WEB, run_node
 from regard.inspection.explorer.shell import load_shell
 from regard.inspection.visible_text import show_text
 
-LARGEST = 110_800
+LARGEST = 111_200
 
 
 def digest(script):

@@ -201,7 +201,7 @@ export function mountExport(host, source, state) {
     press: () => copy(exportPython(source, state)),
   });
   const caption = button("copy caption", {
-    title: "Copy what the figure shows, in words",
+    title: "Copy words that tell what is in the figure",
     press: async () => {
       const { title, remark, limits, scale, noun } = await exportFigure(source, state);
       copy(
