@@ -24,7 +24,7 @@ MOST_CELLS = 2**22  # weights that are formed at once
 
 @dataclass(frozen=True)
 class Edge:
-    """What one head of one layer passes from a key to a query, towards a logit.
+    """Hold what one head passes from a key to a query, towards a logit.
 
     Example:
         >>> from regard.inspection import Edge
@@ -41,9 +41,9 @@ class Edge:
     key: int
     """The position that is read."""
     total: float
-    """What it adds to the logit by all ways to it, to first order."""
+    """Its part of the logit by all ways to it, to first order."""
     direct: float
-    """What it adds by no other layer, exactly: 0 but at the query that predicts; NaN if a norm hides it."""
+    """Its part by no other layer, exactly: 0 but at the query that predicts; NaN if a norm hides it."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class EdgeReading(NamedTuple):
     target: Array
     logit: Array
     edges: list[tuple[Array, Array, Array]]
-    """Of each call: totals, direct parts, and cells (head, query, key)."""
+    """Totals, direct parts and cells (head, query, key), of each call."""
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "count"))
