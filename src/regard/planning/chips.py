@@ -71,6 +71,29 @@ class Chip:
         return dataclasses.replace(self, flops=flops, **parts)
 
 
+# TFLOP/s of bfloat16, TF32 and float64; GB and TB/s of memory; GB/s of NVLink both ways; Gb/s of network.
+_NVIDIA = """
+name  bfloat16  tf32   float64  memory  bandwidth  nvlink  network
+a100  312       156    19.5     80      2.039      600     200
+h100  989.5     494.5  67       80      3.35       900     400
+h200  989.5     494.5  67       141     4.8        900     400
+b200  2250      1125   37       180     8.0        1800    400
+"""
+# Chips of a host, of a pod; TFLOP/s; GB and GB/s of memory; GB/s of all links both ways, their number; Gb/s.
+_TPU = """
+name  host  pod   bfloat16  memory  bandwidth  ici   ports  network
+v5e   8     256   197       16      819        400   4      25
+v5p   4     8960  459       95      2765       1200  6      50
+v6e   8     256   918       32      1638       800   4      100
+"""
+
+
+def _read_rows(table: str, make: Callable[..., Chip]) -> list[Chip]:
+    """Make a chip of every row below the head of a table."""
+    rows = [line.split() for line in table.strip().splitlines()[1:]]
+    return [make(name, *(float(word) if "." in word else int(word) for word in row)) for name, *row in rows]
+
+
 def _nvidia(name: str, *figures: float) -> Chip:
     bfloat16, tf32, float64, memory, bandwidth, nvlink, network = figures
     sheet, guide = f"NVIDIA {name.upper()} data sheet", f"NVIDIA DGX {name.upper()} user guide"
@@ -115,18 +138,7 @@ def _tpu(name: str, host: int, pod: int, *figures: float) -> Chip:
     )
 
 
-CHIPS: dict[str, Chip] = {
-    chip.name: chip
-    for chip in (
-        _nvidia("a100", 312, 156, 19.5, 80, 2.039, 600, 200),
-        _nvidia("h100", 989.5, 494.5, 67, 80, 3.35, 900, 400),
-        _nvidia("h200", 989.5, 494.5, 67, 141, 4.8, 900, 400),
-        _nvidia("b200", 2250, 1125, 37, 180, 8.0, 1800, 400),
-        _tpu("v5e", 8, 256, 197, 16, 819, 400, 4, 25),
-        _tpu("v5p", 4, 8960, 459, 95, 2765, 1200, 6, 50),
-        _tpu("v6e", 8, 256, 918, 32, 1638, 800, 4, 100),
-    )
-}
+CHIPS = {chip.name: chip for chip in (*_read_rows(_NVIDIA, _nvidia), *_read_rows(_TPU, _tpu))}
 
 
 def find_chip(chip: str | Chip) -> Chip:
