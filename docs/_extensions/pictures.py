@@ -24,7 +24,8 @@ class Measure(SphinxPostTransform):
             with Image.open(path) as picture:
                 dots = picture.info.get("dpi", (SCREEN_DPI,))[0]
                 node["width"] = f"{round(picture.width * SCREEN_DPI / float(dots))}px"
-            node["alt"] = "what the cell above draws"
+            if not node.get("alt"):
+                node["alt"] = "what the cell above draws"
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
