@@ -24,9 +24,9 @@ inspection.figures.head_curves inspection.figures.heatmaps inspection.figures.ma
 inspection.figures.patches inspection.head_search inspection.traces.captures inspection.traces.trace
 interop.flax interop.huggingface layers.blocks layers.derivation layers.experts layers.latent_attention
 models.beams models.classifier models.decoder models.encoder models.encoder_decoder models.generation
-models.presets models.prompts models.sampling models.stack parallel.cost_reports planning.steps
-readouts.labels readouts.reading readouts.record readouts.windows theory.gibbs theory.gradients theory.heads
-theory.hopfield theory.steps training.heads
+models.presets models.prompts models.sampling models.stack parallel.cost_reports planning.training_steps
+inspection.paths readouts.labels readouts.reading readouts.readout readouts.windows theory.gibbs
+theory.gradients theory.heads theory.hopfield theory.steps training.head_statistics
 """
 
 
