@@ -207,6 +207,8 @@ def test_the_atlas_is_one_tab_stop_with_arrows_within(open_page, layers):
     visit.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     visit.settle()
     assert state(visit)["selection"] == [[2, 1]]
+    assert visit.page.locator(".rg-guide li").count() == 3
+    assert visit.page.locator(".rg-guide .rg-done").inner_text().startswith("Choose a head")
 
 
 def test_the_colour_range_is_of_all_heads_of_one_or_locked(open_page, layers):

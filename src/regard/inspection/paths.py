@@ -16,8 +16,8 @@ from regard.arguments import integers, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.hooks import CallEvent, Finish, rewrite, watch
 from regard.engine.call.problem import Problem
-from regard.engine.softmax.score_rows import score_cells
 from regard.inspection.layer_predictions import find_directions
+from regard.readouts.windows import weigh
 
 MOST_CELLS = 2**22  # weights that are formed at once
 
@@ -221,7 +221,7 @@ def _read_edges(
             straight = jnp.full((problem.leading[-1], problem.E), jnp.nan, wide)
             if direction is not None:
                 straight = (kernel.astype(wide) @ direction.astype(wide)).reshape(straight.shape)
-            edges.append(_find_largest(problem, lse[0], cotangent[0].astype(wide), straight, query, count))
+            edges.append(_find_largest(problem, lse, cotangent[0].astype(wide), straight, query, count))
     return EdgeReading(token, logit, edges)
 
 
@@ -249,14 +249,12 @@ def _find_largest(
     value = jnp.repeat(value, heads // value.shape[0], 0)
     direct = jnp.einsum("hse,he->hs", value, straight)
     size = max(1, min(problem.T, MOST_CELLS // (heads * keys)))
-    all_heads = jnp.arange(heads)
+    all_heads, all_keys = jnp.arange(heads), jnp.arange(keys)
 
     def read(start: Array) -> tuple[Array, Array, Array]:
         rows = start + jnp.arange(size)
         at = jnp.minimum(rows, problem.T - 1)
-        scores = score_cells(problem, at, None, all_heads)[0]
-        shift = jnp.take(lse, at, -1)
-        weights = jnp.exp(scores - jnp.where(shift == -jnp.inf, jnp.inf, shift)[..., None])
+        weights = weigh(problem, lse, at, all_keys, all_heads)[0]
         totals = jnp.einsum("hre,hse->hrs", jnp.take(cotangent, at, 1), value)
         # A value that nobody attends to may be no number.
         totals = jnp.where((weights > 0) & (rows < problem.T)[None, :, None], weights * totals, 0).ravel()

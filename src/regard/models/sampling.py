@@ -26,8 +26,8 @@ class Sampling:
     """Settings by which a token is chosen from logits; the default takes the most probable one.
 
     score = repetition_penalty(logits) / temperature
-    kept = min_p(top_p(top_k(score)))
-    token ~ softmax(kept)
+    allowed = min_p(top_p(top_k(score)))
+    token ~ softmax(allowed)
 
     What is None is left out. A pytree: under jit the numbers are traced, so another temperature compiles
     nothing anew; only which settings are there, and whether the temperature is 0, belongs to the program.

@@ -65,7 +65,7 @@ def window(
     problem = canonicalize_readable(query, key, **options)
     if heads is not None and not problem.leading:
         raise ValueError("heads: expected query with a heads axis, the one before T; got rank 2")
-    return _weigh(
+    return weigh(
         *jax.lax.stop_gradient((problem, check_lse(problem, lse))),
         _indices("rows", rows, problem.T),
         _indices("columns", columns, problem.S),
@@ -74,7 +74,8 @@ def window(
 
 
 @jax.jit
-def _weigh(problem: Problem, lse: Array, rows: Array, columns: Array, heads: Array) -> Array:
+def weigh(problem: Problem, lse: Array, rows: Array, columns: Array, heads: Array) -> Array:
+    """Form the weights of a checked call from its lse, in one program for windows of one size."""
     scores = score_cells(problem, rows, columns, heads)
     lse = jnp.take(lse, rows, -1)
     lse = jnp.take(lse, heads, -2) if problem.leading else lse
