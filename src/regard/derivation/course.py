@@ -7,14 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
+from regard.derivation.course_numbers import compute_numbers
 from regard.derivation.letters import Notation, spell
 from regard.derivation.step import Step
 from regard.engine.call.problem import Problem
-from regard.engine.softmax import dropout
-from regard.engine.softmax.exponential import finite_base
-from regard.engine.softmax.products import product as multiply
-from regard.engine.softmax.score_rows import chosen_indices, score_stages
-from regard.engine.softmax.sinks import sink
 from regard.formulas import (
     Equation,
     Exponential,
@@ -28,7 +24,6 @@ from regard.formulas import (
     Terms,
     product,
 )
-from regard.masks.grid import Grid
 from regard.masks.offsets import positions_of
 from regard.scores.bilinear_forms import Bilinear
 
@@ -43,7 +38,7 @@ class Course:
         self.steps: list[Step] = []
         self.terms: Terms | None = None
         self.aliases: dict[str, str] = {}
-        self.rows, self.heads = chosen_indices(problem)
+        self.numbers = compute_numbers(problem)
         shape = (*problem.leading, problem.T, problem.S)
         self.pair_names = notation.name(shape, "ij")
         self.pairs = spell(self.pair_names)
@@ -53,11 +48,11 @@ class Course:
         """Add all steps after those of query, key and value; the last one gets the name given."""
         if self.notation.is_grouped:
             self._add_groups()
-        scores = self._add_scores(self.terms or self._place())
-        exponentials, sums, key_share = self._add_weights(scores)
+        self._add_scores(self.terms or self._place())
+        self._add_weights()
         if self.problem.dropout_rate:
-            exponentials, sums = self._add_dropout(exponentials, sums)
-        self._add_output(exponentials, sums, key_share, scores, last)
+            self._add_dropout()
+        self._add_output(last)
 
     def add_operands(self, raw_query: Any, metric: Bilinear | None) -> None:
         """Add the steps of query, key and value; `raw_query` is the query before the metric."""
@@ -128,10 +123,6 @@ class Course:
     def _step(self, name: str) -> Step:
         return next(step for step in reversed(self.steps) if step.name == name)
 
-    def _grid(self) -> Grid:
-        problem, keys = self.problem, jnp.arange(self.problem.S, dtype=jnp.int32)
-        return Grid.at(self.rows, keys, problem.query_offset, len(problem.leading), problem.key_offset)
-
     def _add_groups(self) -> None:
         shared, heads = self.problem.key_heads, self.problem.leading[-1]
         size = self.problem.group
@@ -140,7 +131,7 @@ class Course:
         )
         left_side = Function("g", (Symbol("h"),))
         right = Function("floor", (Fraction(Symbol("h"), Number(str(size))),))
-        self.add("groups", left_side, right, words, "key head", self.heads // np.int32(size), ("h",))
+        self.add("groups", left_side, right, words, "key head", self.numbers.groups, ("h",))
 
     def _place(self) -> Terms:
         """Return symbols for score functions; add positions where a mask or score reads them."""
@@ -156,12 +147,12 @@ class Course:
 
     def add_positions(self) -> Terms:
         """Add the positions of queries and keys."""
-        problem, grid = self.problem, self._grid()
+        problem, numbers = self.problem, self.numbers
         wheres: dict[str, Symbol] = {}
         offsets = problem.query_offset, 0 if problem.key_offset is None else problem.key_offset
         for name, index, letter, array, start, noun in (
-            ("query_position", "i", "p", grid.query_position[..., 0], offsets[0], "query"),
-            ("key_position", "j", "r", grid.key_position[..., 0, :], offsets[1], "key"),
+            ("query_position", "i", "p", numbers.query_position, offsets[0], "query"),
+            ("key_position", "j", "r", numbers.key_position, offsets[1], "key"),
         ):
             if all(size == 1 for size in array.shape[:-1]):
                 array = array.reshape(-1)
@@ -179,10 +170,10 @@ class Course:
         self.terms = self._name_terms(wheres["query_position"], wheres["key_position"])
         return self.terms
 
-    def _add_scores(self, terms: Terms) -> Array:
+    def _add_scores(self, terms: Terms) -> None:
         problem = self.problem
         query, key = self._step("query"), self._step("key")
-        stages = iter(score_stages(problem, self.rows, None, self.heads))
+        stages = iter(self.numbers.stages)
         query_indices, products = spell(query.indices), Symbol("P", self.pairs)
         right = Sum("a", product(Symbol("Q", query_indices), Symbol("K", spell(key.indices))))
         words = "How well key j answers query i: their scalar product."
@@ -219,130 +210,78 @@ class Course:
             bias = self.give("bias", Symbol("B"), problem.bias, "ij", words, SCORES)
             now = advance("biased", Row((now, bias.formula.left), "+"), "Scores with what is added.")
         if problem.mask is not None:
-            keep = problem.mask.keep(self._grid())
+            keep: Any = self.numbers.keep
             names = self.notation.name((*keep.shape[:-2], problem.T, problem.S), "ij")
             keep = self.pick(keep, names[:-2])
-            keep = jnp.broadcast_to(keep, (*keep.shape[:-2], self.rows.size, problem.S))
             mask = Symbol("M", spell(names))
             share = f"{int(keep.sum()):,} of {keep.size:,} pairs may"
             words = f"{problem.mask!r}: whether query i may attend to key j; {share}."
             self.add("mask", mask, None, words, "yes or no", keep, names)
             words = "log 1 = 0 changes nothing; log 0 = -inf takes a key away, whatever its score."
-            now = advance("scores", Row((now, Function("log", (mask,))), "+"), words)
-        return self._step("scores").value
+            advance("scores", Row((now, Function("log", (mask,))), "+"), words)
 
-    def _add_weights(self, scores: Array) -> tuple[Array, Array, Array | None]:
-        """Return exponentials, what they are divided by, and what sinks leave of that, None without sinks."""
-        problem, names = self.problem, self.pair_names
+    def _add_weights(self) -> None:
+        """Add lse, weights and entropy, with what sinks leave of them."""
+        numbers, names = self.numbers, self.pair_names
         score, total = Symbol("S", self.pairs), Symbol("L", self.queries)
         terms: Formula = Sum("j", Exponential(score))
-        # The largest score is subtracted first, so that nothing overflows.
-        base = finite_base(scores.max(-1, initial=-jnp.inf))
-        exponentials = jnp.exp(scores - base[..., None])
-        sums = exponentials.sum(-1)
-        alive = sums != 0
-        sums = jnp.where(alive, sums, 1)
-        lse = jnp.where(alive, base + jnp.log(sums), -jnp.inf)
-        weights = exponentials / sums[..., None]
-        entropy = _surprise(weights).sum(-1)
-        key_share = rest = None
         logit: Formula = Symbol("z")
-        if problem.sinks is not None:
+        has_sinks = self.problem.sinks is not None
+        if has_sinks:
             words = "A logit per head that joins the softmax and hands nothing over."
-            step = self.give("sinks", Symbol("z"), problem.sinks, "", words, SCORES)
-            logit, sinks = step.formula.left, step.value.astype(scores.dtype)
-            sinks = sinks.reshape((*(1,) * (scores.ndim - 2 - sinks.ndim), *sinks.shape, 1))
+            logit = self.give("sinks", Symbol("z"), self.problem.sinks, "", words, SCORES).formula.left
             terms = Row((Exponential(logit), terms), "+")
-            key_share, lse, entropy = sink(sinks, lse, entropy)
-            weights = weights * key_share[..., None]
-            rest = jnp.exp(jnp.where(lse == -jnp.inf, lse, sinks - lse))
-        empty = int((~alive).sum())
+        empty = int(numbers.empty_rows)
         words = "Log of the partition function, what all exponentials of a row add up to."
         if empty:
             rows = f"{empty} row{'s' * (empty > 1)} may attend to nothing"
-            words += f" {rows}{'' if problem.sinks is not None else ': -inf'}."
+            words += f" {rows}{'' if has_sinks else ': -inf'}."
         subscripts = f"{self.pairs}->{self.queries}"
-        self.add("lse", total, Function("log", (terms,)), words, "nats", lse, names[:-1], subscripts)
+        self.add("lse", total, Function("log", (terms,)), words, "nats", numbers.lse, names[:-1], subscripts)
         words = "Softmax: the share of key j in what query i reads."
-        whole = "1" if key_share is None else "what the sink leaves"
+        whole = "what the sink leaves" if has_sinks else "1"
         words += f" Every row adds up to {whole}{', an empty one to 0' if empty else ''}."
         right = Exponential(Row((score, total), "-"))
-        self.add("weights", Symbol("A", self.pairs), right, words, "shares", weights, names)
+        self.add("weights", Symbol("A", self.pairs), right, words, "shares", numbers.weights, names)
         formula: Formula = Sum("j", _surprise_of(Symbol("A", self.pairs)))
-        if rest is not None:
+        if has_sinks:
             share = Symbol("A", self.queries, "sink")
             words = "What the sink takes of each row, and hands nothing over for."
             right = Exponential(Row((logit, total), "-"))
-            self.add("sink_weight", share, right, words, "shares", rest, names[:-1])
+            self.add("sink_weight", share, right, words, "shares", numbers.sink_weight, names[:-1])
             formula = Row((formula, _surprise_of(share)), "+")
         words = "How spread out the weights are: as uncertain as e^H keys of equal weight."
         symbol = Symbol("H", self.queries)
-        self.add("entropy", symbol, formula, words, "nats", entropy, names[:-1], subscripts)
-        return exponentials, sums, key_share
+        self.add("entropy", symbol, formula, words, "nats", numbers.entropy, names[:-1], subscripts)
 
-    def _add_dropout(self, exponentials: Array, sums: Array) -> tuple[Array, Array]:
-        problem, weights = self.problem, self._step("weights").value
-        assert problem.rng is not None
-        seeds = dropout.head_seeds(problem.rng, problem.leading)
-        seeds = seeds if problem.heads is None else jnp.take(seeds, self.heads, -1)
-        survivors = dropout.survivors(*dropout.pair_words(seeds, self._grid()), problem.dropout_rate)
-        grown = np.asarray(1 / (1 - problem.dropout_rate), weights.dtype)
-        factor = jnp.broadcast_to(jnp.where(survivors, grown, 0), weights.shape)
+    def _add_dropout(self) -> None:
+        problem, numbers = self.problem, self.numbers
         factor_symbol, rate = Symbol("d", self.pairs), f"{problem.dropout_rate:g}"
         words = f"A weight is dropped with chance {rate}; the others grow by 1 / (1 - {rate})."
-        self.add("dropout", factor_symbol, None, words, "factor", factor, self.pair_names)
+        self.add("dropout", factor_symbol, None, words, "factor", numbers.dropout, self.pair_names)
         weight_symbol, words = Symbol("D", self.pairs), "The weights that values are averaged with."
         right = product(factor_symbol, Symbol("A", self.pairs))
-        self.add("kept_weights", weight_symbol, right, words, "shares", weights * factor, self.pair_names)
-        return jnp.where(survivors, exponentials, 0), sums * (1 - problem.dropout_rate)
+        kept = numbers.dropped_weights
+        self.add("kept_weights", weight_symbol, right, words, "shares", kept, self.pair_names)
 
-    def _add_output(
-        self, exponentials: Array, sums: Array, key_share: Array | None, scores: Array, last: str
-    ) -> None:
+    def _add_output(self, last: str) -> None:
         problem = self.problem
         names = self.notation.name((*problem.leading, problem.T, problem.E), "ib")
         value = self._step("value")
         words = "Every query takes home the values, each in its share."
-        exponentials, scores = problem.with_heads(exponentials), problem.with_heads(scores)
-        spread = problem.with_heads(problem.value)
-        own = spread.shape[-3]
-        if own > 1:
-            spread = jnp.take(spread, self.heads // np.int32(problem.leading[-1] // own), -3)
-        spread = jnp.broadcast_to(spread, (*exponentials.shape[:-2], *spread.shape[-2:]))
-        readable = scores != -jnp.inf
-        if not bool(jnp.isfinite(spread).all()):
-            read = readable.any(-2)[..., None]
-            spread = jnp.where(read, spread, 0)
-            words += (
-                "" if bool(read.all()) else " A value that nobody may read counts as 0, whatever it holds."
-            )
-        # As the definition of `attend` does: divided after the product, but in low precision before.
-        sums = problem.with_heads(sums[..., None])
-        if problem.low_precision:
-            exponentials, sums = exponentials / sums, jnp.ones_like(sums)
-        exponentials, spread = exponentials.astype(problem.matmul_dtype), spread.astype(problem.matmul_dtype)
-        output = multiply(exponentials, spread, problem.precision) / sums
-        output = output if key_share is None else output * problem.with_heads(key_share[..., None])
-        output = jnp.where(readable.any(-1, keepdims=True), output, 0)
-        output = output if problem.leading else output[0]
-        if output.dtype != problem.query.dtype:
+        if bool(self.numbers.hides_values):
+            words += " A value that nobody may read counts as 0, whatever it holds."
+        if problem.accumulation != problem.query.dtype:
             words += f" Added up in {problem.accumulation}, rounded to {problem.query.dtype}."
-        output = output.astype(problem.query.dtype)
         weight = Symbol("D" if problem.dropout_rate else "A", self.pairs)
         right = Sum("j", product(weight, Symbol("V", spell(value.indices))))
         subscripts = f"{self.pairs},{_of_query_heads(value.indices)}->{spell(names)}"
-        self.add(
-            last, Symbol("O", spell(names)), right, words, "features of value", output, names, subscripts
-        )
+        symbol, output = Symbol("O", spell(names)), self.numbers.output
+        self.add(last, symbol, right, words, "features of value", output, names, subscripts)
 
 
 def _of_query_heads(indices: tuple[str, ...]) -> str:
     return "".join("h" if index == "g" else index for index in indices)
-
-
-def _surprise(share: Array) -> Array:
-    """Compute -p log p, 0 at 0."""
-    return -share * jnp.log(jnp.where(share > 0, share, 1))
 
 
 def _surprise_of(share: Symbol) -> Formula:

@@ -63,8 +63,8 @@ def derive(query: ArrayLike, key: ArrayLike, value: ArrayLike, **options: Unpack
     problem = canonicalize(query, key, value, **{**options, "aux": ("weights",)})
     metric, _ = split_product(compose(options.get("score")))
     sizes = {} if metric is None else {"e": metric.metric.shape[-2]}
-    course = Course(problem, name_axes(problem, **sizes))
     check_size(problem)
+    course = Course(problem, name_axes(problem, **sizes))
     course.add_operands(jnp.asarray(query), metric)
     course.walk()
     return assemble(course, "Attention")

@@ -33,6 +33,11 @@ test("what runs is given up for what comes, and its end is no error", async () =
   await Promise.all([first, latest.plan()]);
   assert.equal(ended.length, 1);
   assert.equal(ended[0].aborted, false);
+  const stopped = latest.plan();
+  await rest(10);
+  latest.stop();
+  await stopped;
+  assert.equal(ended.length, 1, "nothing comes of what was stopped");
   const broken = new Latest(async () => {
     throw new Error("a fault");
   }, 0);

@@ -19,9 +19,14 @@ export class Latest {
     this.wait = wait;
   }
 
+  /** End what runs. */
+  stop() {
+    this.running?.abort();
+  }
+
   /** End what runs, and begin anew after the wait, or at once. @param {number} [wait] */
   async plan(wait = this.wait) {
-    this.running?.abort();
+    this.stop();
     this.running = new AbortController();
     const { signal } = this.running;
     try {
@@ -296,7 +301,7 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
       return;
     }
     status.textContent = LIVE_READING;
-    questions.answered.hidden = true;
+    questions.forget();
     const begun = performance.now();
     const asked = new URLSearchParams(texts.map((one) => ["text", one]));
     const heads = cut.value.trim();

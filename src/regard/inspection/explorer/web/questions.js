@@ -35,7 +35,8 @@ function drawParts(cell, { score, parts }) {
  *   request: (path: string, signal: AbortSignal) => Promise<any>,
  *   tell: (message: string, python?: string) => void, fail: (message?: string) => void,
  *   look: (fields: Record<string, number>) => void,
- * }} page @param {(task: (signal: AbortSignal) => Promise<void>) => {plan: (wait?: number) => any}} latestOf
+ * }} page
+ * @param {(task: (signal: AbortSignal) => Promise<void>) => {plan: (wait?: number) => any, stop: () => void}} latestOf
  */
 export function mountQuestions(page, latestOf) {
   const answered = element("div", { class: "live-answer", hidden: true });
@@ -50,7 +51,8 @@ export function mountQuestions(page, latestOf) {
     page.fail();
     answered.hidden = true;
   };
-  const why = latestOf(async (signal) => {
+  /** @param {AbortSignal} signal */
+  const askWhy = async (signal) => {
     const place = page.place();
     const [query, key] = [place.get("row"), place.get("key")];
     clear();
@@ -63,8 +65,9 @@ export function mountQuestions(page, latestOf) {
     if (!answer) return;
     answered.replaceChildren(drawParts(cell, answer));
     answered.hidden = false;
-  });
-  const paths = latestOf(async (signal) => {
+  };
+  /** @param {AbortSignal} signal */
+  const askPaths = async (signal) => {
     const place = page.place();
     clear();
     const answer = await ask("paths", { text: page.text(place), query: place.get("row") ?? "-1" }, signal);
@@ -77,14 +80,25 @@ export function mountQuestions(page, latestOf) {
     answered.hidden = false;
     // The prediction is on the right.
     if (graph.firstElementChild) graph.firstElementChild.scrollLeft = graph.firstElementChild.scrollWidth;
-  });
+  };
+  let question = askWhy;
+  const latest = latestOf((signal) => question(signal));
+  /** @param {(signal: AbortSignal) => Promise<void>} asked */
+  const press = (asked) => () => {
+    question = asked;
+    latest.plan(0);
+  };
+  const forget = () => {
+    latest.stop();
+    answered.hidden = true;
+  };
   const buttons = [
     element("button", {
       type: "button",
       text: "Why this cell?",
       title: "Split the score of the chosen query and key over what wrote into their streams",
       hidden: !page.why,
-      on: { click: () => why.plan(0) },
+      on: { click: press(askWhy) },
     }),
     element("button", {
       type: "button",
@@ -92,8 +106,8 @@ export function mountQuestions(page, latestOf) {
       title:
         "What heads pass from token to token towards what the chosen query predicts; the last token if none is",
       hidden: !page.paths,
-      on: { click: () => paths.plan(0) },
+      on: { click: press(askPaths) },
     }),
   ];
-  return { buttons, answered };
+  return { buttons, answered, forget };
 }
