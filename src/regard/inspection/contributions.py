@@ -44,8 +44,7 @@ def weigh_values(weights: ArrayLike, value: ArrayLike, projection: ArrayLike) ->
         raise ValueError(f"weights: expected {value.shape[-2]} keys, as value has, got shape {weights.shape}")
     # Squares leave float16 at 256.
     wide = jnp.float64 if jnp.float64 in (weights.dtype, value.dtype) else jnp.float32
-    passed = jnp.repeat(value, heads // value.shape[-3], -3).astype(wide)
-    passed = passed @ _broadcast(kernel, value).astype(wide)
+    passed = jnp.repeat(value, heads // value.shape[-3], -3).astype(wide) @ kernel.astype(wide)
     lengths = jnp.linalg.norm(passed, axis=-1)[..., None, :]
     hidden = (weights == 0) & ~jnp.isfinite(lengths)
     return weights.astype(wide) * jnp.where(hidden, 0, lengths)
@@ -95,7 +94,7 @@ def contribute(output: ArrayLike, projection: ArrayLike, direction: ArrayLike | 
     """
     output = as_array("output", "numbers", jnp.asarray, output)
     kernel = _divide("output", output, projection, output.shape[-3] if output.ndim > 2 else 1)
-    added = output @ _broadcast(kernel, output)
+    added = output @ kernel
     if direction is None:
         return added
     direction = as_array("direction", "numbers", jnp.asarray, direction)
@@ -131,10 +130,7 @@ def read_layers(model: Any, tokens: ArrayLike, **options: Any) -> Array:
 
     Reference: nostalgebraist, "Interpreting GPT: the Logit Lens", 2020.
     """
-    from regard.models import Decoder
-
-    if not isinstance(model, Decoder):
-        raise TypeError(f"model: expected a regard.models.Decoder, got {type(model).__name__}")
+    check_decoder(model)
     _, seen = model.trunk(tokens, aux=("hidden",), **options)
     norm = model.trunk.stack.final_norm
     streams = [block["hidden"] for block in seen["blocks"]]
@@ -154,5 +150,9 @@ def _divide(name: str, array: Any, projection: Any, heads: int) -> Array:
     return kernel.reshape((heads, array.shape[-1], -1))
 
 
-def _broadcast(kernel: Array, array: Array) -> Array:
-    return kernel.reshape((*(1,) * (array.ndim - 3), *kernel.shape))
+def check_decoder(model: Any) -> None:
+    """Raise unless a model is a `Decoder`."""
+    from regard.models import Decoder
+
+    if not isinstance(model, Decoder):
+        raise TypeError(f"model: expected a regard.models.Decoder, got {type(model).__name__}")

@@ -13,6 +13,7 @@ import numpy as np
 from regard.arguments import check_kind, integers, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.hooks import CallEvent, watch
+from regard.inspection.contributions import check_decoder
 from regard.inspection.traces import Trace
 from regard.inspection.traces.predictions import Predictions
 
@@ -68,11 +69,9 @@ def predict_layers(
     Reference: nostalgebraist, "Interpreting GPT: the Logit Lens", 2020; Elhage et al., "A Mathematical
     Framework for Transformer Circuits", 2021.
     """
-    from regard.models import Decoder
     from regard.models.padding import check_range
 
-    if not isinstance(model, Decoder):
-        raise TypeError(f"model: expected a regard.models.Decoder, got {type(model).__name__}")
+    check_decoder(model)
     check_kind("trace", trace, Trace)
     ids = jnp.atleast_2d(integers("tokens", tokens))
     events: list[CallEvent] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,7 +77,21 @@ class Tokens:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        self._check()
+        count = len(self.texts)
+        if self.kind not in KINDS:
+            raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {self.kind!r}")
+        if self.patch_grid is not None:
+            rows, columns = self.patch_grid
+            end = self.first_patch + rows * columns
+            if end > count:
+                raise ValueError(
+                    f"patch_grid: expected {rows} x {columns} patches from position {self.first_patch} on"
+                    f" to lie within the {count} tokens; they end at {end}"
+                )
+        if self.ids is not None and self.ids.shape != (count,):
+            raise ValueError(f"ids: expected one per token, shape {(count,)}, got {self.ids.shape}")
+        if self.spans is not None and self.spans.shape != (count, 2):
+            raise ValueError(f"spans: expected shape {(count, 2)}, got {self.spans.shape}")
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -107,22 +120,6 @@ class Tokens:
         kind = "index" if self.kind == "patches" else self.kind
         return Tokens(texts, kind=kind, ids=take(self.ids, -1), spans=take(self.spans, 0))
 
-    def _check(self) -> None:
-        count = len(self.texts)
-        if self.kind not in KINDS:
-            raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {self.kind!r}")
-        if self.patch_grid is not None:
-            rows, columns = self.patch_grid
-            if self.first_patch + rows * columns > count:
-                raise ValueError(
-                    f"patch_grid: expected {rows} x {columns} patches from position {self.first_patch} on"
-                    f" to lie within the {count} tokens; they end at {self.first_patch + rows * columns}"
-                )
-        if self.ids is not None and self.ids.shape != (count,):
-            raise ValueError(f"ids: expected one per token, shape {(count,)}, got {self.ids.shape}")
-        if self.spans is not None and self.spans.shape != (count, 2):
-            raise ValueError(f"spans: expected shape {(count, 2)}, got {self.spans.shape}")
-
 
 def read_tokens(name: str, tokens: Any) -> Tokens:
     """Read what a caller gave as the tokens of one sequence."""
@@ -150,10 +147,8 @@ def number_tokens(*sides: Tokens | None) -> list[np.ndarray] | None:
     if any(side.kind != "text" for side in present):
         return None
     numbers: dict[str, int] = {}
-    return [
-        np.asarray([numbers.setdefault(text, len(numbers)) for text in side.texts], np.int32)
-        for side in present
-    ]
+    numbered = [[numbers.setdefault(text, len(numbers)) for text in side.texts] for side in present]
+    return [np.asarray(side, np.int32) for side in numbered]
 
 
 def find_delimiters(tokens: Tokens, ids: np.ndarray) -> list[int]:
@@ -215,9 +210,7 @@ def number_sequence(sequences: list[Tokens], tokens: Tokens | None) -> int | Non
 
 
 def _same(a: Tokens, b: Tokens) -> bool:
-    for field in dataclasses.fields(Tokens):
-        mine, theirs = getattr(a, field.name), getattr(b, field.name)
-        arrays = isinstance(mine, np.ndarray) or isinstance(theirs, np.ndarray)
-        if not (np.array_equal(mine, theirs) if arrays else mine == theirs):
-            return False
-    return True
+    plain, arrays = ("texts", "kind", "patch_grid", "first_patch"), ("picture", "ids", "spans")
+    return all(getattr(a, name) == getattr(b, name) for name in plain) and all(
+        np.array_equal(getattr(a, name), getattr(b, name)) for name in arrays
+    )

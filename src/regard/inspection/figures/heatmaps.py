@@ -71,14 +71,9 @@ def attention_heatmap(
         >>> drawing.images[0].get_clim()
         (0.0, 1.0)
     """
-    matrix = canvas.read_numbers(
-        weights,
-        "weights",
-        "(T, S)",
-        2,
-        fewer="one query is the matrix weights[None, :]",
-        more="choose one head, for example weights{one}, or draw all with head_grid(weights{several})",
-    )
+    fewer = "one query is the matrix weights[None, :]"
+    more = "choose one head, for example weights{one}, or draw all with head_grid(weights{several})"
+    matrix = canvas.read_numbers(weights, "weights", "(T, S)", 2, fewer=fewer, more=more)
     _check_weights(matrix, vmax, scale)
     canvas.read_labels(query_labels, "query_labels", len(matrix), "query")
     canvas.read_labels(key_labels, "key_labels", matrix.shape[1], "key")
@@ -187,9 +182,7 @@ def _add_colorbar(
     panels: canvas.Panels, image: AxesImage, weights: NDArray, vmax: float, scale: Scale
 ) -> Colorbar:
     """Add a bar that says how weights are coloured; it ends in an arrow where weights above it exist."""
-    label = (
-        f"{cell_axes.WEIGHT_LABEL}\n(colour: w^{EXPONENT})" if scale == "power" else cell_axes.WEIGHT_LABEL
-    )
+    label = cell_axes.WEIGHT_LABEL + f"\n(colour: w^{EXPONENT})" * (scale == "power")
     above = np.nanmax(weights, initial=0.0) > vmax + ROUNDING
     bar = panels.add_colorbar(image, label, "max" if above else "neither")
     if scale == "power":
@@ -207,10 +200,9 @@ def _check_weights(weights: NDArray, vmax: float, scale: str) -> None:
         raise ValueError(f"vmax: expected a number in (0, 1], got {vmax}")
     shares = weights[~np.isnan(weights)]
     if shares.size and not (shares.min() >= -ROUNDING and shares.max() <= 1.0 + ROUNDING):
-        raise ValueError(
-            f"weights: expected values in [0, 1], got values from {shares.min():.4g} to {shares.max():.4g}; "
-            "pass the weights after the softmax, not the scores"
-        )
+        got = f"values from {shares.min():.4g} to {shares.max():.4g}"
+        hint = "pass the weights after the softmax, not the scores"
+        raise ValueError(f"weights: expected values in [0, 1], got {got}; {hint}")
 
 
 def _panel_size(T: int, S: int, columns: int, labels: int) -> tuple[float, float]:

@@ -14,15 +14,8 @@ from regard.arguments import as_array, check_kind, whole_number
 from regard.engine.call.hooks import CallEvent, watch
 from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.inspection.tokens import Tokens
+from regard.inspection.traces import owners
 from regard.inspection.traces.calls import Call, make_call
-from regard.inspection.traces.owners import (
-    Positions,
-    is_module,
-    name_itself,
-    name_owners,
-    number_layers,
-    own_linen_calls,
-)
 from regard.inspection.traces.sequences import Sequences
 from regard.inspection.traces.slices import count_examples, take_example
 from regard.inspection.traces.trace import Trace, own_versions
@@ -74,8 +67,8 @@ def capture(
     trace = Trace(title=title, model=name, versions=own_versions())
     with ExitStack() as stack:
         stack.enter_context(watch(watcher))
-        if is_module(model, "flax.linen"):
-            stack.enter_context(own_linen_calls())
+        if owners.is_module(model, "flax.linen"):
+            stack.enter_context(owners.own_linen_calls())
         yield trace
     for field, value in watcher.finish(model, sequences).items():
         object.__setattr__(trace, field, value)
@@ -110,7 +103,7 @@ def record(
         >>> [call.name for call in trace.calls]
         ['trunk.stack.blocks.0.attention', 'trunk.stack.blocks.1.attention']
     """
-    call = model.apply if is_module(model, "flax.linen") else model
+    call = model.apply if owners.is_module(model, "flax.linen") else model
     check_kind("model", call, Callable)
     with capture(model, tokens=tokens, example=example, title=title) as trace:
         outputs = call(*inputs, **options)
@@ -152,10 +145,8 @@ def record_repeats(model: Any, vocab_size: int, *, length: int = 64, repeats: in
     """
     vocab_size = whole_number("vocab_size", vocab_size, 1)
     length, repeats = whole_number("length", length, 1), whole_number("repeats", repeats, 1)
-    ids = np.tile(
-        as_array("rng", "a seed", np.random.default_rng, rng).integers(0, vocab_size, length, np.int32),
-        repeats,
-    )
+    generator = as_array("rng", "a seed", np.random.default_rng, rng)
+    ids = np.tile(generator.integers(0, vocab_size, length, np.int32), repeats)
     tokens = Tokens([str(token) for token in ids], ids=ids)
     title = f"{length} random tokens, {repeats} times"
     return record(model, jax.numpy.asarray(ids[None]), tokens=tokens, title=title)[1]
@@ -177,7 +168,7 @@ class _Watcher:
         elif self._failure is None:
             try:
                 self._calls.append(_keep(seen, self._example))
-                self._owners.append((seen.owner, name_itself(seen.owner), seen.run))
+                self._owners.append((seen.owner, owners.name_itself(seen.owner), seen.run))
             except Exception as error:
                 self._failure = error
 
@@ -199,13 +190,13 @@ class _Watcher:
                 " inspection.observe(fn), which traces it anew. Layers of Flax need"
                 " attention_fn=regard.interop.flax.attention_fn; linear attention has no weights to look at"
             )
-        owner_names, positions = name_owners(model), Positions(model)
+        owner_names, positions = owners.name_owners(model), owners.Positions(model)
         names = [
             owner_names.get(id(owner)) or own or f"attention {number}"
             for number, (owner, own, _) in enumerate(self._owners)
         ]
         runs, calls = [None, *dict.fromkeys(run for *_, run in self._owners)], []
-        recorded = zip(self._calls, self._owners, names, number_layers(names), strict=True)
+        recorded = zip(self._calls, self._owners, names, owners.number_layers(names), strict=True)
         for call, (owner, _, run), name, layer in recorded:
             about = {"positions": positions.find(owner, name, call.kind), "run": runs.index(run) or None}
             calls.append(dataclasses.replace(call, name=name, layer=layer, **about))
@@ -221,19 +212,12 @@ def _keep(seen: CallEvent, example: int) -> Call:
     except NotImplementedError:
         backend = choose(asked).name
     output, rows = BACKENDS[backend].run(asked)
-    error = None
-    if not seen.problem.dropout_rate:
+    error, rate = None, seen.problem.dropout_rate
+    if not rate:
         flat = seen.output.reshape((count_examples(seen.problem), *output.shape))
         error = _difference(np.asarray(flat[example]), np.asarray(output))
-    return make_call(
-        problem,
-        rows,
-        kind=seen.kind,
-        backend=seen.backend,
-        dropout_rate=seen.problem.dropout_rate,
-        output_error=error,
-        projection=seen.projection,
-    )
+    about = {"kind": seen.kind, "backend": seen.backend, "projection": seen.projection}
+    return make_call(problem, rows, **about, dropout_rate=rate, output_error=error)
 
 
 def _difference(ran: np.ndarray, anew: np.ndarray) -> float:
