@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
+from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
@@ -78,12 +79,11 @@ def head_atlas(
     # Long names of layers need room before the panel gets its size.
     target, panels = canvas.open_panel(ax, panel, title, room=(2.5, 1.5))
     half = (1 - GAP) / 2
-    shades: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto", **_shades(scale)}
     images = []
     for layer, grid in enumerate(grids):
         for head, blocks in enumerate(grid):
             extent = (head - half, head + half, layer + half, layer - half)
-            images.append(target.imshow(np.where(blocks > 0, blocks, np.nan), extent=extent, **shades))
+            images.append(_show(target, blocks, extent, "auto", scale))
     target.set(xlim=(-0.5, across - 0.5), ylim=(len(grids) - 0.5, -0.5), xlabel="Head", ylabel="Layer")
     cell_axes.mark_positions(target.xaxis, across)
     cell_axes.mark_positions(target.yaxis, len(grids), layer_labels)
@@ -141,7 +141,7 @@ def head_map(
     entropy, mass, empty = _read_margins(readout, head)
     T, S = len(entropy), len(mass)
     if weights is None:
-        grid = _read_blocks(readout, channel, most=None)[head]
+        grid = _read_blocks(readout, channel, most=max(T, S))[head]
         rows, columns = (0, T), (0, S)
         label, block = BLOCK_LABELS[channel], (readout.query_block, readout.key_block)
     else:
@@ -150,28 +150,17 @@ def head_map(
         columns = (first_column, first_column + grid.shape[1])
         label, block = cell_axes.WEIGHT_LABEL, (1, 1)
         if min(first_row, first_column) < 0 or rows[1] > T or columns[1] > S:
-            raise ValueError(
-                f"weights: expected a window inside {T} x {S}, got rows {rows[0]}..{rows[1] - 1} and columns"
-                f" {columns[0]}..{columns[1] - 1}; pass first_row and first_column"
-            )
+            got = f"rows {rows[0]}..{rows[1] - 1} and columns {columns[0]}..{columns[1] - 1}"
+            hint = "pass first_row and first_column"
+            raise ValueError(f"weights: expected a window inside {T} x {S}, got {got}; {hint}")
     shape = rows[1] - rows[0], columns[1] - columns[0]
     # A map is for looking closely, so it takes the page's width.
     size = cell_axes.scaled_size(*shape, cell_axes.LONGEST_SIDE, cell_axes.SHORTEST_SIDE)
     target, panels = canvas.open_panel(ax, size)
     # The last block may hold fewer rows than the others: it reaches beyond, and the limits cut it.
-    extent = (
-        columns[0] - 0.5,
-        columns[0] + grid.shape[1] * block[1] - 0.5,
-        rows[0] + grid.shape[0] * block[0] - 0.5,
-        rows[0] - 0.5,
-    )
-    image = target.imshow(
-        np.where(grid > 0, grid, np.nan),
-        extent=extent,
-        interpolation="nearest",
-        aspect=cell_axes.matrix_aspect(*shape),
-        **_shades(scale),
-    )
+    ends = rows[0] + grid.shape[0] * block[0], columns[0] + grid.shape[1] * block[1]
+    extent = (columns[0] - 0.5, ends[1] - 0.5, ends[0] - 0.5, rows[0] - 0.5)
+    image = _show(target, grid, extent, cell_axes.matrix_aspect(*shape), scale)
     target.set(xlim=(columns[0] - 0.5, columns[1] - 0.5), ylim=(rows[1] - 0.5, rows[0] - 0.5))
     cell_axes.mark_positions(target.yaxis, shape[0], start=rows[0])
     cell_axes.mark_positions(target.xaxis, shape[1], start=columns[0])
@@ -204,21 +193,18 @@ def _draw_strips(
     return first, second
 
 
-def _read_blocks(readout: Readout, channel: str, most: int | None = MOST_BLOCKS) -> NDArray[np.float64]:
+def _read_blocks(readout: Readout, channel: str, most: int = MOST_BLOCKS) -> NDArray[np.float64]:
     """Return blocks `(H, I, J)` of one channel, at most `most` along a side; NaN where no row reads."""
     if channel not in BLOCK_LABELS:
         raise ValueError(f"channel: expected 'mass' or 'max', got {channel!r}")
     check_kind("readout", readout, Readout)
-    if readout.block_mass.ndim > 3:
-        raise ValueError(
-            f"readout: expected leading axes (H,), got {readout.block_mass.shape[:-2]}; choose an example,"
-            " for instance jax.tree.map(lambda x: x[0], readout)"
-        )
-    if 0 in readout.block_mass.shape:
+    shape = readout.block_mass.shape
+    if len(shape) > 3:
+        hint = "choose an example, for instance jax.tree.map(lambda x: x[0], readout)"
+        raise ValueError(f"readout: expected leading axes (H,), got {shape[:-2]}; {hint}")
+    if 0 in shape:
         raise ValueError("readout: expected at least one head, row and key, got none")
-    number = 0
-    if most is not None:
-        number = max((-(-max(readout.block_mass.shape[-2:]) // most) - 1).bit_length(), 0)
+    number = (-(-max(shape[-2:]) // most) - 1).bit_length()
     level = readout.level(min(number, readout.num_levels - 1))
     blocks = np.asarray(level.mass if channel == "mass" else level.max, np.float64)
     blocks = np.where(np.asarray(level.rows)[..., None] > 0, blocks, np.nan)
@@ -235,9 +221,11 @@ def _read_margins(readout: Readout, head: int) -> tuple[NDArray, NDArray, NDArra
     return entropy[head], mass[head], empty[head] > 0
 
 
-def _shades(scale: str) -> dict[str, Any]:
-    """Return the colours of weights; NaN is grey, and stands for 0: no weight looks unlike little weight."""
+def _show(ax: Axes, weights: NDArray, extent: Any, aspect: Any, scale: Scale) -> AxesImage:
+    """Lay weights on an axes, 0 in grey, so that no weight looks unlike little weight."""
     if scale not in ("log", "linear"):
         raise ValueError(f"scale: expected 'log' or 'linear', got {scale!r}")
     norm = LogNorm(SMALLEST, 1.0) if scale == "log" else Normalize(0.0, 1.0)
-    return {"cmap": palette.weight_colors().with_extremes(bad=palette.MASKED), "norm": norm}
+    shades: dict[str, Any] = {"cmap": palette.weight_colors().with_extremes(bad=palette.MASKED), "norm": norm}
+    shown = np.where(weights > 0, weights, np.nan)
+    return ax.imshow(shown, extent=extent, aspect=aspect, interpolation="nearest", **shades)

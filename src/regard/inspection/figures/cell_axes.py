@@ -69,9 +69,7 @@ def read_heads(values: object) -> NDArray[np.float64]:
 def slant_labels(axis: Axis, angle: float = 45) -> None:
     """Turn tick labels below a panel so that long ones do not run into each other."""
     for tick in axis.get_ticklabels():
-        tick.set(
-            rotation=angle, rotation_mode="anchor", horizontalalignment="right", verticalalignment="center"
-        )
+        tick.set(rotation=angle, rotation_mode="anchor", ha="right", va="center")
 
 
 def separate_cells(ax: Axes, T: int, S: int, top: int = 0) -> tuple[LineCollection, ...]:

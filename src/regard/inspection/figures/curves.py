@@ -106,11 +106,10 @@ def _collect(runs: Mapping[str, Records]) -> dict[tuple[str, str, str], Curve]:
     for metric in PANELS:
         for run, records in runs.items():
             for prefix, split in SPLITS.items():
-                points = _points(records, prefix + metric, run)
-                if any(math.isfinite(value) for value in points.values()):
-                    steps = sorted(points)
-                    values = np.array([points[step] for step in steps], dtype=np.float64)
-                    curves[metric, run, split] = (np.array(steps, dtype=np.float64), values)
+                points = sorted(_points(records, prefix + metric, run).items())
+                steps, values = np.array(points, np.float64).reshape(-1, 2).T
+                if np.isfinite(values).any():
+                    curves[metric, run, split] = (steps, values)
     return curves
 
 
@@ -124,9 +123,8 @@ def _points(records: Records, metric: str, run: str) -> dict[float, float]:
         if metric not in record:
             continue
         if record.get("step") is None:
-            raise ValueError(
-                f"runs: expected a 'step' beside {metric!r}, got only {sorted(record)} in {where}"
-            )
+            names = sorted(record)
+            raise ValueError(f"runs: expected a 'step' beside {metric!r}, got only {names} in {where}")
         value = _number(record[metric], metric, where)
         if "accuracy" in metric and (value < 0.0 or value > 1.0):
             raise ValueError(f"runs: expected {metric!r} in [0, 1], got {value:g} in {where}")

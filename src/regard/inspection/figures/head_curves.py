@@ -58,15 +58,13 @@ def distance_profile(
     first, last = (min(nonzero[0], middle), max(nonzero[-1], middle)) if nonzero.size else (middle, middle)
     numbers = np.arange(first, last + 1) - middle
     target, panels = canvas.open_panel(ax, PANEL_SIZE, title)
-    curves = zip(masses[chosen], names, palette.series_colors(len(chosen)), strict=True)
-    lines = tuple(
-        target.plot(numbers, mass[first : last + 1], color=color, label=name, **DOTTED)[0]
-        for mass, name, color in curves
-    )
+    lines = []
+    for head, name, color in zip(chosen, names, palette.series_colors(len(chosen)), strict=True):
+        lines += target.plot(numbers, masses[head, first : last + 1], color=color, label=name, **DOTTED)
     target.set_xticks(numbers, [_name_distance(int(number)) for number in numbers])
     cell_axes.slant_labels(target.xaxis)
     target.set(xlabel="Distance back (tokens)", ylabel="Share of attention", ylim=(0.0, None))
-    return _finish(panels, lines, len(chosen))
+    return _finish(panels, tuple(lines), len(chosen))
 
 
 def entropy_profile(
@@ -111,17 +109,14 @@ def entropy_profile(
     size = -(-T // MOST_POINTS)
     places = [(start + min(start + size, T) - 1) / 2 for start in range(0, T, size)]
     target, panels = canvas.open_panel(ax, PANEL_SIZE, title)
-    lines = [
-        target.plot(places, _average(entropy, count > 0, size), color=color, label=name, linewidth=1.0)[0]
-        for entropy, count, name, color in zip(
-            entropies[chosen], keys[chosen], names, palette.series_colors(len(chosen)), strict=True
-        )
-    ]
-    most = np.log(np.maximum(keys[chosen].max(0, initial=0), 1))
-    bound = _average(most, keys[chosen].max(0, initial=0) > 0, size)
-    lines += target.plot(
-        places, bound, color=palette.QUIET, linewidth=1.0, linestyle="--", label="even, log(keys)"
-    )
+    lines = []
+    for head, name, color in zip(chosen, names, palette.series_colors(len(chosen)), strict=True):
+        values = _average(entropies[head], keys[head] > 0, size)
+        lines += target.plot(places, values, color=color, label=name, linewidth=1.0)
+    most = keys[chosen].max(0, initial=0)
+    bound = _average(np.log(np.maximum(most, 1)), most > 0, size)
+    dashed = {"color": palette.QUIET, "linewidth": 1.0, "linestyle": "--"}
+    lines += target.plot(places, bound, label="even, log(keys)", **dashed)
     target.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
     target.set(xlabel=cell_axes.QUERY_LABEL, ylabel="Entropy (nats)", ylim=(0.0, None))
     return _finish(panels, tuple(lines), len(chosen))
@@ -161,18 +156,12 @@ def head_history(
     """
     matrix = canvas.read_numbers(values, "values", "(heads, steps)", 2)
     if matrix.shape != (len(names), len(steps)):
-        raise ValueError(
-            f"values: expected shape {(len(names), len(steps))}, a row a name and a column a step, got"
-            f" {matrix.shape}"
-        )
+        expected = f"shape {(len(names), len(steps))}, a row a name and a column a step"
+        raise ValueError(f"values: expected {expected}, got {matrix.shape}")
     panel = (PANEL_SIZE[0], min(max(ROW_HEIGHT * len(names), 0.8), TALLEST))
     target, panels = canvas.open_panel(ax, panel, title)
-    image = target.imshow(
-        np.where(np.isfinite(matrix), matrix, np.nan),
-        cmap=palette.weight_colors(),
-        aspect="auto",
-        interpolation="nearest",
-    )
+    finite = np.where(np.isfinite(matrix), matrix, np.nan)
+    image = target.imshow(finite, cmap=palette.weight_colors(), aspect="auto", interpolation="nearest")
     shown = range(0, len(steps), -(-len(steps) // 8))
     target.set_xticks(shown, [str(steps[index]) for index in shown])
     cell_axes.mark_positions(target.yaxis, len(names), names)
@@ -215,6 +204,5 @@ def _finish(panels: canvas.Panels, lines: tuple, heads: int) -> Drawing:
     """Add the grid, and a legend beside the panel where it can name all heads."""
     (ax,) = panels.axes
     canvas.open_frame(ax)
-    return panels.finish(
-        lines=lines, legend=canvas.add_side_legend(ax, lines) if heads <= MOST_NAMED else None
-    )
+    legend = canvas.add_side_legend(ax, lines) if heads <= MOST_NAMED else None
+    return panels.finish(lines=lines, legend=legend)
