@@ -74,8 +74,7 @@ def contribute(output: ArrayLike, projection: ArrayLike, direction: ArrayLike | 
     Args:
         output: of the heads, `(*B, H, T, E)`, as `attend` and `observe` give it.
         projection: Wo, `(H * E, M)`.
-        direction: u, `(M,)`: a column of the matrix that makes logits, or the difference of two; None means
-            the whole vectors.
+        direction: u, `(M,)`: a column of the matrix that makes logits, or a difference of two; None: all M.
 
     Returns:
         `(*B, H, T, M)`, or `(*B, H, T)`.
@@ -143,10 +142,9 @@ def _divide(name: str, array: Any, projection: Any, heads: int) -> Array:
     kernel = as_array("projection", "numbers", jnp.asarray, weights)
     fits = array.ndim > 2 and heads % array.shape[-3] == 0 and kernel.ndim == 2
     if not fits or kernel.shape[0] != heads * array.shape[-1]:
-        raise ValueError(
-            f"projection: expected shape (H * E, M) with H = {heads} and {name} (*B, heads, length, E), got"
-            f" {tuple(kernel.shape)} and {name} {tuple(array.shape)}"
-        )
+        expected = f"shape (H * E, M) with H = {heads} and {name} (*B, heads, length, E)"
+        got = f"{tuple(kernel.shape)} and {name} {tuple(array.shape)}"
+        raise ValueError(f"projection: expected {expected}, got {got}")
     return kernel.reshape((heads, array.shape[-1], -1))
 
 

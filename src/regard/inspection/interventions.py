@@ -45,13 +45,11 @@ class Change:
     value: Any = None
     """Values, `(*B, K, S, E)`."""
     weights: Any = None
-    """The pattern itself, `(*B, H, T, S)`: output = weights value, and nothing is normalised. NaN and inf in
-    values on which no weight is add nothing."""
+    """The pattern, `(*B, H, T, S)`: output = weights value, not normalised; NaN of weight 0 adds nothing."""
     output: Any = None
     """The heads' output, `(*B, H, T, E)`, before the output projection: 0.0 switches them off."""
     share: Any = 1.0
-    """The part of each head that is replaced, 0 to 1: a number, or one per head (for key and value, per key
-    head)."""
+    """The part of each head that is replaced, 0 to 1: a number, or one per head (of key, value: key head)."""
     heads: Sequence[int] | None = dataclasses.field(default=None, metadata={"static": True})
     """Numbers of the heads that are replaced; None means all."""
 
@@ -124,8 +122,8 @@ def intervene(changes: Mapping[int, Change]) -> Iterator[None]:
         A context manager.
 
     Raises:
-        ValueError: when the block ends: a call that there was not. When a call comes: heads that it does not
-            have, or arrays that do not fit it.
+        ValueError: when the block ends: a call that there was not. When a call comes: heads or arrays that
+            do not fit it.
         TypeError: changes of another type.
 
     Example:

@@ -91,9 +91,8 @@ def observe(
     names = () if callable(measure) else measure
     is_named = not isinstance(names, str) and names and set(names) <= set(STATISTICS)
     if not callable(measure) and not is_named:
-        raise ValueError(
-            f"measure: expected a function, or names among {', '.join(STATISTICS)}; got {names!r}"
-        )
+        expected = f"a function, or names among {', '.join(STATISTICS)}"
+        raise ValueError(f"measure: expected {expected}; got {names!r}")
     asked = tuple(dict.fromkeys("lse" if name == "readout" else name for name in names))
 
     def run(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:

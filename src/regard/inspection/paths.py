@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -107,8 +106,7 @@ def trace_paths(
 
     The derivative takes in all that later layers make of a head's output, but to first order alone: an edge
     that were cut changes the logit by about its total. The direct part is exact: u is the target's column of
-    the matrix that makes logits behind the final norm, whose size is held. One forward and one backward pass,
-    in memory that is linear in T.
+    the matrix that makes logits behind the final norm, whose size is held. Memory is linear in T.
 
     Args:
         model: a `regard.models.Decoder`, in evaluation mode.
@@ -224,7 +222,7 @@ def _add_to_outputs(calls: list[tuple[Problem, Array]], added: Sequence[Array] |
             calls.append((problem.with_arrays(), extra["lse"]))
             return output if added is None else output + added[number]
 
-        return dataclasses.replace(problem, aux=(*problem.aux, "lse")), finish
+        return replace(problem, aux=(*problem.aux, "lse")), finish
 
     return change
 

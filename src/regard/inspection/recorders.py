@@ -83,7 +83,7 @@ class Recorder:
         trace = Trace(tuple(calls), title, self._model, own_versions())
         if self._spell is None or reading is None or len(calls) != len(reading.tokens):
             return trace
-        return dataclasses.replace(trace, predictions=name_tokens(reading.cut(count), self._spell))
+        return dataclasses.replace(trace, predictions=name_tokens(reading, count, self._spell))
 
     def trace_paths(self, ids: ArrayLike, query: int = -1) -> Paths:
         """Trace the paths to what a `Decoder` predicts behind a position, by one program per power of two."""

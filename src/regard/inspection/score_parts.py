@@ -73,8 +73,7 @@ def decompose_score(
 
     Every x_a is what the embedding, a head, a feed-forward branch or a bias wrote at that position. Norms on
     the way have the size that they had, so that all is linear, and the parts sum to the score up to rounding;
-    a writer that were left out would change these sizes, too, which the parts do not show. The model runs
-    once, outside `jit`.
+    without a writer these sizes would change, too, which the parts do not show. It runs outside `jit`.
 
     Args:
         model: a `regard.models.Decoder`, in evaluation mode.

@@ -14,6 +14,7 @@ from regard.arguments import as_array, whole_number
 KINDS = ("text", "patches", "index")
 _SPACES = " \u2581\u0120"  # as byte-pair and SentencePiece vocabularies write them, too
 _PUNCTUATION = re.compile(r"[.,;:!?|\n\u010a]+")
+_STRINGS = "a list of strings, one per position"
 _SEPARATORS = ("[SEP]", "<sep>", "</s>", "<|endoftext|>", "<eos>")
 
 
@@ -25,13 +26,11 @@ class Tokens:
         texts: one string per position; None or an integer n stands for the numbers 0..n-1.
         kind: "text", pieces of a text; "patches", pieces of a picture; "index", mere numbers. None means
             "patches" with a patch_grid, "index" where texts is a number, else "text".
-        patch_grid: rows and columns of patches; positions `first_patch` to `first_patch + rows * columns - 1`
-            are theirs, in reading order.
+        patch_grid: rows and columns of patches, in reading order, from position `first_patch` on.
         first_patch: how many positions lie before the first patch, such as a class token.
         picture: the picture `(height, width)` or `(height, width, 3)`: 0..255 as uint8, 0..1 as floats.
         ids: integer array, one per position, equal where tokens are equal: for statistics of induction and
-            of attention to the same token. None numbers the different texts of kind "text"; of the other
-            kinds, there are no such statistics then.
+            of attention to the same token. None numbers the texts of kind "text", and no others.
         spans: integer array `(n, 2)`, where each token begins and ends in a text.
 
     Raises:
@@ -126,10 +125,8 @@ def read_tokens(name: str, tokens: Any) -> Tokens:
     if isinstance(tokens, Tokens):
         return tokens
     if isinstance(tokens, str):
-        raise TypeError(
-            f"{name}: expected a list of strings, one per position, got the string {tokens[:40]!r}; write"
-            f" list(...) of it if every character is a token"
-        )
+        hint = "write list(...) of it if every character is a token"
+        raise TypeError(f"{name}: expected {_STRINGS}, got the string {tokens[:40]!r}; {hint}")
     try:
         return Tokens(list(tokens))
     except TypeError as error:
@@ -162,10 +159,8 @@ def _texts(texts: Any) -> tuple[str, ...]:
     listed: Any = as_array("texts", "a list of strings", tuple, texts)
     wrong = [text for text in listed if not isinstance(text, str)]
     if wrong or isinstance(texts, str):
-        raise TypeError(
-            "texts: expected a list of strings, one per position, got"
-            f" {type(wrong[0]).__name__ if wrong else 'a string'}; pass token ids as ids="
-        )
+        got = type(wrong[0]).__name__ if wrong else "a string"
+        raise TypeError(f"texts: expected {_STRINGS}, got {got}; pass token ids as ids=")
     return listed
 
 
@@ -211,6 +206,5 @@ def number_sequence(sequences: list[Tokens], tokens: Tokens | None) -> int | Non
 
 def _same(a: Tokens, b: Tokens) -> bool:
     plain, arrays = ("texts", "kind", "patch_grid", "first_patch"), ("picture", "ids", "spans")
-    return all(getattr(a, name) == getattr(b, name) for name in plain) and all(
-        np.array_equal(getattr(a, name), getattr(b, name)) for name in arrays
-    )
+    alike = all(getattr(a, name) == getattr(b, name) for name in plain)
+    return alike and all(np.array_equal(getattr(a, name), getattr(b, name)) for name in arrays)

@@ -42,8 +42,7 @@ def serve_live(
 ) -> Serving:
     """Serve a page with a box for a text, and one for a changed text or cut heads that it is compared with.
 
-    Only this machine is served, as by `serve`. One text is read at a time; what the page has given up
-    waiting for is not begun.
+    Only this machine is served, as by `serve`. One text is read at a time, and none that nobody waits for.
 
     Args:
         record: gives the `Trace` of a text, or a ValueError that is shown in the page.
@@ -51,10 +50,8 @@ def serve_live(
         title: of the page.
         port: to listen on; 0 takes one that is free.
         cuts: whether record takes `cut` and `by`, as `Recorder.record` does; the page then asks for heads.
-        explain: gives the `ScoreParts` of (text, layer, head, query, key), as `decompose_score` does, for the
-            cell that is looked at.
-        trace: gives the `Paths` of (text, query), as `trace_paths` does, and the texts of the target and of
-            the tokens, by position.
+        explain: gives the `ScoreParts` of (text, layer, head, query, key), a cell, as `decompose_score` does.
+        trace: gives the `Paths` of (text, query), as `trace_paths`, and texts of the target and the tokens.
         **options: training and positions, as in `pages.write`.
 
     Returns:
@@ -114,8 +111,9 @@ class _LiveExplorer:
     ):
         self._record, self._explain, self._trace, self._options = record, explain, trace, options
         self._cuts = settings["cuts"]
-        asked = {"why": (explain, self._explain_cell), "paths": (trace, self._trace_paths)}
-        self._questions = {kind: answer for kind, (ask, answer) in asked.items() if ask is not None}
+        self._questions: dict[str, Callable[[str, IsWanted], dict[str, Any]]] = {"read": self._read_texts}
+        self._questions |= {"why": self._explain_cell} if explain else {}
+        self._questions |= {"paths": self._trace_paths} if trace else {}
         self._page, self._policy = _fill_page(settings, title)
         self._turn = threading.Lock()
         self._numbers = itertools.count(1)
@@ -128,12 +126,9 @@ class _LiveExplorer:
             html = {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": self._policy}
             return self._page, html
         kind, _, rest = path.partition("/")
-        if not rest and kind in ("read", *self._questions):
+        if not rest and kind in self._questions:
             try:
-                if kind == "read":
-                    answer = self._read_texts(_parse_readings(query, self._cuts), is_wanted)
-                else:
-                    answer = self._questions[kind](query, is_wanted)
+                answer = self._questions[kind](query, is_wanted)
             except _TextError as error:
                 answer = {"refused": str(error)}
             return json.dumps(answer).encode(), {"Content-Type": "application/json"}
@@ -143,7 +138,8 @@ class _LiveExplorer:
             raise RefusalError("there is nothing here, or no more", 404)
         return _save_page(explorer) if kind == "save" else explorer.read(inner, query, is_wanted)
 
-    def _read_texts(self, readings: list[_Reading], is_wanted: IsWanted) -> dict[str, Any]:
+    def _read_texts(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
+        readings = _parse_readings(question, self._cuts)
         with self._take_turn(is_wanted):
             numbers, traces = [], []
             for reading in readings:
@@ -176,10 +172,7 @@ class _LiveExplorer:
             if call >= len(calls):
                 raise RefusalError("why: there is no such call")
             cell = {"layer": calls[call].layer, "head": head, "query": query, "key": key}
-            try:
-                parts = self._explain(text, **cell)
-            except ValueError as error:
-                raise _TextError(str(error)) from error
+            parts = _ask(self._explain, text, **cell)
         arguments = ", ".join(f"{name}={number}" for name, number in cell.items())
         python = f"inspection.decompose_score(model, tokens, {arguments})"
         return {"score": parts.score, "parts": parts.largest(MOST_PARTS), "python": python}
@@ -187,10 +180,7 @@ class _LiveExplorer:
     def _trace_paths(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
         text, query = _parse_question("paths", question, ("text", "query"), r"-1|\d{1,9}")
         with self._take_turn(is_wanted):
-            try:
-                paths, target, tokens = self._trace(text, query)
-            except ValueError as error:
-                raise _TextError(str(error)) from error
+            paths, target, tokens = _ask(self._trace, text, query)
         edges = [dataclasses.asdict(edge) for edge in paths.connected(most=MOST_EDGES)]
         for edge in edges:
             edge["direct"] = edge["direct"] if edge["direct"] == edge["direct"] else None
@@ -201,10 +191,7 @@ class _LiveExplorer:
 
     def _record_text(self, reading: _Reading) -> tuple[int, Any]:
         cut = {"cut": reading.cut, "by": reading.by} if reading.cut else {}
-        try:
-            trace = self._record(reading.text, **cut)
-        except ValueError as error:
-            raise _TextError(str(error)) from error
+        trace = _ask(self._record, reading.text, **cut)
         if cut:
             heads = " ".join(f"{layer}.{head}" for layer, head in reading.cut)
             trace = dataclasses.replace(trace, title=f"{trace.title} ({heads} {CUTS[reading.by]})")
@@ -220,6 +207,14 @@ class _LiveExplorer:
             yield
         finally:
             self._turn.release()
+
+
+def _ask(read: Callable[..., Any], text: str, *rest: Any, **options: Any) -> Any:
+    """Return what is read of a text, or raise a _TextError that says why it cannot be read."""
+    try:
+        return read(text, *rest, **options)
+    except ValueError as error:
+        raise _TextError(str(error)) from error
 
 
 def _save_page(explorer: Explorer) -> Answer:

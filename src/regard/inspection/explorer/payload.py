@@ -76,15 +76,12 @@ def choose_pinned(trace: Any, pinned: int | Sequence[tuple[int, int]]) -> list[t
         try:
             heads = list(dict.fromkeys((int(call), int(head)) for call, head in pinned))
         except (TypeError, ValueError):
-            raise TypeError(
-                f"pinned: expected a number of heads, or pairs of a call's number and a head; got {pinned!r}"
-            ) from None
+            expected = "a number of heads, or pairs of a call's number and a head"
+            raise TypeError(f"pinned: expected {expected}; got {pinned!r}") from None
         for call, head in heads:
             if not (0 <= call < len(trace.calls) and 0 <= head < trace.calls[call].heads):
-                raise ValueError(
-                    f"pinned: expected pairs of a call in 0..{len(trace.calls) - 1} and one of its heads, got"
-                    f" {(call, head)}"
-                )
+                expected = f"pairs of a call in 0..{len(trace.calls) - 1} and one of its heads"
+                raise ValueError(f"pinned: expected {expected}, got {(call, head)}")
         return heads
     if pinned < 0:
         raise ValueError(f"pinned: expected a number of heads of at least 0, got {pinned}")
@@ -128,9 +125,8 @@ def _remarks(traces: Sequence[Any]) -> list[str]:
     remarks = [note for trace in traces for note in trace.notes]
     for trace in traces:
         if any(call.problem is None for call in trace.calls):
-            remarks.append(
-                f"{trace.title}: saved without queries and keys, so there is nothing finer than these blocks."
-            )
+            reason = "saved without queries and keys, so there is nothing finer than these blocks"
+            remarks.append(f"{trace.title}: {reason}.")
         for call in trace.calls:
             if not np.isfinite(np.asarray(call.readout(grid=64, top_k=TOP_K, exact=False).trust)).all():
                 remarks.append(f"{call.name}: some weights are not numbers; they are drawn as 0.")

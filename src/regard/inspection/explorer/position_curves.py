@@ -21,8 +21,7 @@ LARGEST_SPLIT = 256
 def rotary_curve(turn: Rotary, head_dim: int, longest: int) -> dict[str, Any]:
     """Average q . k over turned copies of one unit vector, by distance up to the longest.
 
-    kernel(d) = ((D - width) + 2 a^2 sum_i cos(d frequency_i)) / D, a the amplitude of the scaling;
-    frequencies in radians per token
+    kernel(d) = ((D - width) + 2 a^2 sum_i cos(d frequency_i)) / D, a the amplitude of the scaling
 
     Example:
         >>> from regard.inspection.explorer.position_curves import rotary_curve

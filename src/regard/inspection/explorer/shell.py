@@ -1,7 +1,5 @@
 """The page without its data: HTML, style and script, joined from the files in `web`."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

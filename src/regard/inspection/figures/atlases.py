@@ -41,8 +41,7 @@ def head_atlas(
     """Draw every head of every layer as a thumbnail, layers down and heads across, on one scale.
 
     Thumbnails show blocks: the weight that an average row of a block gives to a block of keys, or the largest
-    weight in it, which keeps single strong cells visible where there are thousands. Queries go down, keys
-    across. Blocks without weight are grey.
+    in it, which keeps single strong cells visible. Queries go down, keys across; no weight is grey.
 
     Args:
         readouts: of `readouts.read` with leading axes `(H,)`, one per layer.
@@ -55,8 +54,7 @@ def head_atlas(
         A `Drawing` with one image a head, layer by layer, and the one colour bar.
 
     Raises:
-        ValueError: no readout, one with other leading axes than `(H,)`, labels that do not fit, or an unknown
-            channel or scale.
+        ValueError: no readout, or other leading axes; labels that do not fit; an unknown channel or scale.
 
     Example:
         >>> import jax.numpy as jnp
@@ -114,14 +112,12 @@ def head_map(
     Args:
         readout: of `readouts.read`, with leading axes `(H,)` or none.
         head: which head.
-        weights: exact weights `(R, C)` of a window, as `readouts.window` gives for one head; None draws
-            the whole head in the readout's blocks.
+        weights: exact weights `(R, C)`, as `readouts.window` gives for one head; None draws all, in blocks.
         first_row, first_column: the query and the key that the window begins with.
         ax, channel, scale, title: as in `head_atlas`; the channel is that of the blocks.
 
     Returns:
-        A `Drawing` with the axes of the map, of the entropy and of the key mass, one image, the two strips
-        as lines, and the colour bar.
+        A `Drawing` with axes of map, entropy and key mass, one image, the strips as lines, the colour bar.
 
     Raises:
         ValueError: other leading axes, a head or a window that is not there, an unknown channel or scale.

@@ -123,8 +123,7 @@ def render(figure: Figure | Drawing, kind: str = "png") -> bytes:
 def save(figure: Figure | Drawing, path: str | os.PathLike[str]) -> Path:
     """Write a figure to a file whose ending chooses the kind: .png, .svg or .pdf.
 
-    Parent folders are made. The file appears whole or not at all: an interrupted or failed call leaves an
-    older file of that name as it was. The same figure gives the same bytes.
+    Parent folders are made. The file appears whole or not at all, and is the same for the same figure.
 
     Args:
         figure: a figure, or what a figure function returned.

@@ -78,15 +78,13 @@ def entropy_profile(
     """Draw how spread out each head reads, by the query's position.
 
     Beyond 256 queries a point is the mean over neighbours. The dashed line is the most there can be, the
-    logarithm of the number of keys that a query may attend to. Queries that may attend to nothing are left
-    out.
+    logarithm of the number of keys that a query may attend to, if to any.
 
     Args:
         readout, ax, heads, head_labels, title: as in `distance_profile`.
 
     Returns:
-        A `Drawing` with one curve a head and then the dashed line, and the legend where there are at most 12
-        heads.
+        A `Drawing` with one curve a head, then the dashed line; the legend where there are at most 12 heads.
 
     Raises:
         ValueError: other leading axes, a head that is not there, labels that do not fit, no query.
@@ -136,8 +134,7 @@ def head_history(
     Args:
         steps: when the heads were looked at, one a column, increasing.
         names: of the heads, one a row.
-        values: shape (heads, steps), with NaN in grey. `regard.training.head_statistics.read_heads` gives all
-            three.
+        values: `(heads, steps)`, NaN in grey; `regard.training.head_statistics.read_heads` gives all three.
         label: what the numbers are.
         ax, title: as in `attention_heatmap`.
 

@@ -40,19 +40,16 @@ def attention_heatmap(
 
     The colour scale runs from 0 to `vmax` whatever the data, so two pictures compare. Numbers in the cells
     are black or white, whichever reads better on the cell. A row of zeros (a query that attends to nothing)
-    is drawn as zeros, NaN in grey. Where there is no room for all labels, those of the largest weights go
-    first.
+    is drawn as zeros, NaN in grey. Where room is short, labels of the largest weights go first.
 
     Args:
         weights: shape (T, S), values in [0, 1]; any array NumPy can read, bfloat16 included.
         ax: where to draw; None makes a figure of its own.
-        query_labels: T labels instead of positions, for example tokens; shown as they are, never as formulas.
-        key_labels: the same for the S keys.
+        query_labels, key_labels: T and S labels instead of positions, such as tokens; never read as formulas.
         title: text above the picture.
         vmax: the weight that gets the last colour, in (0, 1]. Lower it for long rows, whose weights are all
             small; the colour bar then ends in an arrow where weights lie above it.
-        scale: "power" colours by weight^0.4, which shows small weights, as the explorer does; "linear" by the
-            weight. The colour bar says which.
+        scale: "power" colours by weight^0.4, which shows small weights, as the explorer does, or "linear".
         annotate: write each weight into its cell. None does it up to 16 x 16 where the numbers fit.
 
     Returns:

@@ -40,8 +40,7 @@ def scan_attention(
             pooling, one head of `aux["pooling"]["weights"][example, head, 0]` or the mean over heads.
         patch_grid: rows and columns of patches; they must divide height and width.
         ax: where to draw; None makes a figure of its own.
-        predicted_label: what the model said, for the title.
-        true_label: what the scan shows, for the title; a title with a wrong prediction is bold.
+        predicted_label, true_label: what the model said and the scan shows, for a title, bold if they differ.
         title: replaces the title made from the labels.
         vmax: the weight with the strongest veil; None takes the largest weight. Give it to compare scans.
         large_is_dark: True for ink on paper, False for light on a sensor.
@@ -50,8 +49,8 @@ def scan_attention(
         A `Drawing` with two images (the scan, the weights as a grid), the patch lines and the colour bar.
 
     Raises:
-        ValueError: a shape does not fit (the message says which index to take), a weight is negative, the
-            image is not finite, or `vmax` is not positive.
+        ValueError: a shape that does not fit (the message says which index to take), a negative weight, an
+            image that is not finite, a `vmax` that is not positive.
         TypeError: `image` or `weights` holds no real numbers.
 
     Example:
@@ -97,14 +96,12 @@ def scan_attention_grid(
         patch_grid, large_is_dark: as in `scan_attention`.
         fig: an empty figure or sub-figure to fill; None makes one.
         columns: panels side by side; None takes up to 6.
-        predicted_labels: what the model said of each scan.
-        true_labels: what each scan shows; a wrong prediction has a bold title.
+        predicted_labels, true_labels: one a scan, as in `scan_attention`.
         title: text above the whole grid.
         vmax: the weight with the strongest veil; None takes the largest weight of all scans.
 
     Returns:
-        A `Drawing` with one axes a scan, two images a scan (the scan, the weights as a grid), the patch lines
-        and the one colour bar.
+        A `Drawing` with one axes and two images a scan (it, the weights as a grid), lines and one colour bar.
 
     Raises:
         ValueError, TypeError: as `scan_attention`; a number of labels that does not fit.

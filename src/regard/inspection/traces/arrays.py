@@ -28,10 +28,9 @@ def read_calls(weights: Any, query: Any, key: Any, example: int, options: Mappin
         got = " and ".join(names) or "none of them"
         raise ValueError(f"weights, query, key: expected weights, or query and key; got {got}")
     if weights is not None and (wrong := [name for name in options if name not in _OF_WEIGHTS]):
-        raise ValueError(
-            f"{wrong[0]}: expected {', '.join(_OF_WEIGHTS)} alone beside weights, which are final; got"
-            f" {wrong[0]}={options[wrong[0]]!r}; give it with query and key"
-        )
+        expected = f"{', '.join(_OF_WEIGHTS)} alone beside weights, which are final"
+        got = f"{wrong[0]}={options[wrong[0]]!r}; give it with query and key"
+        raise ValueError(f"{wrong[0]}: expected {expected}; got {got}")
     make: Callable[..., Call] = _score if weights is None else _weigh
     sides = [_list_layers(name, inputs[name]) for name in names]
     if len(sides[0]) != len(sides[-1]):
@@ -53,9 +52,8 @@ def _list_layers(name: str, layers: Any) -> list[Any]:
     listed = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str | Mapping) else []
     if not listed or any(layer is None for layer in listed):
         hint = "; in transformers, load the model with attn_implementation='eager'" * (name == "weights")
-        raise ValueError(
-            f"{name}: expected one array for each layer, in a list or tuple; got {str(layers)[:60]}{hint}"
-        )
+        expected = "one array for each layer, in a list or tuple"
+        raise ValueError(f"{name}: expected {expected}; got {str(layers)[:60]}{hint}")
     return listed
 
 

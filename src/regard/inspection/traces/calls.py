@@ -241,16 +241,10 @@ class Call:
             raise ValueError(f"grid: expected at most {max(blocks)} blocks, as {NOT_KEPT}; got {grid}")
         number = next(n for n in range(stored.num_levels) if max(-(-size // 2**n) for size in blocks) <= grid)
         level = stored.level(number)
-        return dataclasses.replace(
-            stored,
-            top_keys=stored.top_keys[..., :top_k],
-            top_weights=stored.top_weights[..., :top_k],
-            block_mass=level.mass,
-            block_max=level.max,
-            block_rows=level.rows,
-            query_block=level.query_block,
-            key_block=level.key_block,
-        )
+        top = {name: getattr(stored, name)[..., :top_k] for name in ("top_keys", "top_weights")}
+        grids = {"block_mass": level.mass, "block_max": level.max, "block_rows": level.rows}
+        sizes = {"query_block": level.query_block, "key_block": level.key_block}
+        return dataclasses.replace(stored, **top, **grids, **sizes)
 
 
 def make_call(

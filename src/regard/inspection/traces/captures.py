@@ -33,8 +33,7 @@ def capture(
 
     Args:
         model: whose layers give the calls their names: a model or layer of Regard, or one of Flax (nnx or
-            linen) with `regard.interop.flax.attention_fn`. Calls of other layers are kept, too. None numbers
-            the calls.
+            linen) with `regard.interop.flax.attention_fn`. Other calls are kept, and numbered.
         tokens: what sits at the positions: a list of strings or `Tokens`, for all calls whose length it fits;
             or a mapping from a length (an integer), from the beginning of a layer's name ("encoder",
             "decoder") or from "memory", what cross-attention reads, to such. None numbers the positions.
@@ -140,8 +139,7 @@ def record_repeats(model: Any, vocab_size: int, *, length: int = 64, repeats: in
         >>> readouts.label(trace[1].readout())[(0,)]
         ()
 
-    Reference: Olsson et al., "In-context Learning and Induction Heads", 2022, appendix (head activation
-    evaluators).
+    Reference: Olsson et al., "In-context Learning and Induction Heads", 2022, head activation evaluators.
     """
     vocab_size = whole_number("vocab_size", vocab_size, 1)
     length, repeats = whole_number("length", length, 1), whole_number("repeats", repeats, 1)
@@ -191,10 +189,8 @@ class _Watcher:
                 " attention_fn=regard.interop.flax.attention_fn; linear attention has no weights to look at"
             )
         owner_names, positions = owners.name_owners(model), owners.Positions(model)
-        names = [
-            owner_names.get(id(owner)) or own or f"attention {number}"
-            for number, (owner, own, _) in enumerate(self._owners)
-        ]
+        numbered = enumerate(self._owners)
+        names = [owner_names.get(id(owner)) or own or f"attention {n}" for n, (owner, own, _) in numbered]
         runs, calls = [None, *dict.fromkeys(run for *_, run in self._owners)], []
         recorded = zip(self._calls, self._owners, names, owners.number_layers(names), strict=True)
         for call, (owner, _, run), name, layer in recorded:

@@ -34,11 +34,9 @@ class Writer:
             return value
         if isinstance(value, np.ndarray | np.generic | jax.Array):
             if id(value) not in self._names:
-                self._names[id(value)] = (
-                    f"a{len(self.arrays) + 1}",
-                    value,
-                )  # kept, so that no other gets its id
-                self.arrays[self._names[id(value)][0]] = np.asarray(value)
+                name = f"a{len(self.arrays) + 1}"
+                self.arrays[name] = np.asarray(value)
+                self._names[id(value)] = name, value  # kept, so that no other gets its id
             return self._names[id(value)][0]
         if isinstance(value, tuple):
             return [self.write(path, entry, depth) for entry in value]
@@ -53,9 +51,8 @@ class Writer:
         fields = {name: _fit(getattr(value, name), kind) for name, kind in types.items()}
         for name, field in fields.items():
             if types[name] in _ARRAYS and dataclasses.is_dataclass(field):
-                raise NotDataError(
-                    f"{path}.{name}: expected an array, got {field!r}, which a file cannot keep"
-                )
+                got = f"{field!r}, which a file cannot keep"
+                raise NotDataError(f"{path}.{name}: expected an array, got {got}")
         written = {name: self.write(path, field, depth + 1) for name, field in fields.items()}
         return {"class": class_name(type(value)), **written}
 

@@ -62,9 +62,8 @@ def read_archive(path: Any, max_bytes: int = MOST_BYTES) -> tuple[Any, dict[str,
             raise _RefusedError(f"it has members that are no arrays: {strange[:3]}")
         total = sum(info.file_size for info in infos)
         if total > max_bytes:
-            raise _RefusedError(
-                f"its arrays have {total} bytes, more than max_bytes = {max_bytes}; pass more"
-            )
+            limit = f"max_bytes = {max_bytes}; pass more"
+            raise _RefusedError(f"its arrays have {total} bytes, more than {limit}")
         return head.get("trace"), dict(_read_array(archive, info) for info in infos)
 
 

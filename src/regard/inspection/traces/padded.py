@@ -1,11 +1,9 @@
 """Padded calls: one program per padded length serves texts of any length, and the padding is not seen."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -40,7 +38,7 @@ class PaddedCall(Call):
     whole: Any = None  # with padding, whose rows attend to nothing
 
     @classmethod
-    def cut(cls, call: Call, count: int, tokens: Tokens) -> PaddedCall:
+    def cut(cls, call: Call, count: int, tokens: Tokens) -> Self:
         """Cut self-attention to so many rows and keys."""
         assert call.problem is not None
         real = np.arange(call.rows) < count

@@ -1,10 +1,7 @@
 """Predictions: what each layer of a language model would predict, and what heads add to a logit, as kept."""
 
-from __future__ import annotations
-
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,7 +19,7 @@ class Predictions:
     targets: np.ndarray  # (T,) int32, the tokens whose logits `contributions` are parts of
     contributions: np.ndarray | None = None
     """(L, H, T) float32, what each head adds to the logit of the target; None where it is no sum."""
-    next_log_probability: np.ndarray | None = dataclasses.field(default=None, metadata={"optional": True})
+    next_log_probability: np.ndarray | None = field(default=None, metadata={"optional": True})
     """(T - 1,) float32, of each token that came next, by the whole model: its mean is less the loss."""
 
 

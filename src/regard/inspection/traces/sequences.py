@@ -1,11 +1,9 @@
 """Sequences of tokens, and those at the queries and keys of a call."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from regard.inspection.tokens import Tokens, read_tokens
 from regard.inspection.traces.calls import Call
@@ -20,7 +18,7 @@ class Sequences:
     by_name: Mapping[str, Tokens]
 
     @classmethod
-    def read(cls, tokens: Any) -> Sequences:
+    def read(cls, tokens: Any) -> Self:
         """Read the argument `tokens`."""
         if not isinstance(tokens, Mapping):
             return cls(None if tokens is None else read_tokens("tokens", tokens), {}, {})
@@ -34,13 +32,12 @@ class Sequences:
                     raise ValueError(f"tokens[{name}]: expected {name} tokens, got {len(sequence)}")
                 by_length[name] = sequence
             else:
-                raise TypeError(
-                    f"tokens: expected keys that are lengths or the beginnings of layers' names, got {name!r}"
-                )
+                expected = "keys that are lengths or the beginnings of layers' names"
+                raise TypeError(f"tokens: expected {expected}, got {name!r}")
         return cls(None, by_length, by_name)
 
     @classmethod
-    def across(cls, tokens: Any, key_tokens: Any, calls: Iterable[Call]) -> Sequences:
+    def across(cls, tokens: Any, key_tokens: Any, calls: Iterable[Call]) -> Self:
         """Read the texts at the queries and at the keys of cross-attention."""
         texts, sides = {}, [("tokens", "", "rows", tokens), ("key_tokens", "memory", "keys", key_tokens)]
         for name, prefix, side, text in sides:
@@ -61,10 +58,8 @@ class Sequences:
         if has_tokens and not any(call.query_tokens or call.key_tokens for call in laid):
             got = {**self.by_length, **self.by_name} if self.every is None else self.every
             lengths = sorted({size for call in laid for size in (call.rows, call.keys)})
-            raise ValueError(
-                "tokens: expected one per position of some call, whose lengths are"
-                f" {', '.join(map(str, lengths))}; got {got!r}. Is a first or last token missing?"
-            )
+            expected = f"one per position of some call, whose lengths are {', '.join(map(str, lengths))}"
+            raise ValueError(f"tokens: expected {expected}; got {got!r}. Is a first or last token missing?")
         return tuple(laid)
 
     def find(self, name: str, call: Call) -> tuple[Tokens | None, Tokens | None]:

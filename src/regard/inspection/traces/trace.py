@@ -84,8 +84,7 @@ class Trace:
                 queries are of the sequence of the keys; without, it is cross-attention.
 
         Returns:
-            The trace. Windows hold the weights that were given, and `readout().trust` tells by how much, at
-            most, a sum of theirs misses 1.
+            The trace. Windows hold the weights that were given; `readout().trust` tells how far sums miss 1.
 
         Raises:
             TypeError: arrays that are not floating-point; as `attend`.
