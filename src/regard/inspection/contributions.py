@@ -121,10 +121,9 @@ def read_layers(model: Any, tokens: ArrayLike, **options: Any) -> Array:
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from regard import inspection
-        >>> from regard.models import Decoder, TransformerConfig
-        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
-        >>> inspection.read_layers(Decoder(config, rngs=nnx.Rngs(0)), jnp.array([[1, 2, 3]])).shape
+        >>> from regard import inspection, models
+        >>> config = models.TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+        >>> inspection.read_layers(models.Decoder(config, rngs=nnx.Rngs(0)), jnp.array([[1, 2, 3]])).shape
         (2, 1, 3, 13)
 
     Reference: nostalgebraist, "Interpreting GPT: the Logit Lens", 2020.

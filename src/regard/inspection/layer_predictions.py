@@ -56,12 +56,11 @@ def predict_layers(
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from regard import inspection
-        >>> from regard.models import Decoder, TransformerConfig
-        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
-        >>> model = Decoder(config, rngs=nnx.Rngs(0))
+        >>> from regard import inspection, models
+        >>> config = models.TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+        >>> model = models.Decoder(config, rngs=nnx.Rngs(0))
         >>> _, trace = inspection.record(model, jnp.array([[1, 2, 3, 4]]))
-        >>> found = inspection.predict_layers(trace, model, jnp.array([1, 2, 3, 4])).predictions
+        >>> found = inspection.predict_layers(trace, model, [1, 2, 3, 4]).predictions
         >>> found.tokens.shape, found.contributions.shape
         ((2, 4, 3), (2, 3, 4))
 

@@ -124,12 +124,10 @@ def trace_paths(
         ValueError: tokens of several rows; a position or token that there is not.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from regard import inspection
-        >>> from regard.models import Decoder, TransformerConfig
-        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
-        >>> paths = inspection.trace_paths(Decoder(config, rngs=nnx.Rngs(0)), jnp.array([1, 2, 3]))
+        >>> from regard import inspection, models
+        >>> config = models.TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+        >>> paths = inspection.trace_paths(models.Decoder(config, rngs=nnx.Rngs(0)), [1, 2, 3])
         >>> len(paths.edges), paths.query
         (27, 2)
 

@@ -90,13 +90,11 @@ def decompose_score(
         ValueError: no such layer, head or position; a layer without attention.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from regard import inspection
-        >>> from regard.models import Decoder, TransformerConfig
-        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
-        >>> model = Decoder(config, rngs=nnx.Rngs(0))
-        >>> split = inspection.decompose_score(model, jnp.array([1, 2, 3]), layer=1, head=2, query=2, key=0)
+        >>> from regard import inspection, models
+        >>> config = models.TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+        >>> model = models.Decoder(config, rngs=nnx.Rngs(0))
+        >>> split = inspection.decompose_score(model, [1, 2, 3], layer=1, head=2, query=2, key=0)
         >>> split.writers[:3], len(split.writers), bool(abs(split.parts.sum() - split.score) < 1e-5)
         (('tokens', 'positions', 'layer 0 head 0'), 8, True)
 

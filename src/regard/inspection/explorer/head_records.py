@@ -16,6 +16,7 @@ ROW_STATS = ("entropy", "max_weight", "first_mass", "local_mass", "distance", "s
 PINNED_BLOCKS = 512
 _SHARE = 0.9
 Packed = tuple[Entry, bytes]
+Add = Callable[[Packed], str]  # keeps a chunk, and gives its name
 
 
 class CallRecords:
@@ -89,7 +90,7 @@ class CallRecords:
         labels = readouts.label(self._summed)
         return [[write(label) for label in labels[(head,)]] for head in range(self.call.heads)]
 
-    def head(self, head: int, plan: Plan, detailed: bool, add: Callable[[Packed], str]) -> dict[str, Any]:
+    def head(self, head: int, plan: Plan, detailed: bool, add: Add) -> dict[str, Any]:
         """Return the record of a head; `detailed` where it is pinned under this plan."""
         exact = self.weights_code if plan.exact or detailed else None
 
@@ -99,29 +100,30 @@ class CallRecords:
             def part() -> np.ndarray:
                 return np.asarray(array[head] if combine is None else _binned(array[head], size, combine))
 
-            return add(self._pack((name, size, head), part, code))
+            return self._pack(add, (name, size, head), part, code)
 
         record: dict[str, Any] = {"weights": keep(self.weights, exact, "weights") if exact else None}
         if exact and self.norms is not None:
             record["value_norms"] = keep(self.norms, "f32", "norms")
         number_, level = coarsen(self.readout, plan.atlas)
         largest = plan.largest or detailed
-        levels = [self._level(("atlas", number_, head), level, head, largest, add)]
+        levels = [self._level(add, ("atlas", number_, head), level, head, largest)]
         if detailed and exact is None and self.fine is not None:
             index, fine = self.pinned.index(head), self.fine.level(0)
             if (fine.query_block, fine.key_block) != (level.query_block, level.key_block):
-                levels.insert(0, self._level(("fine", head), fine, index, True, add))
+                levels.insert(0, self._level(add, ("fine", head), fine, index, True))
         row_bin, key_bin = -(-self.call.rows // plan.bins) or 1, -(-self.call.keys // plan.bins) or 1
         last_bin = -(-self.call.keys // (2 * plan.bins)) or 1
         is_near = bool(np.all(np.abs(self._of("distance", head)) < 60_000))
         row_code = "f16" if exact is not None and is_near else "linear8"
-        packed_rows = self._pack(("rows", row_bin, head), lambda: self._rows(head, row_bin), row_code)
         readout, last = self.readout, self.last
         # The largest weights are listed unless the page holds all.
         listed = exact is None and (plan.top_k or detailed)
         return record | {
             "levels": levels,
-            "row_stats": add(packed_rows),
+            "row_stats": self._pack(
+                add, ("rows", row_bin, head), lambda: self._rows(head, row_bin), row_code
+            ),
             "row_bin": row_bin,
             "key_mass": keep(self.shares, "log8", "keys", key_bin, np.add),
             "key_bin": key_bin,
@@ -133,7 +135,7 @@ class CallRecords:
             **(self._features(head, add) if plan.features and head in self.featured else {}),
         }
 
-    def _features(self, head: int, add: Callable[[Packed], str]) -> dict[str, str]:
+    def _features(self, head: int, add: Add) -> dict[str, str]:
         """Pack the head's scaled query and its key, whose products by feature add up to the score."""
         problem = self.call.trimmed
         group = head * len(problem.key) // self.call.heads
@@ -141,7 +143,7 @@ class CallRecords:
 
         def keep(name: str, index: int, array: np.ndarray) -> str:
             code = "f16" if np.abs(array).max(initial=0) < 60_000 else "f32"
-            return add(self._pack((name, index), lambda: array, code))
+            return self._pack(add, (name, index), lambda: array, code)
 
         key = np.asarray(problem.key[group], np.float64)
         return {"query": keep("query", head, scaled), "key": keep("key", group, key)}
@@ -149,18 +151,17 @@ class CallRecords:
     def _of(self, name: str, head: int) -> np.ndarray:
         return np.asarray(getattr(self.readout, name))[head]
 
-    def _pack(self, name: tuple[Any, ...], make: Callable[[], np.ndarray], code: str) -> Packed:
+    def _pack(self, add: Add, name: tuple[Any, ...], make: Callable[[], np.ndarray], code: str) -> str:
         key = (*name, code)
         if key not in self._packed:
             self._packed[key] = pack(make(), code)
-        return self._packed[key]
+        return add(self._packed[key])
 
     def _level(
-        self, name: tuple[Any, ...], level: Any, head: int, largest: bool, add: Callable[[Packed], str]
+        self, add: Add, name: tuple[Any, ...], level: Level, head: int, largest: bool
     ) -> dict[str, Any]:
         def of(channel: str, code: str) -> str:
-            packed = self._pack((*name, channel), lambda: np.asarray(getattr(level, channel))[head], code)
-            return add(packed)
+            return self._pack(add, (*name, channel), lambda: np.asarray(getattr(level, channel))[head], code)
 
         channels = {"mass": of("mass", "log8"), "max": of("max", "log8") if largest else None}
         blocks = {"query_block": level.query_block, "key_block": level.key_block}

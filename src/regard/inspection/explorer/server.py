@@ -132,7 +132,10 @@ class _Handler(BaseHTTPRequestHandler):
             if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
                 self.close_connection = True
                 raise RefusalError("nothing is taken", headers={"Connection": "close"})
-            self._check_host()
+            # Another host's name may belong to a site that points it here.
+            port, named = self.server.server_address[1], self.headers.get_all("Host", [])
+            if len(named) != 1 or named[0] not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
+                raise RefusalError(f"open this page as http://{ADDRESS}:{port}/...", 403)
             body, headers = self.server.site.answer(self.path, self._is_waited)
         except AbandonedError:
             self.close_connection = True
@@ -152,13 +155,6 @@ class _Handler(BaseHTTPRequestHandler):
             return bool(self.connection.recv(1, socket.MSG_PEEK))
         except (OSError, ValueError):
             return False
-
-    def _check_host(self) -> None:
-        """Refuse requests under another host name: such a name may belong to a site that points it here."""
-        port = self.server.server_address[1]
-        named = self.headers.get_all("Host", [])
-        if len(named) != 1 or named[0] not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
-            raise RefusalError(f"open this page as http://{ADDRESS}:{port}/...", 403)
 
     def _send(self, status: HTTPStatus, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response_only(status)

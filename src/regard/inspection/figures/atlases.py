@@ -86,8 +86,7 @@ def head_atlas(
     cell_axes.mark_positions(target.xaxis, across)
     cell_axes.mark_positions(target.yaxis, len(grids), layer_labels)
     target.tick_params(length=0.0)
-    for spine in target.spines.values():
-        spine.set_visible(False)
+    target.spines[:].set_visible(False)
     bar = panels.add_colorbar(images[0], BLOCK_LABELS[channel], ARROWS[scale])
     return panels.finish(images=tuple(images), colorbar=bar)
 
@@ -134,7 +133,7 @@ def head_map(
         >>> drawing.images[0].get_array().shape, [float(end) for end in drawing.axes[0].get_ylim()]
         ((3, 5), [4.5, 1.5])
     """
-    entropy, mass, empty = _read_margins(readout, head)
+    entropy, mass = _read_margins(readout, head)
     T, S = len(entropy), len(mass)
     if weights is None:
         grid = _read_blocks(readout, channel, most=max(T, S))[head]
@@ -161,7 +160,7 @@ def head_map(
     cell_axes.mark_positions(target.yaxis, shape[0], start=rows[0])
     cell_axes.mark_positions(target.xaxis, shape[1], start=columns[0])
     target.set(**cell_axes.MATRIX_LABELS)
-    strips = _draw_strips(target, np.where(empty, np.nan, entropy), mass, rows, columns)
+    strips = _draw_strips(target, entropy, mass, rows, columns)
     canvas.set_title(strips[1].axes if title else target, title)
     bar = panels.add_colorbar(image, label, ARROWS[scale])
     axes = (target, strips[0].axes, strips[1].axes)
@@ -175,8 +174,7 @@ def _draw_strips(
     style: dict[str, Any] = {"color": palette.KEPT, "linewidth": 0.8}
     right = ax.inset_axes((1.02, 0.0, STRIP, 1.0))
     above = ax.inset_axes((0.0, 1.02, 1.0, STRIP))
-    places = np.arange(*rows)
-    (first,) = right.plot(entropy[slice(*rows)], places, **style)
+    (first,) = right.plot(entropy[slice(*rows)], np.arange(*rows), **style)
     (second,) = above.plot(np.arange(*columns), mass[slice(*columns)], **style)
     right.set(ylim=ax.get_ylim(), yticks=[], xlim=(0.0, None), xlabel="entropy\n(nats)")
     above.set(xlim=ax.get_xlim(), xticks=[], ylim=(0.0, None), ylabel="key\nmass")
@@ -207,14 +205,13 @@ def _read_blocks(readout: Readout, channel: str, most: int = MOST_BLOCKS) -> NDA
     return blocks if blocks.ndim == 3 else blocks[None]
 
 
-def _read_margins(readout: Readout, head: int) -> tuple[NDArray, NDArray, NDArray]:
-    """Return entropy per row, mass per key, and which rows are empty, of one head."""
+def _read_margins(readout: Readout, head: int) -> tuple[NDArray, NDArray]:
+    """Return entropy per row, NaN where it is empty, and mass per key, of one head."""
     check_kind("readout", readout, Readout)
-    entropy, mass = cell_axes.read_heads(readout.entropy), cell_axes.read_heads(readout.key_mass)
-    empty = cell_axes.read_heads(readout.empty)
+    entropy = cell_axes.read_heads(np.where(readout.empty, np.nan, readout.entropy))
     if head not in range(len(entropy)):
         raise ValueError(f"head: expected a number in 0..{len(entropy) - 1}, got {head}")
-    return entropy[head], mass[head], empty[head] > 0
+    return entropy[head], cell_axes.read_heads(readout.key_mass)[head]
 
 
 def _show(ax: Axes, weights: NDArray, extent: Any, aspect: Any, scale: Scale) -> AxesImage:

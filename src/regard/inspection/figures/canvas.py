@@ -158,26 +158,12 @@ def save(figure: Figure | Drawing, path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def new_sheet(panel: Size, rows: int = 1, columns: int = 1) -> Figure:
-    """Make a figure for panels of this size in inches; pyplot does not know it, so no window and no leak."""
-    size = (columns * panel[0] + 1.2, rows * (panel[1] + ROW_GAP) + 0.4)
-    return Figure(figsize=size, dpi=DPI, layout="constrained")
-
-
-def new_panel(sheet: Figure | SubFigure, rows: int = 1, columns: int = 1, index: int = 1) -> Axes:
-    """Add one axes of a grid (index from 1, as in `add_subplot`) in the house style."""
-    ax = sheet.add_subplot(rows, columns, index)
-    style_axes(ax)
-    return ax
-
-
 def style_axes(ax: Axes, labels: float = LABEL_SIZE, ticks: float = TICK_SIZE, length: float = 3.0) -> None:
     """Set sizes of labels and ticks, and thin lines."""
     for axis in (ax.xaxis, ax.yaxis):
         axis.label.set_fontsize(labels)
     ax.tick_params(labelsize=ticks, length=length, width=0.6)
-    for spine in ax.spines.values():
-        spine.set_linewidth(0.6)
+    ax.spines[:].set_linewidth(0.6)
 
 
 @dataclass(frozen=True)
@@ -238,7 +224,8 @@ def open_panel(
     ax: Axes | None, size: Size, title: str | None = None, room: Size = (0.0, 0.0)
 ) -> tuple[Axes, Panels]:
     """Return the caller's axes, or new ones with some more room around them until they are fitted."""
-    target = new_panel(new_sheet((size[0] + room[0], size[1] + room[1]))) if ax is None else ax
+    roomy = size[0] + room[0], size[1] + room[1]
+    target = open_panels(None, roomy, 1, 1, 1, None).axes[0] if ax is None else ax
     set_title(target, title)
     return target, Panels((target,), size, ax is None)
 
@@ -247,19 +234,22 @@ def open_panels(
     fig: Figure | SubFigure | None, size: Size, count: int, rows: int, columns: int, title: str | None
 ) -> Panels:
     """Return panels row by row, in the caller's figure or a new one, under a common title."""
-    sheet = fig or new_sheet(size, rows, columns)
+    whole = (columns * size[0] + 1.2, rows * (size[1] + ROW_GAP) + 0.4)
+    # Pyplot does not know it: no window and no leak.
+    sheet = fig or Figure(figsize=whole, dpi=DPI, layout="constrained")
     if title:
         sheet.suptitle(escape_formulas(title), fontsize=TITLE_SIZE, wrap=True)
-    axes = tuple(new_panel(sheet, rows, columns, index + 1) for index in range(count))
+    axes = tuple(sheet.add_subplot(rows, columns, index + 1) for index in range(count))
+    for ax in axes:
+        style_axes(ax)
     return Panels(axes, size, fig is None, rows, columns)
 
 
 def add_side_legend(ax: Axes, handles: Sequence[Artist], **settings: Any) -> Legend:
     """Add a legend of what has labels at the right of a panel."""
-    anchor: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0), "borderaxespad": 0.0}
+    settings = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0), "borderaxespad": 0.0, **settings}
     # Placeholders first: matplotlib leaves out entries whose name starts with an underscore.
-    names = ["name"] * len(handles)
-    legend = ax.legend(handles, names, frameon=False, fontsize=TICK_SIZE, **{**anchor, **settings})
+    legend = ax.legend(handles, ["name"] * len(handles), frameon=False, fontsize=TICK_SIZE, **settings)
     for text, handle in zip(legend.get_texts(), handles, strict=True):
         text.set_text(str(handle.get_label()))
     return legend

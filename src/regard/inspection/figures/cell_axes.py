@@ -21,11 +21,11 @@ LINE_HEIGHT, SMALLEST_LABEL = 1.15, 5.0  # of a label, in its size; points
 
 
 def mark_positions(
-    axis: Axis, size: int, labels: Sequence[object] | None = None, most: int = 12, start: int = 0
+    axis: Axis, size: int, labels: Sequence[object] | None = None, most: int = 12, start: int = 0, **fit: Any
 ) -> None:
-    """Set whole-number ticks, never one between two cells; or the labels, as many as fit."""
+    """Set whole-number ticks, never one between two cells; or the labels that `name_positions` makes fit."""
     if labels is not None:
-        name_positions(axis, labels)
+        name_positions(axis, labels, **fit)
     elif size <= most:
         axis.set_ticks(range(start, start + size))
     else:

@@ -51,8 +51,7 @@ def distance_profile(
         >>> [tick.get_text() for tick in drawing.axes[0].get_xticklabels()]
         ['0', '1', '2-3', '4-7']
     """
-    check_kind("readout", readout, Readout)
-    masses, chosen, names = _choose(readout, readout.distance_mass, heads, head_labels)
+    masses, chosen, names = _choose(readout, "distance_mass", heads, head_labels)
     middle = masses.shape[1] // 2
     nonzero = np.flatnonzero((masses > 0).any(0))
     first, last = (min(nonzero[0], middle), max(nonzero[-1], middle)) if nonzero.size else (middle, middle)
@@ -98,14 +97,13 @@ def entropy_profile(
         >>> [f"{value:.2f}" for value in drawing.lines[0].get_ydata()]
         ['0.00', '0.69', '1.10', '1.39']
     """
-    check_kind("readout", readout, Readout)
-    entropies, chosen, names = _choose(readout, readout.entropy, heads, head_labels)
+    entropies, chosen, names = _choose(readout, "entropy", heads, head_labels)
     keys = np.asarray(readout.keys, np.float64).reshape(entropies.shape)
     T = entropies.shape[1]
     if T == 0:
         raise ValueError("readout: expected at least one query, got none")
     size = -(-T // MOST_POINTS)
-    places = [(start + min(start + size, T) - 1) / 2 for start in range(0, T, size)]
+    places = _average(np.arange(T), np.ones(T, bool), size)
     target, panels = canvas.open_panel(ax, PANEL_SIZE, title)
     lines = []
     for head, name, color in zip(chosen, names, palette.series_colors(len(chosen)), strict=True):
@@ -168,10 +166,11 @@ def head_history(
 
 
 def _choose(
-    readout: Readout, values: object, heads: Sequence[int] | None, head_labels: Sequence[object] | None
+    readout: Readout, statistic: str, heads: Sequence[int] | None, head_labels: Sequence[object] | None
 ) -> tuple[NDArray[np.float64], list[int], list[str]]:
     """Return a statistic `(H, n)`, which heads to draw, and their names."""
-    array = cell_axes.read_heads(values)
+    check_kind("readout", readout, Readout)
+    array = cell_axes.read_heads(getattr(readout, statistic))
     chosen = list(range(len(array))) if heads is None else list(heads)
     wrong = [head for head in chosen if head not in range(len(array))]
     if wrong or not chosen:

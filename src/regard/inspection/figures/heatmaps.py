@@ -21,7 +21,6 @@ LABEL_PITCH, LARGEST_PANEL = 0.1, 3.2  # inches: of a label in a grid, and of a 
 EXPONENT = 0.4  # of the explorer's scale for small weights
 ROUNDING = 1e-3  # how far low-precision weights may leave [0, 1]
 
-
 Scale = Literal["power", "linear"]
 
 
@@ -167,11 +166,8 @@ def _show_matrix(
         width, height = cell * matrix.shape[1], cell * matrix.shape[0]
     largest = np.nan_to_num(matrix) if largest is None else largest
     for side, axis, room in ((0, ax.yaxis, height), (1, ax.xaxis, width)):
-        names = labels[side]
-        if names is None:
-            cell_axes.mark_positions(axis, matrix.shape[side], most=most_ticks)
-        else:
-            cell_axes.name_positions(axis, names, room, largest.max(1 - side))
+        fit = {"room": room, "weights": largest.max(1 - side)}
+        cell_axes.mark_positions(axis, matrix.shape[side], labels[side], most_ticks, **fit)
     return image
 
 
