@@ -15,7 +15,7 @@ from page_traces import opened, small, watch
 from refusals import check_refusals
 from regard import attend, inspection, masks, scores
 from regard.inspection.explorer import pages, thumbnails
-from regard.inspection.explorer.mask_outlines import draw_tiles, find_band, find_borders
+from regard.inspection.explorer.mask_outlines import draw_tiles, find_borders, find_reach
 from regard.inspection.tokens import Tokens
 from regard.inspection.traces.calls import KnownPositions
 from regard.positions import Rotary, YaRN
@@ -29,13 +29,13 @@ def middling():
 def test_the_mask_is_drawn(bare):
     mask = masks.causal() & masks.sliding_window(9) & masks.segments(np.repeat(np.arange(3), [3, 3, 5]))
     assert np.array_equal(draw_tiles(mask, 11, 11)[0], np.where(mask.dense(11), 2, 0))
-    assert (find_borders(mask), find_band(mask)) == ([3, 6], (9, 0))
+    assert (find_borders(mask), find_reach(mask)) == ([3, 6], (9, 0))
     document, chunks = opened(pages.html(small()))
     call = document["traces"][0]["calls"][0]
     assert np.array_equal(chunks[call["mask_picture"]], 2 * np.tri(11))
     assert (call["tile_rows"], call["mask"]) == (1, "causal()")
     tiles, rows, keys = draw_tiles(masks.causal(), 521, 521)
-    assert (rows, keys, find_band(masks.causal()), find_borders(masks.causal())) == (4, 4, None, None)
+    assert (rows, keys, find_reach(masks.causal()), find_borders(masks.causal())) == (4, 4, (None, 0), None)
     # On the diagonal, tiles are cut in two; the last one is a single cell.
     assert np.array_equal(tiles, np.tril(np.full((131, 131), 2)) - np.diag([1] * 130 + [0]))
 

@@ -27,19 +27,10 @@ if TYPE_CHECKING:
     from regard.inspection.tokens import Tokens
     from regard.inspection.traces import Call, Trace, capture, load, record, record_repeats
 
-__all__ = ["Call", "Change", "Edge", "FoundHead", "Paths", "ScoreParts", "Tokens", "Trace"]
-__all__ += [
-    "attribute_heads",
-    "capture",
-    "contribute",
-    "decompose_score",
-    "explorer",
-    "figures",
-    "find_heads",
-    "intervene",
-]
-__all__ += ["load", "observe", "predict_layers", "read_layers", "record", "record_repeats"]
-__all__ += ["roll_out", "roll_out_row", "sweep_heads", "trace_paths", "weigh_values"]
+__all__ = ["Call", "Change", "Edge", "FoundHead", "Paths", "ScoreParts", "Tokens", "Trace", "attribute_heads"]
+__all__ += ["capture", "contribute", "decompose_score", "explorer", "figures", "find_heads", "intervene"]
+__all__ += ["load", "observe", "predict_layers", "read_layers", "record", "record_repeats", "roll_out"]
+__all__ += ["roll_out_row", "sweep_heads", "trace_paths", "weigh_values"]
 
 __getattr__, __dir__ = defer(
     __name__,

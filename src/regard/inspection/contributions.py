@@ -44,8 +44,7 @@ def weigh_values(weights: ArrayLike, value: ArrayLike, projection: ArrayLike) ->
         raise ValueError(f"weights: expected {value.shape[-2]} keys, as value has, got shape {weights.shape}")
     # Squares leave float16 at 256.
     wide = jnp.float64 if jnp.float64 in (weights.dtype, value.dtype) else jnp.float32
-    passed = jnp.repeat(value, heads // value.shape[-3], -3).astype(wide)
-    passed = passed @ _broadcast(kernel, value).astype(wide)
+    passed = jnp.repeat(value, heads // value.shape[-3], -3).astype(wide) @ kernel.astype(wide)
     lengths = jnp.linalg.norm(passed, axis=-1)[..., None, :]
     hidden = (weights == 0) & ~jnp.isfinite(lengths)
     return weights.astype(wide) * jnp.where(hidden, 0, lengths)
@@ -75,8 +74,7 @@ def contribute(output: ArrayLike, projection: ArrayLike, direction: ArrayLike | 
     Args:
         output: of the heads, `(*B, H, T, E)`, as `attend` and `observe` give it.
         projection: Wo, `(H * E, M)`.
-        direction: u, `(M,)`: a column of the matrix that makes logits, or the difference of two; None means
-            the whole vectors.
+        direction: u, `(M,)`: a column of the matrix that makes logits, or a difference of two; None: all M.
 
     Returns:
         `(*B, H, T, M)`, or `(*B, H, T)`.
@@ -95,7 +93,7 @@ def contribute(output: ArrayLike, projection: ArrayLike, direction: ArrayLike | 
     """
     output = as_array("output", "numbers", jnp.asarray, output)
     kernel = _divide("output", output, projection, output.shape[-3] if output.ndim > 2 else 1)
-    added = output @ _broadcast(kernel, output)
+    added = output @ kernel
     if direction is None:
         return added
     direction = as_array("direction", "numbers", jnp.asarray, direction)
@@ -123,18 +121,14 @@ def read_layers(model: Any, tokens: ArrayLike, **options: Any) -> Array:
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from regard import inspection
-        >>> from regard.models import Decoder, TransformerConfig
-        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
-        >>> inspection.read_layers(Decoder(config, rngs=nnx.Rngs(0)), jnp.array([[1, 2, 3]])).shape
+        >>> from regard import inspection, models
+        >>> config = models.TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+        >>> inspection.read_layers(models.Decoder(config, rngs=nnx.Rngs(0)), jnp.array([[1, 2, 3]])).shape
         (2, 1, 3, 13)
 
     Reference: nostalgebraist, "Interpreting GPT: the Logit Lens", 2020.
     """
-    from regard.models import Decoder
-
-    if not isinstance(model, Decoder):
-        raise TypeError(f"model: expected a regard.models.Decoder, got {type(model).__name__}")
+    check_decoder(model)
     _, seen = model.trunk(tokens, aux=("hidden",), **options)
     norm = model.trunk.stack.final_norm
     streams = [block["hidden"] for block in seen["blocks"]]
@@ -147,12 +141,15 @@ def _divide(name: str, array: Any, projection: Any, heads: int) -> Array:
     kernel = as_array("projection", "numbers", jnp.asarray, weights)
     fits = array.ndim > 2 and heads % array.shape[-3] == 0 and kernel.ndim == 2
     if not fits or kernel.shape[0] != heads * array.shape[-1]:
-        raise ValueError(
-            f"projection: expected shape (H * E, M) with H = {heads} and {name} (*B, heads, length, E), got"
-            f" {tuple(kernel.shape)} and {name} {tuple(array.shape)}"
-        )
+        expected = f"shape (H * E, M) with H = {heads} and {name} (*B, heads, length, E)"
+        got = f"{tuple(kernel.shape)} and {name} {tuple(array.shape)}"
+        raise ValueError(f"projection: expected {expected}, got {got}")
     return kernel.reshape((heads, array.shape[-1], -1))
 
 
-def _broadcast(kernel: Array, array: Array) -> Array:
-    return kernel.reshape((*(1,) * (array.ndim - 3), *kernel.shape))
+def check_decoder(model: Any) -> None:
+    """Raise unless a model is a `Decoder`."""
+    from regard.models import Decoder
+
+    if not isinstance(model, Decoder):
+        raise TypeError(f"model: expected a regard.models.Decoder, got {type(model).__name__}")

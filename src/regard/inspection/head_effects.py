@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -37,8 +37,7 @@ def sweep_heads(
         For each call, in the order of calling, the effects of its heads, `(H,)`.
 
     Raises:
-        ValueError: fn that gives no single number, or calls no attention; as many outputs as there are not
-            calls.
+        ValueError: fn that gives no single number, or calls no attention; more or fewer outputs than calls.
 
     Example:
         >>> import jax.numpy as jnp
@@ -56,9 +55,7 @@ def sweep_heads(
     run = jax.jit(run)
     before = run(shares)
     effects = [np.zeros(share.shape, before.dtype) for share in shares]
-    heads: Iterable[tuple[int, int]] = [
-        (n, head) for n, share in enumerate(shares) for head in range(len(share))
-    ]
+    heads: Any = [(n, head) for n, share in enumerate(shares) for head in range(len(share))]
     if progress:
         from rich.progress import track
 

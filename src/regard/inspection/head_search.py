@@ -126,10 +126,8 @@ def _match(wanted: str | Sequence[str] | None, tokens: Any, size: int, offset: i
     texts = [wanted] if isinstance(wanted, str) else wanted
     names = {_fold(text) for text in texts}
     if tokens is None and not all(name.lstrip("-").isdecimal() for name in names):
-        raise ValueError(
-            f"query, key: expected numbers of positions, as the trace has no tokens; got {wanted!r}."
-            " Name them by capture(tokens=...)"
-        )
+        got = f"{wanted!r}. Name them by capture(tokens=...)"
+        raise ValueError(f"query, key: expected numbers of positions, as the trace has no tokens; got {got}")
     spellings = [str(n + offset) for n in range(size)] if tokens is None else tokens.texts
     return np.asarray([n for n, text in enumerate(spellings) if _fold(text) in names], int)
 

@@ -45,13 +45,11 @@ class Change:
     value: Any = None
     """Values, `(*B, K, S, E)`."""
     weights: Any = None
-    """The pattern itself, `(*B, H, T, S)`: output = weights value, and nothing is normalised. NaN and inf in
-    values on which no weight is add nothing."""
+    """The pattern, `(*B, H, T, S)`: output = weights value, not normalised; NaN of weight 0 adds nothing."""
     output: Any = None
     """The heads' output, `(*B, H, T, E)`, before the output projection: 0.0 switches them off."""
     share: Any = 1.0
-    """The part of each head that is replaced, 0 to 1: a number, or one per head (for key and value, per key
-    head)."""
+    """The part of each head that is replaced, 0 to 1: a number, or one per head (of key, value: key head)."""
     heads: Sequence[int] | None = dataclasses.field(default=None, metadata={"static": True})
     """Numbers of the heads that are replaced; None means all."""
 
@@ -64,20 +62,17 @@ class Change:
 
     def rewrite(self, problem: Problem) -> tuple[Problem, Finish]:
         """Return the changed call, and a function of its output."""
-        problem = problem.with_arrays()
-        value = problem.value
+        call = problem.with_arrays()
         new = {name: getattr(self, name) for name in _OPERANDS if getattr(self, name) is not None}
-        if new:
-            mixed = {name: self._mix(name, getattr(problem, name), array) for name, array in new.items()}
-            problem = dataclasses.replace(problem, **mixed)
-            value = problem.value
+        mixed = {name: self._mix(name, getattr(call, name), array) for name, array in new.items()}
+        problem = dataclasses.replace(call, **mixed)
 
         def finish(output: Array, extra: Any) -> Array:
             del extra
             if self.weights is not None:
                 rows = _spread("weights", self.weights, output, (*problem.leading, problem.T, problem.S))
                 rows = problem.fold(problem.with_heads(rows))
-                values = problem.with_heads(value.astype(output.dtype))
+                values = problem.with_heads(problem.value.astype(output.dtype))
                 read = (rows != 0).any(-2)[..., None]
                 mixed = problem.unfold(rows @ jnp.where(read | jnp.isfinite(values), values, 0))
                 output = self._mix("weights", output, mixed.reshape(output.shape))
@@ -127,8 +122,8 @@ def intervene(changes: Mapping[int, Change]) -> Iterator[None]:
         A context manager.
 
     Raises:
-        ValueError: when the block ends: a call that there was not. When a call comes: heads that it does not
-            have, or arrays that do not fit it.
+        ValueError: when the block ends: a call that there was not. When a call comes: heads or arrays that
+            do not fit it.
         TypeError: changes of another type.
 
     Example:
@@ -149,10 +144,8 @@ def intervene(changes: Mapping[int, Change]) -> Iterator[None]:
     check_kind("changes", changes, Mapping)
     for number, change in changes.items():
         if not isinstance(number, int | np.integer) or not isinstance(change, Change):
-            raise TypeError(
-                "changes: expected a Change for each number of a call, got"
-                f" {number!r}: {type(change).__name__}"
-            )
+            got = f"{number!r}: {type(change).__name__}"
+            raise TypeError(f"changes: expected a Change for each number of a call, got {got}")
     seen = 0
 
     def rewriter(problem: Problem) -> tuple[Problem, Finish]:
@@ -162,10 +155,8 @@ def intervene(changes: Mapping[int, Change]) -> Iterator[None]:
 
     with rewrite(rewriter):
         yield
-    missing = [number for number in changes if not 0 <= number < seen]
+    if changes and not seen:
+        raise ValueError("intervene: expected at least one call of regard.attend in the block, got none")
+    missing = [str(number) for number in changes if not 0 <= number < seen]
     if missing:
-        raise ValueError(
-            f"changes: expected numbers of calls in 0..{seen - 1}, got {', '.join(map(str, missing))}"
-            if seen
-            else "intervene: expected at least one call of regard.attend in the block, got none"
-        )
+        raise ValueError(f"changes: expected numbers of calls in 0..{seen - 1}, got {', '.join(missing)}")

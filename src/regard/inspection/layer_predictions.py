@@ -13,6 +13,7 @@ import numpy as np
 from regard.arguments import check_kind, integers, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.hooks import CallEvent, watch
+from regard.inspection.contributions import check_decoder
 from regard.inspection.traces import Trace
 from regard.inspection.traces.predictions import Predictions
 
@@ -46,8 +47,7 @@ def predict_layers(
         **options: of the model's call: lengths, mask, positions.
 
     Returns:
-        The trace with `predictions`. Their `contributions` are None where a norm stands between the heads
-        and the stream (`norm="post"` or `"both"`).
+        The trace with `predictions`; `contributions` are None where a norm follows heads ("post" or "both").
 
     Raises:
         TypeError: a model of another kind; targets that are not integers.
@@ -56,23 +56,20 @@ def predict_layers(
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from regard import inspection
-        >>> from regard.models import Decoder, TransformerConfig
-        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
-        >>> model = Decoder(config, rngs=nnx.Rngs(0))
+        >>> from regard import inspection, models
+        >>> config = models.TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+        >>> model = models.Decoder(config, rngs=nnx.Rngs(0))
         >>> _, trace = inspection.record(model, jnp.array([[1, 2, 3, 4]]))
-        >>> found = inspection.predict_layers(trace, model, jnp.array([1, 2, 3, 4])).predictions
+        >>> found = inspection.predict_layers(trace, model, [1, 2, 3, 4]).predictions
         >>> found.tokens.shape, found.contributions.shape
         ((2, 4, 3), (2, 3, 4))
 
     Reference: nostalgebraist, "Interpreting GPT: the Logit Lens", 2020; Elhage et al., "A Mathematical
     Framework for Transformer Circuits", 2021.
     """
-    from regard.models import Decoder
     from regard.models.padding import check_range
 
-    if not isinstance(model, Decoder):
-        raise TypeError(f"model: expected a regard.models.Decoder, got {type(model).__name__}")
+    check_decoder(model)
     check_kind("trace", trace, Trace)
     ids = jnp.atleast_2d(integers("tokens", tokens))
     events: list[CallEvent] = []
@@ -91,7 +88,7 @@ def predict_layers(
         check_range("targets", "tokens", named, vocab_size - 1, f"vocab_size={vocab_size}")
     streams = [block["hidden"][0] for block in seen["blocks"]]
     reading = read_streams(model, ids[0], streams, events, count, named)
-    return dataclasses.replace(trace, predictions=name_tokens(reading, spell))
+    return dataclasses.replace(trace, predictions=name_tokens(reading, ids.shape[1], spell))
 
 
 class StreamReading(NamedTuple):
@@ -102,14 +99,6 @@ class StreamReading(NamedTuple):
     next_log_probability: Array  # (T - 1,) float32, of the token that comes next, by the model
     targets: Array  # (T,) int32
     contributions: Array | None  # (L, H, T) float32
-
-    def cut(self, count: int) -> StreamReading:
-        """Return that of the first tokens."""
-        tokens, probabilities, coming, targets, contributions = self
-        contributions = None if contributions is None else contributions[..., :count]
-        return StreamReading(
-            tokens[:, :count], probabilities[:, :count], coming[: count - 1], targets[:count], contributions
-        )
 
 
 def read_streams(
@@ -138,19 +127,19 @@ def read_streams(
     return StreamReading(tokens, probabilities, coming, targets, contributions)
 
 
-def name_tokens(reading: StreamReading, spell: Callable[[int], str]) -> Predictions:
-    """Return what was read with the tokens' texts, for people to read."""
-    tokens, contributions = np.asarray(reading.tokens), reading.contributions
-    named = np.concatenate([np.ravel(tokens), np.asarray(reading.targets)])
+def name_tokens(reading: StreamReading, count: int, spell: Callable[[int], str]) -> Predictions:
+    """Return what was read of the first tokens, with texts for people to read."""
+    tokens, contributions = np.asarray(reading.tokens)[:, :count], reading.contributions
+    named = np.concatenate([np.ravel(tokens), np.asarray(reading.targets)[:count]])
     tokens_named, numbers = np.unique(named, return_inverse=True)
     numbers = numbers.astype(np.int32)
     return Predictions(
         texts=tuple(spell(int(token)) for token in tokens_named),
         tokens=numbers[: tokens.size].reshape(tokens.shape),
-        probabilities=np.asarray(reading.probabilities),
+        probabilities=np.asarray(reading.probabilities)[:, :count],
         targets=numbers[tokens.size :],
-        contributions=None if contributions is None else np.asarray(contributions),
-        next_log_probability=np.asarray(reading.next_log_probability),
+        contributions=None if contributions is None else np.asarray(contributions)[..., :count],
+        next_log_probability=np.asarray(reading.next_log_probability)[: count - 1],
     )
 
 

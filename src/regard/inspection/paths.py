@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from regard.arguments import integers, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.hooks import CallEvent, Finish, rewrite, watch
 from regard.engine.call.problem import Problem
+from regard.inspection.contributions import check_decoder
 from regard.inspection.layer_predictions import find_directions
 from regard.readouts.windows import weigh
 
@@ -82,15 +82,13 @@ class Paths:
         return tuple(edges)
 
     def __str__(self) -> str:
-        title = (
-            f"logit {self.logit:.3f} of token {self.target} behind position {self.query}: in all, directly"
-        )
+        title = f"logit {self.logit:.3f} of token {self.target} behind position {self.query}"
         rows = [
             f"{edge.total:+8.3f} {edge.direct:+8.3f}  call {edge.call} head {edge.head},"
             f" query {edge.query}, key {edge.key}"
             for edge in self.edges[:12]
         ]
-        return "\n".join([title, *rows])
+        return "\n".join([f"{title}: in all, directly", *rows])
 
 
 def trace_paths(
@@ -108,8 +106,7 @@ def trace_paths(
 
     The derivative takes in all that later layers make of a head's output, but to first order alone: an edge
     that were cut changes the logit by about its total. The direct part is exact: u is the target's column of
-    the matrix that makes logits behind the final norm, whose size is held. One forward and one backward pass,
-    in memory that is linear in T.
+    the matrix that makes logits behind the final norm, whose size is held. Memory is linear in T.
 
     Args:
         model: a `regard.models.Decoder`, in evaluation mode.
@@ -127,12 +124,10 @@ def trace_paths(
         ValueError: tokens of several rows; a position or token that there is not.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from regard import inspection
-        >>> from regard.models import Decoder, TransformerConfig
-        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
-        >>> paths = inspection.trace_paths(Decoder(config, rngs=nnx.Rngs(0)), jnp.array([1, 2, 3]))
+        >>> from regard import inspection, models
+        >>> config = models.TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+        >>> paths = inspection.trace_paths(models.Decoder(config, rngs=nnx.Rngs(0)), [1, 2, 3])
         >>> len(paths.edges), paths.query
         (27, 2)
 
@@ -141,11 +136,9 @@ def trace_paths(
     """
     from flax import nnx
 
-    from regard.models import Decoder
     from regard.models.padding import check_range
 
-    if not isinstance(model, Decoder):
-        raise TypeError(f"model: expected a regard.models.Decoder, got {type(model).__name__}")
+    check_decoder(model)
     ids = jnp.atleast_2d(integers("tokens", tokens))
     if ids.shape[0] != 1 or not ids.size:
         raise ValueError(f"tokens: expected those of one row, (T,) or (1, T), got shape {ids.shape}")
@@ -164,31 +157,23 @@ def trace_padded(
     graph: Any, state: Any, ids: ArrayLike, query: int, target: Any = -1, count: int = 256, **options: Any
 ) -> Paths:
     """Trace the paths of a row that may have padding behind it; a target of -1 is the likeliest token."""
-    reading = jax.device_get(_read_edges(graph, state, ids, query, target, options, count=count))
+    reading = _read_edges(graph, state, ids, query, target, options, count=count)
+    token, logit, calls = jax.device_get(reading)
     edges = [
         Edge(number, head, row, key, total, part)
-        for number, arrays in enumerate(reading.edges)
+        for number, arrays in enumerate(calls)
         for total, part, (head, row, key) in zip(*(array.tolist() for array in arrays), strict=True)
         if total
     ]
     edges.sort(key=lambda edge: -abs(edge.total))
-    return Paths(query, int(reading.target), float(reading.logit), tuple(edges[:count]))
-
-
-class EdgeReading(NamedTuple):
-    """The largest edges of every call, as arrays, which a compiled program returns."""
-
-    target: Array
-    logit: Array
-    edges: list[tuple[Array, Array, Array]]
-    """Totals, direct parts and cells (head, query, key), of each call."""
+    return Paths(query, int(token), float(logit), tuple(edges[:count]))
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "count"))
 def _read_edges(
     graph: Any, state: Any, ids: Array, query: Any, target: Any, options: dict[str, Any], *, count: int
-) -> EdgeReading:
-    """Find the largest edges of every call to the logit behind a position."""
+) -> tuple[Array, Array, list[tuple[Array, Array, Array]]]:
+    """Find the token, its logit behind a position, and the largest edges of every call to it."""
     from flax import nnx
 
     model = nnx.merge(graph, state)
@@ -222,7 +207,7 @@ def _read_edges(
             if direction is not None:
                 straight = (kernel.astype(wide) @ direction.astype(wide)).reshape(straight.shape)
             edges.append(_find_largest(problem, lse, cotangent[0].astype(wide), straight, query, count))
-    return EdgeReading(token, logit, edges)
+    return token, logit, edges
 
 
 def _add_to_outputs(calls: list[tuple[Problem, Array]], added: Sequence[Array] | None) -> Any:
@@ -235,7 +220,7 @@ def _add_to_outputs(calls: list[tuple[Problem, Array]], added: Sequence[Array] |
             calls.append((problem.with_arrays(), extra["lse"]))
             return output if added is None else output + added[number]
 
-        return dataclasses.replace(problem, aux=(*problem.aux, "lse")), finish
+        return replace(problem, aux=(*problem.aux, "lse")), finish
 
     return change
 

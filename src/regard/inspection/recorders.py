@@ -1,7 +1,5 @@
 """Recorders: traces of what a model attends to in texts, one after another, heads cut or not."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
@@ -35,13 +33,9 @@ MOST_PREDICTED = 2**37
 class Recorder:
     """Records what an `Encoder` or `Decoder` attends to; texts are padded, to one program per power of two.
 
-    What is recorded has no padding, and is what `record` gives without a program.
-
-    Args:
-        model: in evaluation mode; called on token ids `(1, T)`.
-        most: tokens that it can read; None means any number.
-        spell: gives the text of a token, for people to read. With it, what layers of a `Decoder` would
-            predict is recorded, too, unless the text is long for the model's size.
+    What is recorded has no padding, and is what `record` gives without a program. With `spell`, which gives
+    the text of a token, what layers of a `Decoder` would predict is recorded, too, unless the text is long
+    for the model's size. At most `most` tokens are read.
     """
 
     def __init__(self, model: Any, most: int | None = None, spell: Callable[[int], str] | None = None):
@@ -59,17 +53,11 @@ class Recorder:
     def record(
         self, tokens: Tokens, title: str, cut: Sequence[tuple[int, int]] = (), by: str = "zero"
     ) -> Trace:
-        """Let the model read tokens, by their ids, and keep what it attends to.
+        """Let the model read tokens, by their ids, and keep what it attends to; the program stays the same.
 
-        Args:
-            tokens, title: of the text.
-            cut: heads that are cut, as (number of a call, number of a head); the program stays the same.
-            by: what they write instead: "zero" nothing, "mean" their own mean over the text, later tokens
-                included, "uniform" what they write with queries of 0, that is evenly over what the mask and
-                biases of positions leave them.
-
-        Raises:
-            ValueError: no token, or none with ids; more than the model can read; heads that it does not have.
+        Heads that are cut, as (number of a call, number of a head), write instead: "zero" nothing, "mean"
+        their own mean over the text, later tokens included, "uniform" what they write with queries of 0, that
+        is evenly over what the mask and biases of positions leave them.
         """
         count = len(tokens)
         if not count or tokens.ids is None:
@@ -85,18 +73,17 @@ class Recorder:
             owner = self._modules.get(name)
             # That of the event has no numbers, as it was traced.
             projection = None if event.projection is None else getattr(owner, "output_projection", None)
-            call_facts = {"kind": event.kind, "backend": event.backend, "projection": projection}
-            whole = make_call(take_example(problem, 0), rows, **call_facts)
-            places = self._positions.find(owner, name, whole.kind)
-            call = PaddedCall.cut(whole, count, tokens)
-            named = {"name": name, "layer": layer, "positions": places}
-            calls.append(dataclasses.replace(call, **named, query_tokens=tokens, key_tokens=tokens))
+            run = {"kind": event.kind, "backend": event.backend, "projection": projection}
+            call = PaddedCall.cut(make_call(take_example(problem, 0), rows, **run), count, tokens)
+            named = {"name": name, "layer": layer, "query_tokens": tokens, "key_tokens": tokens}
+            positions = self._positions.find(owner, name, call.kind)
+            calls.append(dataclasses.replace(call, **named, positions=positions))
         if any(layer >= len(calls) for layer, _ in cut):
             raise ValueError(f"cut: expected numbers of calls below {len(calls)}, got {list(cut)}")
-        about = tuple(calls), title, self._model, own_versions()
+        trace = Trace(tuple(calls), title, self._model, own_versions())
         if self._spell is None or reading is None or len(calls) != len(reading.tokens):
-            return Trace(*about)
-        return Trace(*about, predictions=name_tokens(reading.cut(count), self._spell))
+            return trace
+        return dataclasses.replace(trace, predictions=name_tokens(reading, count, self._spell))
 
     def trace_paths(self, ids: ArrayLike, query: int = -1) -> Paths:
         """Trace the paths to what a `Decoder` predicts behind a position, by one program per power of two."""

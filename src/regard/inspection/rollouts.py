@@ -62,8 +62,7 @@ def roll_out_row(trace: Any, row: int, call: int = -1, residual: float = 0.5) ->
     A^T r is what the value gradient of attention computes, in tiles; no T x T array exists.
 
     Args:
-        trace: of `capture` or `Trace.from_arrays`, with queries and keys; what other tokens' calls, such as
-            cross attention, bring in is left out.
+        trace: of `capture` or `Trace.from_arrays`, with queries and keys; cross attention is left out.
         row: the query, counted from 0.
         call: number of the call that is followed down, -1 for the last; those below it have its name, but
             for numbers, and its length, and are of the same run of the model.
@@ -74,8 +73,7 @@ def roll_out_row(trace: Any, row: int, call: int = -1, residual: float = 0.5) ->
 
     Raises:
         TypeError: a row or call that is no integer.
-        ValueError: no such call or row, a call that is no self-attention, queries and keys that are not kept;
-            a residual outside [0, 1].
+        ValueError: no such call, row or residual; no self-attention; queries and keys that are not kept.
 
     Example:
         >>> import numpy as np
@@ -108,9 +106,8 @@ def roll_out_row(trace: Any, row: int, call: int = -1, residual: float = 0.5) ->
     for index in stack:
         whole = calls[index].whole  # programs are compiled for padded lengths
         if whole.problem is None:
-            raise ValueError(
-                "trace: expected one with queries and keys, got statistics; see Trace.save(keep=)"
-            )
+            expected = "one with queries and keys, got statistics; see Trace.save(keep=)"
+            raise ValueError(f"trace: expected {expected}")
         padded = np.pad(shares, (0, whole.rows - rows))
         shares = np.asarray(_pass_down(whole.problem, padded, residual), np.float32)[:rows]
     return shares
@@ -138,9 +135,8 @@ def _pass_down(problem: Problem, shares: Array, residual: Array) -> Array:
     wide = {name: getattr(problem, name).astype(problem.accumulation) for name in ("query", "key")}
 
     def average(value: Array) -> Array:
-        filled = dataclasses.replace(
-            problem, **wide, value=jnp.broadcast_to(value, (*problem.key.shape[:-1], 1))
-        )
+        values = jnp.broadcast_to(value, (*problem.key.shape[:-1], 1))
+        filled = dataclasses.replace(problem, **wide, value=values)
         return BACKENDS[choose(filled).name].run(filled)[0][..., 0].mean(0)
 
     row_sums, pull = jax.vjp(average, jnp.ones((problem.S, 1), problem.accumulation))

@@ -12,6 +12,7 @@ import numpy as np
 from regard.arguments import integers, whole_number
 from regard.axes import ArrayLike
 from regard.engine.call.hooks import CallEvent, watch
+from regard.inspection.contributions import check_decoder
 
 Parts = dict[str, np.ndarray]  # what each writer adds to the stream, (2, M): at the query and at the key
 BIAS = "biases"
@@ -72,8 +73,7 @@ def decompose_score(
 
     Every x_a is what the embedding, a head, a feed-forward branch or a bias wrote at that position. Norms on
     the way have the size that they had, so that all is linear, and the parts sum to the score up to rounding;
-    a writer that were left out would change these sizes, too, which the parts do not show. The model runs
-    once, outside `jit`.
+    without a writer these sizes would change, too, which the parts do not show. It runs outside `jit`.
 
     Args:
         model: a `regard.models.Decoder`, in evaluation mode.
@@ -90,24 +90,20 @@ def decompose_score(
         ValueError: no such layer, head or position; a layer without attention.
 
     Example:
-        >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from regard import inspection
-        >>> from regard.models import Decoder, TransformerConfig
-        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
-        >>> model = Decoder(config, rngs=nnx.Rngs(0))
-        >>> split = inspection.decompose_score(model, jnp.array([1, 2, 3]), layer=1, head=2, query=2, key=0)
+        >>> from regard import inspection, models
+        >>> config = models.TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+        >>> model = models.Decoder(config, rngs=nnx.Rngs(0))
+        >>> split = inspection.decompose_score(model, [1, 2, 3], layer=1, head=2, query=2, key=0)
         >>> split.writers[:3], len(split.writers), bool(abs(split.parts.sum() - split.score) < 1e-5)
         (('tokens', 'positions', 'layer 0 head 0'), 8, True)
 
     Reference: Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021, on composition.
     """
     from regard.layers import DeltaBlock
-    from regard.models import Decoder
     from regard.models.encoder import find_segments
 
-    if not isinstance(model, Decoder):
-        raise TypeError(f"model: expected a regard.models.Decoder, got {type(model).__name__}")
+    check_decoder(model)
     ids = jnp.atleast_2d(integers("tokens", tokens))
     if ids.shape[0] != 1:
         raise ValueError(f"tokens: expected those of one row, (T,) or (1, T), got shape {ids.shape}")
@@ -132,11 +128,10 @@ def decompose_score(
             branch = {f"layer {number} delta": _read(read)[0, places]}
         else:
             branch = _split_heads(f"layer {number}", block.attention, next(calls), entered, places)
-        _add_block(parts, f"layer {number}", block, branch, streams[number : number + 2], places)
+        parts = _add_block(parts, f"layer {number}", block, branch, streams[number : number + 2], places)
     attention, event = blocks[layer].attention, next(calls)
-    enter = blocks[layer].attention_residual
-    norm = None if enter.place == "post" else enter.norm
-    inputs = _hold_norm(parts, norm)
+    residual = blocks[layer].attention_residual
+    inputs = parts if residual.place == "post" else _hold_norm(parts, residual.norm)
     sides = []
     for side, (map_, head_norm) in enumerate(
         ((attention.query_projection, attention.query_norm), (attention.key_projection, attention.key_norm))
@@ -174,20 +169,18 @@ def _find_residual(block: Any) -> Any:
 
 def _add_block(
     parts: Parts, title: str, block: Any, branch: Parts, streams: list[Any], places: list[int]
-) -> None:
-    """Add what the first branch of a block wrote, and the second, given the streams before and after it."""
+) -> Parts:
+    """Add what both branches of a block wrote, given the first and the streams before and after the block."""
     before, after = _read(streams[0])[0, places], _read(streams[1])[0, places]
     residual = _find_residual(block)
     branch = _hold_norm(branch, residual.branch_norm)
-    _merge(parts, branch)
+    parts = parts | {name: parts[name] + part if name in parts else part for name, part in branch.items()}
     if residual.place != "post":
-        middle = before + sum(branch.values())
-        parts[f"{title} feed-forward"] = after - middle
-        return
-    _replace(parts, _hold_norm(parts, residual.norm))
+        return parts | {f"{title} feed-forward": after - (before + sum(branch.values()))}
+    parts = _hold_norm(parts, residual.norm)
     middle = jnp.asarray(sum(parts.values()), streams[0].dtype)
     parts[f"{title} feed-forward"] = _read(block.feed_forward(middle[None]))[0]
-    _replace(parts, _hold_norm(parts, block.feed_forward_residual.norm))
+    return _hold_norm(parts, block.feed_forward_residual.norm)
 
 
 def _split_heads(title: str, attention: Any, event: CallEvent, entered: Any, places: list[int]) -> Parts:
@@ -236,13 +229,3 @@ def _measure(event: CallEvent, head: int, places: list[int]) -> float:
     query, key = _read(event.problem.query)[0], _read(event.problem.key)[0]
     own_key = key[head // (len(query) // len(key))]
     return float(event.problem.scale) * float(query[head, places[0]] @ own_key[places[1]])
-
-
-def _merge(parts: Parts, more: Parts) -> None:
-    for name, part in more.items():
-        parts[name] = parts[name] + part if name in parts else part
-
-
-def _replace(parts: Parts, others: Parts) -> None:
-    parts.clear()
-    parts.update(others)

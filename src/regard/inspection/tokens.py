@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from regard.arguments import as_array, whole_number
 KINDS = ("text", "patches", "index")
 _SPACES = " \u2581\u0120"  # as byte-pair and SentencePiece vocabularies write them, too
 _PUNCTUATION = re.compile(r"[.,;:!?|\n\u010a]+")
+_STRINGS = "a list of strings, one per position"
 _SEPARATORS = ("[SEP]", "<sep>", "</s>", "<|endoftext|>", "<eos>")
 
 
@@ -26,13 +26,11 @@ class Tokens:
         texts: one string per position; None or an integer n stands for the numbers 0..n-1.
         kind: "text", pieces of a text; "patches", pieces of a picture; "index", mere numbers. None means
             "patches" with a patch_grid, "index" where texts is a number, else "text".
-        patch_grid: rows and columns of patches; positions `first_patch` to `first_patch + rows * columns - 1`
-            are theirs, in reading order.
+        patch_grid: rows and columns of patches, in reading order, from position `first_patch` on.
         first_patch: how many positions lie before the first patch, such as a class token.
         picture: the picture `(height, width)` or `(height, width, 3)`: 0..255 as uint8, 0..1 as floats.
         ids: integer array, one per position, equal where tokens are equal: for statistics of induction and
-            of attention to the same token. None numbers the different texts of kind "text"; of the other
-            kinds, there are no such statistics then.
+            of attention to the same token. None numbers the texts of kind "text", and no others.
         spans: integer array `(n, 2)`, where each token begins and ends in a text.
 
     Raises:
@@ -78,7 +76,21 @@ class Tokens:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        self._check()
+        count = len(self.texts)
+        if self.kind not in KINDS:
+            raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {self.kind!r}")
+        if self.patch_grid is not None:
+            rows, columns = self.patch_grid
+            end = self.first_patch + rows * columns
+            if end > count:
+                raise ValueError(
+                    f"patch_grid: expected {rows} x {columns} patches from position {self.first_patch} on"
+                    f" to lie within the {count} tokens; they end at {end}"
+                )
+        if self.ids is not None and self.ids.shape != (count,):
+            raise ValueError(f"ids: expected one per token, shape {(count,)}, got {self.ids.shape}")
+        if self.spans is not None and self.spans.shape != (count, 2):
+            raise ValueError(f"spans: expected shape {(count, 2)}, got {self.spans.shape}")
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -107,32 +119,14 @@ class Tokens:
         kind = "index" if self.kind == "patches" else self.kind
         return Tokens(texts, kind=kind, ids=take(self.ids, -1), spans=take(self.spans, 0))
 
-    def _check(self) -> None:
-        count = len(self.texts)
-        if self.kind not in KINDS:
-            raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {self.kind!r}")
-        if self.patch_grid is not None:
-            rows, columns = self.patch_grid
-            if self.first_patch + rows * columns > count:
-                raise ValueError(
-                    f"patch_grid: expected {rows} x {columns} patches from position {self.first_patch} on"
-                    f" to lie within the {count} tokens; they end at {self.first_patch + rows * columns}"
-                )
-        if self.ids is not None and self.ids.shape != (count,):
-            raise ValueError(f"ids: expected one per token, shape {(count,)}, got {self.ids.shape}")
-        if self.spans is not None and self.spans.shape != (count, 2):
-            raise ValueError(f"spans: expected shape {(count, 2)}, got {self.spans.shape}")
-
 
 def read_tokens(name: str, tokens: Any) -> Tokens:
     """Read what a caller gave as the tokens of one sequence."""
     if isinstance(tokens, Tokens):
         return tokens
     if isinstance(tokens, str):
-        raise TypeError(
-            f"{name}: expected a list of strings, one per position, got the string {tokens[:40]!r}; write"
-            f" list(...) of it if every character is a token"
-        )
+        hint = "write list(...) of it if every character is a token"
+        raise TypeError(f"{name}: expected {_STRINGS}, got the string {tokens[:40]!r}; {hint}")
     try:
         return Tokens(list(tokens))
     except TypeError as error:
@@ -150,10 +144,8 @@ def number_tokens(*sides: Tokens | None) -> list[np.ndarray] | None:
     if any(side.kind != "text" for side in present):
         return None
     numbers: dict[str, int] = {}
-    return [
-        np.asarray([numbers.setdefault(text, len(numbers)) for text in side.texts], np.int32)
-        for side in present
-    ]
+    numbered = [[numbers.setdefault(text, len(numbers)) for text in side.texts] for side in present]
+    return [np.asarray(side, np.int32) for side in numbered]
 
 
 def find_delimiters(tokens: Tokens, ids: np.ndarray) -> list[int]:
@@ -167,10 +159,8 @@ def _texts(texts: Any) -> tuple[str, ...]:
     listed: Any = as_array("texts", "a list of strings", tuple, texts)
     wrong = [text for text in listed if not isinstance(text, str)]
     if wrong or isinstance(texts, str):
-        raise TypeError(
-            "texts: expected a list of strings, one per position, got"
-            f" {type(wrong[0]).__name__ if wrong else 'a string'}; pass token ids as ids="
-        )
+        got = type(wrong[0]).__name__ if wrong else "a string"
+        raise TypeError(f"texts: expected {_STRINGS}, got {got}; pass token ids as ids=")
     return listed
 
 
@@ -215,9 +205,6 @@ def number_sequence(sequences: list[Tokens], tokens: Tokens | None) -> int | Non
 
 
 def _same(a: Tokens, b: Tokens) -> bool:
-    for field in dataclasses.fields(Tokens):
-        mine, theirs = getattr(a, field.name), getattr(b, field.name)
-        arrays = isinstance(mine, np.ndarray) or isinstance(theirs, np.ndarray)
-        if not (np.array_equal(mine, theirs) if arrays else mine == theirs):
-            return False
-    return True
+    plain, arrays = ("texts", "kind", "patch_grid", "first_patch"), ("picture", "ids", "spans")
+    alike = all(getattr(a, name) == getattr(b, name) for name in plain)
+    return alike and all(np.array_equal(getattr(a, name), getattr(b, name)) for name in arrays)

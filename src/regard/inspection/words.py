@@ -15,21 +15,19 @@ UNITS = re.compile(r"\w+|\s+|[^\w\s]")
 class WordReading:
     """Attention weights between the words of a text; see `join_pieces`."""
 
-    words: tuple[str, ...]
-    """The words that were read, in order; tokens that stand for no text are named by the tokenizer."""
-    is_special: tuple[bool, ...]
-    """True for tokens that stand for no text, such as [CLS]."""
-    weights: Float[np.ndarray, "*B W W"]
-    """Share of its attention that each word (row) spends on each word (column)."""
+    words: tuple[str, ...]  # in order; tokens that stand for no text are named by the tokenizer
+    is_special: tuple[bool, ...]  # True for tokens that stand for no text, such as [CLS]
+    weights: Float[np.ndarray, "*B W W"]  # share of its attention that a word (row) spends on a word (column)
 
     def find(self, word: str) -> int:
         """Return the index of a word: its first occurrence, in the case given if there is one."""
+        ordinary = {index: text for index, text in enumerate(self.words) if not self.is_special[index]}
         for spelled in (str, str.lower):
-            for index, (candidate, special) in enumerate(zip(self.words, self.is_special, strict=True)):
-                if not special and spelled(candidate) == spelled(word):
+            for index, text in ordinary.items():
+                if spelled(text) == spelled(word):
                     return index
-        ordinary = (word for word, special in zip(self.words, self.is_special, strict=True) if not special)
-        raise ValueError(f"word: expected one of {', '.join(dict.fromkeys(ordinary))}; got {word!r}")
+        expected = ", ".join(dict.fromkeys(ordinary.values()))
+        raise ValueError(f"word: expected one of {expected}; got {word!r}")
 
     def most_read(self, reader: int) -> tuple[np.ndarray, np.ndarray]:
         """Find the word that a word reads most in each head, besides itself and special ones, and its share.
@@ -77,10 +75,8 @@ def join_pieces(
     """
     weights = np.asarray(weights, np.float64)
     if not len(tokens) == len(offsets) == weights.shape[-1] == weights.shape[-2]:
-        raise ValueError(
-            f"tokens, offsets: expected one per row and column of weights {weights.shape}, got {len(tokens)}"
-            f" and {len(offsets)}"
-        )
+        expected = f"one per row and column of weights {weights.shape}"
+        raise ValueError(f"tokens, offsets: expected {expected}, got {len(tokens)} and {len(offsets)}")
     for start, end in offsets:
         if not 0 <= start <= end <= len(text):
             raise ValueError(f"offsets: expected places in a text of {len(text)}, got {(start, end)}")

@@ -1,7 +1,5 @@
 """Budgets of a page: how much of a trace it carries, and the order in which things are left out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -17,22 +15,14 @@ TOP_K = 8
 class Plan:
     """The contents of a page, as far as they can be left out."""
 
-    pinned: int
-    """The number of heads, the first of those chosen, that are carried in detail."""
-    exact: bool = True
-    """Each weight of short calls; False, of pinned heads alone."""
-    top_k: bool = True
-    """The largest weights of each row of every head; False, of pinned heads alone."""
-    features: bool = True
-    """Queries and keys, where they are few."""
-    predictions: bool = False
-    """Predictions behind each layer."""
-    bins: int = 512
-    """Most entries of a profile along the rows or the keys."""
-    atlas: int = 64
-    """Most blocks along each axis of the level that every head has."""
-    largest: bool = True
-    """The largest weight of each block of every head; False, of pinned heads alone."""
+    pinned: int  # heads, the first of those chosen, that are carried in detail
+    exact: bool = True  # each weight of short calls; False, of pinned heads alone
+    top_k: bool = True  # the largest weights of each row of every head; False, of pinned heads alone
+    features: bool = True  # queries and keys, where they are few
+    predictions: bool = False  # behind each layer
+    bins: int = 512  # most entries of a profile along the rows or the keys
+    atlas: int = 64  # most blocks along each axis of the level that every head has
+    largest: bool = True  # weight of each block of every head; False, of pinned heads alone
 
 
 # What is left out, in this order: a field of the plan, the least it can be, and what that means.
@@ -55,7 +45,5 @@ def degrade(plan: Plan) -> Iterator[tuple[Plan, str]]:
             yield plan, sentence
     while plan.pinned:
         plan = replace(plan, pinned=plan.pinned // 2)
-        some = (
-            f"only {plan.pinned} heads are" if plan.pinned > 1 else f"{('no', 'only 1')[plan.pinned]} head is"
-        )
+        some = {0: "no head is", 1: "only 1 head is"}.get(plan.pinned, f"only {plan.pinned} heads are")
         yield plan, f"{some} pinned"

@@ -1,7 +1,5 @@
 """Codes of the page's arrays: bytes on a log or linear scale, differenced and deflated."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from typing import Any
@@ -16,12 +14,9 @@ Entry = dict[str, Any]
 
 
 def encode_log8(values: Any) -> np.ndarray:
-    """Write non-negative numbers in a byte each, in steps of 6.8 %.
+    """Write numbers in 0..1 in a byte each, in steps of 6.8 %; others become the nearest, and NaN 0.
 
-    code = 0 for 0, else clip(round(255 + 254/24 log2(value)), 1, 255)
-
-    A reader takes 2^(24 (code - 255) / 254) for it, which is right within half a step, 3.4 %. Numbers above 1
-    become 1, NaN and those below 0 become 0.
+    code = 0 for 0, else clip(round(255 + 254/24 log2(value)), 1, 255),  value = 2^(24 (code - 255) / 254)
     """
     values = np.asarray(values, np.float64)
     positive = values > 0
@@ -31,12 +26,10 @@ def encode_log8(values: Any) -> np.ndarray:
 
 
 def encode_linear8(values: Any, low: Any, high: Any) -> np.ndarray:
-    """Write numbers between bounds in a byte each; 0 stands for what is not a number.
+    """Write numbers between bounds, one for all or one per row `(..., 1)`, in a byte each.
 
-    code = 0 for NaN, else clip(round(1 + 254 (value - low) / (high - low)), 1, 255)
-
-    A reader takes low + (high - low) (code - 1) / 254 for it, which is right within (high - low) / 508. The
-    bounds are one for all, or one per row `(..., 1)`; where `high` is not above `low`, all codes are 1.
+    code = 0 for NaN, else clip(round(1 + 254 (value - low) / (high - low)), 1, 255), or 1 if low >= high;
+    value = low + (high - low) (code - 1) / 254
     """
     values = np.asarray(values, np.float64)
     low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
@@ -49,15 +42,10 @@ def encode_linear8(values: Any, low: Any, high: Any) -> np.ndarray:
 def pack(values: Any, code: str) -> tuple[Entry, bytes]:
     """Write an array as an entry of the page's list of chunks, and the chunk's bytes.
 
-    Args:
-        values: an array; with code "json", whatever `json.dumps` takes.
-        code: "log8", "linear8" (each row of the last axis between its own bounds), "json", or the dtype to
-            keep: "u8", "u16", "i32", "f16", "f32", little endian.
-
-    Returns:
-        The entry: dtype, shape, code and bytes (their number before deflate); low and high of linear8, one
-        number or one per row; and, where it is so, delta (each row differenced modulo 256) and deflate
-        (the zlib format). Then the bytes, the shortest of these ways.
+    The code is "log8", "linear8" (each row of the last axis between its own bounds), "json", or the dtype to
+    keep, little endian. The entry has dtype, shape, code and bytes (their number before deflate), low and
+    high of linear8, one number or one per row, and where it is so delta (each row differenced modulo 256) and
+    deflate (the zlib format). The bytes are the shortest of these ways.
     """
     if code == "json":
         text = json.dumps(values, ensure_ascii=True, separators=(",", ":")).encode()
@@ -99,11 +87,7 @@ def _bounds(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     def bound(reduce: Any, rest: float) -> np.ndarray:
         extreme = reduce(np.where(finite, array, rest), axis=-1, initial=rest)
-        return _short(np.where(finite.any(-1), extreme, 0.0))
+        numbers = np.where(finite.any(-1), extreme, 0.0)
+        return np.asarray(numbers, np.float32).astype(str).astype(np.float64)
 
     return bound(np.min, np.inf), bound(np.max, -np.inf)
-
-
-def _short(numbers: np.ndarray) -> np.ndarray:
-    flat = [float(str(np.float32(number))) for number in numbers.ravel()]
-    return np.asarray(flat, np.float64).reshape(numbers.shape)

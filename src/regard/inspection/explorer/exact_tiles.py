@@ -1,7 +1,5 @@
 """Tiles: any part of a trace's weights in blocks of any size, exactly, in the memory of what is shown."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -22,18 +20,16 @@ CACHE_BYTES = 64 << 20
 _STRIP_CELLS = 1 << 21
 _FEW_CELLS = 1 << 24  # formed within a second
 _COARSE, _FINE = 64, 512  # blocks along an axis of the readouts that coarser tiles are taken from
+IsWanted = Callable[[], bool]
+Pair = tuple[int, int]  # along rows and keys, or a beginning and an end
 
 
 class AbandonedError(Exception):
     """Raised where nobody waits any more for what is being formed."""
 
 
-def _always() -> bool:
-    return True
-
-
 class Tiles:
-    """Cuts tiles, rows and columns out of traces; calls from several threads wait for each other.
+    """Cuts tiles, rows and columns out of `Trace`s; calls from several threads wait for each other.
 
     A tile holds 256 x 256 blocks. The mass of a block is the mean over its rows that may attend to something
     of the sum of the weights on its keys, its max the largest weight; beyond the edge both are NaN. Blocks of
@@ -42,9 +38,6 @@ class Tiles:
     Every method takes `is_wanted`, which is asked before and while something is formed: where it says no,
     `AbandonedError` is raised, and the next one's turn has come. A trace, call, head, row or tile that is not
     there is a LookupError, what cannot be formed of what was kept a ValueError.
-
-    Args:
-        traces: `Trace`s.
     """
 
     def __init__(self, traces: Sequence[Any]):
@@ -52,67 +45,48 @@ class Tiles:
         # A sweep over a whole head cannot be broken off: windows of few cells do not wait for it.
         self._forming, self._sweeping = threading.Lock(), threading.Lock()
         self._keeping = threading.Lock()
-        self._kept: OrderedDict[tuple[Any, ...], np.ndarray] = OrderedDict()
+        self._kept: OrderedDict[Any, np.ndarray] = OrderedDict()
         self._bytes = 0
 
     def tile(
-        self,
-        trace: int,
-        call: int,
-        head: int,
-        query_block: int,
-        key_block: int,
-        row: int,
-        column: int,
-        channel: str = "mass",
-        is_wanted: Callable[[], bool] = _always,
+        self, trace: int, call: int, head: int, blocks: Pair, corner: Pair, channel: str, is_wanted: IsWanted
     ) -> np.ndarray:
-        """Cut one tile, float32 (256, 256): of a numbered trace, call and head, from the top and the left."""
-        if channel not in CHANNELS:
-            raise ValueError(f"channel: expected 'mass' or 'max', got {channel!r}")
-        for name, block in (("query_block", query_block), ("key_block", key_block)):
-            if block < 1:
-                raise ValueError(f"{name}: expected at least 1, got {block}")
+        """Cut one tile, float32 (256, 256), of blocks of this size; corner: its number from top and left."""
         recorded = self._find(trace, call, head)
-        shape = -(-recorded.rows // query_block), -(-recorded.keys // key_block)
-        _demand("tile row", row, -(-shape[0] // SIDE))
-        _demand("tile column", column, -(-shape[1] // SIDE))
-        rows = row * SIDE * query_block, min((row + 1) * SIDE * query_block, recorded.rows)
-        keys = column * SIDE * key_block, min((column + 1) * SIDE * key_block, recorded.keys)
-        part = _Part(head, query_block, key_block, rows, keys)
-        name = (trace, call, head, query_block, key_block, row, column)
+        spans = []
+        for name, size, block, number in zip(
+            ("row", "column"), (recorded.rows, recorded.keys), blocks, corner, strict=True
+        ):
+            _demand(f"tile {name}", number, -(-size // (SIDE * block)))
+            spans.append((number * SIDE * block, min((number + 1) * SIDE * block, size)))
+        part = _Part(head, blocks, *spans)
         lock = self._forming if _is_small(recorded, part) else self._sweeping
+        name = (trace, call, head, "tile", blocks, corner)
         channels = self._keep(name, lambda: _cut(recorded, part, is_wanted), is_wanted, lock)
         return channels[CHANNELS.index(channel)]
 
-    def row(
-        self, trace: int, call: int, head: int, index: int, is_wanted: Callable[[], bool] = _always
-    ) -> np.ndarray:
+    def row(self, trace: int, call: int, head: int, index: int, is_wanted: IsWanted) -> np.ndarray:
         """Return the weights of one query, float32 `(S,)`."""
         return self._line(trace, call, head, "row", index, is_wanted)
 
-    def column(
-        self, trace: int, call: int, head: int, index: int, is_wanted: Callable[[], bool] = _always
-    ) -> np.ndarray:
+    def column(self, trace: int, call: int, head: int, index: int, is_wanted: IsWanted) -> np.ndarray:
         """Return the weights on one key, float32 `(T,)`."""
         return self._line(trace, call, head, "column", index, is_wanted)
 
     def _line(
-        self, trace: int, call: int, head: int, what: str, index: int, is_wanted: Callable[[], bool]
+        self, trace: int, call: int, head: int, what: str, index: int, is_wanted: IsWanted
     ) -> np.ndarray:
         recorded = self._find(trace, call, head)
         _demand(what, index, recorded.rows if what == "row" else recorded.keys)
-        name = (trace, call, head, what, index)
 
         def form() -> np.ndarray:
             return _clean(recorded.window(**{f"{what}s": [index]}, heads=[head])).reshape(-1)
 
-        return self._keep(name, form, is_wanted, self._forming)
+        return self._keep((trace, call, head, what, index), form, is_wanted, self._forming)
 
-    def rollout(self, trace: int, call: int, row: int, is_wanted: Callable[[], bool] = _always) -> np.ndarray:
+    def rollout(self, trace: int, call: int, row: int, is_wanted: IsWanted) -> np.ndarray:
         """Return what reaches a query through its layer and those below, float32 `(T,)`: `roll_out_row`."""
-        recorded = self._find(trace, call, 0)
-        _demand("row", row, recorded.rows)
+        _demand("row", row, self._find(trace, call, 0).rows)
 
         def form() -> np.ndarray:
             return _clean(roll_out_row(self._traces[trace], row, call))
@@ -120,13 +94,7 @@ class Tiles:
         return self._keep((trace, call, "rollout", row), form, is_wanted, self._sweeping)
 
     def split(
-        self,
-        trace: int,
-        call: int,
-        head: int,
-        rows: tuple[int, int],
-        columns: tuple[int, int],
-        is_wanted: Callable[[], bool] = _always,
+        self, trace: int, call: int, head: int, rows: Pair, columns: Pair, is_wanted: IsWanted
     ) -> np.ndarray:
         """Split the scores of a window: what the features say, what positions add, and both together.
 
@@ -156,11 +124,7 @@ class Tiles:
         return recorded
 
     def _keep(
-        self,
-        name: tuple[Any, ...],
-        form: Callable[[], np.ndarray],
-        is_wanted: Callable[[], bool],
-        lock: threading.Lock,
+        self, name: Any, form: Callable[[], np.ndarray], is_wanted: IsWanted, lock: threading.Lock
     ) -> np.ndarray:
         """Return an array from the cache, or form it: one at a time, as each keeps all cores busy."""
         array = self._recall(name)
@@ -178,7 +142,7 @@ class Tiles:
                         self._bytes -= self._kept.popitem(last=False)[1].nbytes
             return array
 
-    def _recall(self, name: tuple[Any, ...]) -> np.ndarray | None:
+    def _recall(self, name: Any) -> np.ndarray | None:
         with self._keeping:
             if name in self._kept:
                 self._kept.move_to_end(name)
@@ -187,28 +151,27 @@ class Tiles:
 
 @dataclass(frozen=True)
 class _Part:
-    """The rows and keys of one head that a tile shows."""
+    """The rows and keys of one head that a tile shows, and how many of each make a block."""
 
     head: int
-    query_block: int
-    key_block: int
-    rows: tuple[int, int]
-    keys: tuple[int, int]
+    blocks: Pair
+    rows: Pair
+    keys: Pair
 
 
 def _is_small(call: Any, part: _Part) -> bool:
     """Return whether a part is formed from its weights sooner than by a sweep over the whole head."""
-    if call.problem is None or part.query_block == part.key_block == 1:
+    if call.problem is None or part.blocks == (1, 1):
         return call.problem is not None
     # A sweep takes as long for each cell as four times forming it.
     cells = (part.rows[1] - part.rows[0]) * (part.keys[1] - part.keys[0])
     return cells <= max(_FEW_CELLS, call.rows * call.keys // 4)
 
 
-def _cut(call: Any, part: _Part, is_wanted: Callable[[], bool] = _always) -> np.ndarray:
+def _cut(call: Any, part: _Part, is_wanted: IsWanted) -> np.ndarray:
     """Cut both channels of a tile, float32 (2, 256, 256), from the coarsest blocks that are as fine."""
     tile = np.full((len(CHANNELS), SIDE, SIDE), np.nan, np.float32)
-    exact = part.query_block == part.key_block == 1 and call.problem is not None
+    exact = part.blocks == (1, 1) and call.problem is not None
     channels = (None if exact else _join_blocks(call, part)) or _join_weights(call, part, is_wanted)
     for channel, values in zip(tile, channels, strict=True):
         channel[: len(values), : len(values[0])] = _clean(values)
@@ -221,24 +184,23 @@ def _join_blocks(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray] | None
     if matched is None:
         return None
     readout, head = matched
-    blocks = readout.query_block, readout.key_block
-    across = slice(part.rows[0] // blocks[0], -(-part.rows[1] // blocks[0]))
-    down = slice(part.keys[0] // blocks[1], -(-part.keys[1] // blocks[1]))
-    mass = np.asarray(readout.block_mass)[head][across]
-    largest = np.asarray(readout.block_max)[head][across]
-    rows = np.asarray(readout.block_rows)[head][across]
-    sums = mass[:, down].astype(np.float64) * rows[:, None]
-    steps = part.query_block // blocks[0], part.key_block // blocks[1]
-    sums, largest = _join(sums, steps, np.add), _join(largest[:, down], steps, np.maximum)
+    own = readout.query_block, readout.key_block
+    across = slice(part.rows[0] // own[0], -(-part.rows[1] // own[0]))
+    down = slice(part.keys[0] // own[1], -(-part.keys[1] // own[1]))
+    rows = np.asarray(readout.block_rows)[head, across]
+    sums = np.asarray(readout.block_mass)[head, across, down].astype(np.float64) * rows[:, None]
+    largest = np.asarray(readout.block_max)[head, across, down]
+    steps = part.blocks[0] // own[0], part.blocks[1] // own[1]
     living = np.add.reduceat(rows, np.arange(0, len(rows), steps[0]))
-    return sums / np.maximum(living, 1)[:, None], largest
+    mass = _join(sums, steps, np.add) / np.maximum(living, 1)[:, None]
+    return mass, _join(largest, steps, np.maximum)
 
 
 def _find_readout(call: Any, part: _Part) -> tuple[Any, int] | None:
     """Find a readout whose blocks make up those of the part, and the place of the head in it."""
 
     def fits(query_block: int, key_block: int) -> bool:
-        return part.query_block % query_block == part.key_block % key_block == 0
+        return part.blocks[0] % query_block == part.blocks[1] % key_block == 0
 
     if call.problem is None:  # all that the file holds
         readout = call.readout(grid=max(call.rows, call.keys, 1), top_k=TOP_K, exact=False)
@@ -250,14 +212,12 @@ def _find_readout(call: Any, part: _Part) -> tuple[Any, int] | None:
     return None
 
 
-def _join_weights(
-    call: Any, part: _Part, is_wanted: Callable[[], bool] = _always
-) -> tuple[np.ndarray, np.ndarray]:
+def _join_weights(call: Any, part: _Part, is_wanted: IsWanted) -> tuple[np.ndarray, np.ndarray]:
     """Compute mass and max from the weights themselves, a strip of rows at a time."""
     (first_row, end_row), (first_key, end_key) = part.rows, part.keys
     # Always as many, some of them twice at the edges: windows of one size share one compiled program.
-    width = min(SIDE * part.key_block, call.keys)
-    height = min(max(_STRIP_CELLS // width, 1), SIDE * part.query_block, call.rows)
+    width = min(SIDE * part.blocks[1], call.keys)
+    height = min(max(_STRIP_CELLS // width, 1), SIDE * part.blocks[0], call.rows)
     columns = np.minimum(np.arange(first_key, first_key + width, dtype=np.int32), call.keys - 1)
     sums, largest = [], []
     for start in range(first_row, end_row, height):
@@ -265,25 +225,24 @@ def _join_weights(
         rows = np.minimum(np.arange(start, start + height, dtype=np.int32), call.rows - 1)
         weights = call.window(rows=rows, columns=columns, heads=[part.head])[0]
         weights = _clean(weights[: end_row - start, : end_key - first_key])
-        sums.append(_join(weights, (1, part.key_block), np.add))
-        largest.append(_join(weights, (1, part.key_block), np.maximum))
+        sums.append(_join(weights, (1, part.blocks[1]), np.add))
+        largest.append(_join(weights, (1, part.blocks[1]), np.maximum))
     alive = np.asarray(call.max_score)[part.head, first_row:end_row] != -np.inf
-    steps = part.query_block, 1
+    steps = part.blocks[0], 1
     living = np.add.reduceat(alive.astype(np.int64), np.arange(0, end_row - first_row, steps[0]))
     mass = _join(np.concatenate(sums).astype(np.float64), steps, np.add) / np.maximum(living, 1)[:, None]
     return mass, _join(np.concatenate(largest), steps, np.maximum)
 
 
-def _join(values: np.ndarray, steps: tuple[int, int], combine: np.ufunc) -> np.ndarray:
+def _join(values: np.ndarray, steps: Pair, combine: np.ufunc) -> np.ndarray:
     """Combine neighbours along both axes; the last may be fewer."""
     for axis, size in enumerate(values.shape):
         step = min(steps[axis], size)
         if step > 1:
             # Not reduceat: it adds one after the other, and rounding grows with the number.
-            missing = -values.shape[axis] % step
+            missing = -size % step
             values = np.pad(values, [(0, missing if axis == a else 0) for a in (0, 1)])
-            shape = list(values.shape)
-            shape[axis : axis + 1] = [-1, step]
+            shape = (*values.shape[:axis], -1, step, *values.shape[axis + 1 :])
             values = combine.reduce(values.reshape(shape), axis=axis + 1)
     return values
 
@@ -293,7 +252,7 @@ def _clean(values: Any) -> np.ndarray:
     return np.nan_to_num(np.asarray(values), nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def demand_reader(is_wanted: Callable[[], bool]) -> None:
+def demand_reader(is_wanted: IsWanted) -> None:
     """Raise where nobody waits any more."""
     if not is_wanted():
         raise AbandonedError

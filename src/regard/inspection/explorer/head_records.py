@@ -1,7 +1,5 @@
 """Records of the heads of a call: means, labels, and arrays packed as chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -11,13 +9,14 @@ import numpy as np
 from regard import readouts
 from regard.inspection.explorer.budgets import TOP_K, Plan
 from regard.inspection.explorer.codes import Entry, pack
-from regard.inspection.explorer.mask_outlines import draw_tiles, find_band, find_borders, find_reach
+from regard.inspection.explorer.mask_outlines import draw_tiles, find_borders, find_reach
 from regard.readouts import Level, Readout
 
 ROW_STATS = ("entropy", "max_weight", "first_mass", "local_mass", "distance", "sink_mass")
 PINNED_BLOCKS = 512
 _SHARE = 0.9
 Packed = tuple[Entry, bytes]
+Add = Callable[[Packed], str]  # keeps a chunk, and gives its name
 
 
 class CallRecords:
@@ -26,11 +25,7 @@ class CallRecords:
     def __init__(
         self, call: Any, pinned: list[int], weights_code: str | None, featured: Sequence[int] = ()
     ) -> None:
-        """Read a call.
-
-        `weights_code` says how exact weights are packed, None leaves them out; `featured` are the heads whose
-        queries and keys are carried.
-        """
+        """Read a call; None leaves its weights out, and featured heads carry their queries and keys."""
         self.call, self.pinned, self.featured = call, pinned, featured
         self.readout = call.readout(grid=64, top_k=TOP_K, exact=False)
         # Padding counts for nothing, and its program serves for other lengths.
@@ -51,27 +46,19 @@ class CallRecords:
 
     def outline(self) -> dict[str, Any]:
         """Return what is drawn of the mask: tiles (an array, or None) and their sizes, borders, band."""
-        call, mask = self.call, self.call.mask
+        call, mask, reach = self.call, self.call.mask, find_reach(self.call.mask)
         tiles, rows, keys = None, 1, 1
         if mask is not None:
             whole = call.whole
             tiles, rows, keys = draw_tiles(mask, whole.rows, whole.keys, call.query_offset, call.key_offset)
             tiles = tiles[: -(-call.rows // rows), : -(-call.keys // keys)]
-        return {
-            "tiles": tiles,
-            "tile_rows": rows,
-            "tile_keys": keys,
-            "borders": find_borders(mask, call.query_offset - call.key_offset, call.rows),
-            "window": find_band(mask),
-            "reach": find_reach(mask),
-        }
+        borders = find_borders(mask, call.query_offset - call.key_offset, call.rows)
+        outline = {"tiles": tiles, "tile_rows": rows, "tile_keys": keys, "borders": borders}
+        return outline | {"window": None if None in reach else reach, "reach": reach}
 
     @cached_property
     def permitted(self) -> Packed | None:
-        """Return which pairs may attend, as bits along the keys, of one head where all agree.
-
-        None where all may, or where weights are not carried one by one.
-        """
+        """Return which pairs may attend, in bits, of one head where all agree; None: all, or not carried."""
         if self.weights is None:
             return None
         pairs = self.call.permit(np.arange(self.call.rows), np.arange(self.call.keys))
@@ -81,17 +68,15 @@ class CallRecords:
 
     def means(self) -> dict[str, list[float | None]]:
         """Return numbers by name, one per head; the largest score and weight are those of all rows."""
-        averages = {name: np.asarray(mean) for name, mean in readouts.average(self._summed).items()}
+        values = {name: np.asarray(mean) for name, mean in readouts.average(self._summed).items()}
         scores = np.where(self.alive, np.asarray(self.call.max_score), -np.inf)
-        means = {name: [number(mean) for mean in averages[name]] for name in averages}
-        means["max_score"] = [number(score) for score in scores.max(-1, initial=-np.inf)]
-        means["largest_weight"] = [
-            number(largest) for largest in np.asarray(self.readout.block_max).max((-2, -1), initial=0)
-        ]
+        values["max_score"] = scores.max(-1, initial=-np.inf)
+        values["largest_weight"] = np.asarray(self.readout.block_max).max((-2, -1), initial=0)
         if self.weights is not None and self.norms is not None:
             # 0 times what is no number adds nothing.
             added = self.weights.max(-2, initial=0).astype(np.float64) * np.nan_to_num(self.norms)
-            means["largest_addition"] = [number(largest) for largest in added.max(-1, initial=0)]
+            values["largest_addition"] = added.max(-1, initial=0)
+        means = {name: [number(value) for value in own] for name, own in values.items()}
         coverage = [self._cover(head) for head in range(self.call.heads)]
         return means if all(count is None for count in coverage) else {**means, "coverage90": coverage}
 
@@ -105,7 +90,7 @@ class CallRecords:
         labels = readouts.label(self._summed)
         return [[write(label) for label in labels[(head,)]] for head in range(self.call.heads)]
 
-    def head(self, head: int, plan: Plan, detailed: bool, add: Callable[[Packed], str]) -> dict[str, Any]:
+    def head(self, head: int, plan: Plan, detailed: bool, add: Add) -> dict[str, Any]:
         """Return the record of a head; `detailed` where it is pinned under this plan."""
         exact = self.weights_code if plan.exact or detailed else None
 
@@ -115,29 +100,29 @@ class CallRecords:
             def part() -> np.ndarray:
                 return np.asarray(array[head] if combine is None else _binned(array[head], size, combine))
 
-            return add(self._pack((name, size, head), part, code))
+            return self._pack(add, (name, size, head), part, code)
 
         record: dict[str, Any] = {"weights": keep(self.weights, exact, "weights") if exact else None}
         if exact and self.norms is not None:
             record["value_norms"] = keep(self.norms, "f32", "norms")
         number_, level = coarsen(self.readout, plan.atlas)
         largest = plan.largest or detailed
-        levels = [self._level(("atlas", number_, head), level, head, largest, add)]
+        levels = [self._level(add, ("atlas", number_, head), level, head, largest)]
         if detailed and exact is None and self.fine is not None:
             index, fine = self.pinned.index(head), self.fine.level(0)
             if (fine.query_block, fine.key_block) != (level.query_block, level.key_block):
-                levels.insert(0, self._level(("fine", head), fine, index, True, add))
+                levels.insert(0, self._level(add, ("fine", head), fine, index, True))
         row_bin, key_bin = -(-self.call.rows // plan.bins) or 1, -(-self.call.keys // plan.bins) or 1
         last_bin = -(-self.call.keys // (2 * plan.bins)) or 1
-        row_code = "f16" if exact is not None and self._small_distances(head) else "linear8"
-
+        is_near = bool(np.all(np.abs(self._of("distance", head)) < 60_000))
+        row_code = "f16" if exact is not None and is_near else "linear8"
         readout, last = self.readout, self.last
         # The largest weights are listed unless the page holds all.
         listed = exact is None and (plan.top_k or detailed)
         return record | {
             "levels": levels,
-            "row_stats": add(
-                self._pack(("rows", row_bin, head), lambda: self._rows(head, row_bin), row_code)
+            "row_stats": self._pack(
+                add, ("rows", row_bin, head), lambda: self._rows(head, row_bin), row_code
             ),
             "row_bin": row_bin,
             "key_mass": keep(self.shares, "log8", "keys", key_bin, np.add),
@@ -150,44 +135,37 @@ class CallRecords:
             **(self._features(head, add) if plan.features and head in self.featured else {}),
         }
 
-    def _features(self, head: int, add: Callable[[Packed], str]) -> dict[str, str]:
+    def _features(self, head: int, add: Add) -> dict[str, str]:
         """Pack the head's scaled query and its key, whose products by feature add up to the score."""
         problem = self.call.trimmed
         group = head * len(problem.key) // self.call.heads
         scaled = np.asarray(problem.query[head], np.float64) * float(problem.scale)
-        arrays = {"query": (head, scaled), "key": (group, np.asarray(problem.key[group], np.float64))}
 
-        def code(array: np.ndarray) -> str:
-            return "f16" if np.abs(array).max(initial=0) < 60_000 else "f32"
+        def keep(name: str, index: int, array: np.ndarray) -> str:
+            code = "f16" if np.abs(array).max(initial=0) < 60_000 else "f32"
+            return self._pack(add, (name, index), lambda: array, code)
 
-        return {
-            name: add(self._pack((name, index), lambda array=array: array, code(array)))
-            for name, (index, array) in arrays.items()
-        }
+        key = np.asarray(problem.key[group], np.float64)
+        return {"query": keep("query", head, scaled), "key": keep("key", group, key)}
 
     def _of(self, name: str, head: int) -> np.ndarray:
         return np.asarray(getattr(self.readout, name))[head]
 
-    def _pack(self, name: tuple[Any, ...], make: Callable[[], np.ndarray], code: str) -> Packed:
+    def _pack(self, add: Add, name: tuple[Any, ...], make: Callable[[], np.ndarray], code: str) -> str:
         key = (*name, code)
         if key not in self._packed:
             self._packed[key] = pack(make(), code)
-        return self._packed[key]
+        return add(self._packed[key])
 
     def _level(
-        self, name: tuple[Any, ...], level: Any, head: int, largest: bool, add: Callable[[Packed], str]
+        self, add: Add, name: tuple[Any, ...], level: Level, head: int, largest: bool
     ) -> dict[str, Any]:
         def of(channel: str, code: str) -> str:
-            packed = self._pack((*name, channel), lambda: np.asarray(getattr(level, channel))[head], code)
-            return add(packed)
+            return self._pack(add, (*name, channel), lambda: np.asarray(getattr(level, channel))[head], code)
 
-        return {
-            "query_block": level.query_block,
-            "key_block": level.key_block,
-            "mass": of("mass", "log8"),
-            "max": of("max", "log8") if largest else None,
-            "rows": of("rows", "i32"),
-        }
+        channels = {"mass": of("mass", "log8"), "max": of("max", "log8") if largest else None}
+        blocks = {"query_block": level.query_block, "key_block": level.key_block}
+        return blocks | channels | {"rows": of("rows", "i32")}
 
     def _rows(self, head: int, size: int) -> np.ndarray:
         alive = self.alive[head]
@@ -195,9 +173,6 @@ class CallRecords:
         values = [np.where(alive, self._of(name, head), 0).astype(np.float64) for name in ROW_STATS]
         sums = np.stack([_binned(value, size, np.add) for value in values])
         return np.where(living > 0, sums / np.maximum(living, 1), np.nan)
-
-    def _small_distances(self, head: int) -> bool:
-        return bool(np.all(np.abs(self._of("distance", head)) < 60_000))
 
     def _cover(self, head: int) -> float | None:
         """Average over rows how many keys hold 90 % of the weight on keys; None where that is not known."""
@@ -210,12 +185,9 @@ class CallRecords:
         else:
             largest = self._of("top_weights", head)[alive].astype(np.float64)
             goal = _SHARE * (1 - self._of("sink_mass", head)[alive].astype(np.float64))
-        held = np.cumsum(largest, axis=-1)
         # A share reached but for rounding is reached.
-        enough = held >= goal[:, None] - 1e-6
-        if not enough.any(-1).all():
-            return None
-        return number(np.mean(enough.argmax(-1) + 1))
+        enough = np.cumsum(largest, axis=-1) >= goal[:, None] - 1e-6
+        return number(np.mean(enough.argmax(-1) + 1)) if enough.any(-1).all() else None
 
 
 def coarsen(readout: Readout, most: int) -> tuple[int, Level]:

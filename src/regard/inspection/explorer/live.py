@@ -12,23 +12,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
-from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from regard.inspection.explorer.exact_tiles import demand_reader
+from regard.inspection.explorer import shell
+from regard.inspection.explorer.exact_tiles import IsWanted, demand_reader
 from regard.inspection.explorer.page_document import write_json
 from regard.inspection.explorer.pages import fill_page
 from regard.inspection.explorer.server import Serving
-from regard.inspection.explorer.shell import (
-    fill_places,
-    join_modules,
-    load_shell,
-    read_source,
-    shrink_style,
-    write_policy,
-)
-from regard.inspection.explorer.sites import Answer, Explorer, IsWanted, RefusalError, Site, check_port
+from regard.inspection.explorer.sites import Answer, Explorer, RefusalError, Site, check_port
 from regard.inspection.visible_text import show_text
 
 MOST_TRACES, MOST_VIEWS = 16, 4  # that are kept
@@ -50,8 +42,7 @@ def serve_live(
 ) -> Serving:
     """Serve a page with a box for a text, and one for a changed text or cut heads that it is compared with.
 
-    Only this machine is served, as by `serve`. One text is read at a time; what the page has given up
-    waiting for is not begun.
+    Only this machine is served, as by `serve`. One text is read at a time, and none that nobody waits for.
 
     Args:
         record: gives the `Trace` of a text, or a ValueError that is shown in the page.
@@ -59,10 +50,8 @@ def serve_live(
         title: of the page.
         port: to listen on; 0 takes one that is free.
         cuts: whether record takes `cut` and `by`, as `Recorder.record` does; the page then asks for heads.
-        explain: gives the `ScoreParts` of (text, layer, head, query, key), as `decompose_score` does, for the
-            cell that is looked at.
-        trace: gives the `Paths` of (text, query), as `trace_paths` does, and the texts of the target and of
-            the tokens, by position.
+        explain: gives the `ScoreParts` of (text, layer, head, query, key), a cell, as `decompose_score` does.
+        trace: gives the `Paths` of (text, query), as `trace_paths`, and texts of the target and the tokens.
         **options: training and positions, as in `pages.write`.
 
     Returns:
@@ -104,48 +93,27 @@ class _Reading(NamedTuple):
     by: str = "zero"
 
     @property
-    def heads(self) -> str:
-        return " ".join(f"{layer}.{head}" for layer, head in self.cut)
-
-    @property
     def python(self) -> str:
         """Return the line that does the same to a model of Regard, or of a library that calls `attend`."""
         changed = {"zero": "output=0.0", "uniform": "query=0.0", "mean": "output=mean"}[self.by]
         by_call: dict[int, list[int]] = {}
         for layer, head in self.cut:
             by_call.setdefault(layer, []).append(head)
-        changes = ", ".join(
-            f"{n}: inspection.Change({changed}, heads={tuple(heads)})" for n, heads in by_call.items()
-        )
-        return f"with inspection.intervene({{{changes}}}): model(tokens)"
-
-
-class _Cell(NamedTuple):
-    """A score that is asked about."""
-
-    text: str
-    call: int
-    head: int
-    query: int
-    key: int
+        changes = [f"{n}: inspection.Change({changed}, heads={tuple(heads)})" for n, heads in by_call.items()]
+        return f"with inspection.intervene({{{', '.join(changes)}}}): model(tokens)"
 
 
 class _LiveExplorer:
     """The live page, and explorers of what was read."""
 
     def __init__(
-        self,
-        record: Callable[..., Any],
-        explain: Callable[..., Any] | None,
-        trace: Callable[..., Any] | None,
-        settings: dict[str, Any],
-        title: str,
-        options: dict[str, Any],
+        self, record: Any, explain: Any, trace: Any, settings: dict[str, Any], title: str, options: Any
     ):
         self._record, self._explain, self._trace, self._options = record, explain, trace, options
         self._cuts = settings["cuts"]
-        asked = {"why": (explain, self._explain_cell), "paths": (trace, self._trace_paths)}
-        self._questions = {kind: answer for kind, (ask, answer) in asked.items() if ask is not None}
+        self._questions: dict[str, Callable[[str, IsWanted], dict[str, Any]]] = {"read": self._read_texts}
+        self._questions |= {"why": self._explain_cell} if explain else {}
+        self._questions |= {"paths": self._trace_paths} if trace else {}
         self._page, self._policy = _fill_page(settings, title)
         self._turn = threading.Lock()
         self._numbers = itertools.count(1)
@@ -158,77 +126,61 @@ class _LiveExplorer:
             html = {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": self._policy}
             return self._page, html
         kind, _, rest = path.partition("/")
-        if not rest and kind in ("read", *self._questions):
+        if not rest and kind in self._questions:
             try:
-                if kind == "read":
-                    answer = self._read_texts(_parse_readings(query, self._cuts), is_wanted)
-                else:
-                    answer = self._questions[kind](query, is_wanted)
+                answer = self._questions[kind](query, is_wanted)
             except _TextError as error:
                 answer = {"refused": str(error)}
             return json.dumps(answer).encode(), {"Content-Type": "application/json"}
         name, _, inner = rest.partition("/")
         explorer = self._views.get(name) if kind in ("view", "save") else None
         if explorer is None or "/" not in rest:
-            raise RefusalError(HTTPStatus.NOT_FOUND, "there is nothing here, or no more")
-        if kind == "save":
-            return _save_page(explorer)
-        return explorer.read(inner, query, is_wanted)
+            raise RefusalError("there is nothing here, or no more", 404)
+        return _save_page(explorer) if kind == "save" else explorer.read(inner, query, is_wanted)
 
-    def _read_texts(self, readings: list[_Reading], is_wanted: IsWanted) -> dict[str, Any]:
+    def _read_texts(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
+        readings = _parse_readings(question, self._cuts)
         with self._take_turn(is_wanted):
-            recorded = []
+            numbers, traces = [], []
             for reading in readings:
-                recorded.append(self._find_trace(reading))
+                number, trace = self._find_trace(reading)
+                numbers.append(str(number))
+                traces.append(trace)
                 demand_reader(is_wanted)
-            name = "-".join(str(number) for number, _ in recorded)
+            name = "-".join(numbers)
             if name not in self._views:
-                options = self._options if len(recorded) == 1 else {}
+                options = self._options if len(traces) == 1 else {}
                 # Few heads are carried in detail: the server has them all.
-                traces = [trace for _, trace in recorded]
                 self._views[name] = Explorer(traces, framed=True, pinned=0, **options)
             self._views.move_to_end(name)
             while len(self._views) > MOST_VIEWS:
                 self._views.popitem(last=False)
-        lengths = [max((call.keys for call in trace.calls), default=0) for _, trace in recorded]
+        lengths = [max((call.keys for call in trace.calls), default=0) for trace in traces]
         answer = {"view": f"view/{name}/", "tokens": lengths}
-        predicted = [_tell_predictions(trace) for _, trace in recorded if trace.predictions is not None]
-        if len(predicted) == len(recorded):
-            answer["predicted"] = predicted
+        if all(trace.predictions is not None for trace in traces):
+            answer["predicted"] = [_tell_predictions(trace) for trace in traces]
         if readings[-1].cut:
             answer["python"] = readings[-1].python
         return answer
 
     def _explain_cell(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
-        assert self._explain is not None
-        cell = _Cell(*_parse_question("why", question, _Cell._fields))
+        fields = ("text", "call", "head", "query", "key")
+        text, call, head, query, key = _parse_question("why", question, fields)
         with self._take_turn(is_wanted):
-            calls = self._find_trace(_Reading(cell.text))[1].calls
+            calls = self._find_trace(_Reading(text))[1].calls
             demand_reader(is_wanted)
-            if cell.call >= len(calls):
-                raise RefusalError(HTTPStatus.BAD_REQUEST, "why: there is no such call")
-            cell_indices = {
-                "layer": calls[cell.call].layer,
-                "head": cell.head,
-                "query": cell.query,
-                "key": cell.key,
-            }
-            try:
-                parts = self._explain(cell.text, **cell_indices)
-            except ValueError as error:
-                raise _TextError(str(error)) from error
-        arguments = ", ".join(f"{name}={number}" for name, number in cell_indices.items())
+            if call >= len(calls):
+                raise RefusalError("why: there is no such call")
+            cell = {"layer": calls[call].layer, "head": head, "query": query, "key": key}
+            parts = _ask(self._explain, text, **cell)
+        arguments = ", ".join(f"{name}={number}" for name, number in cell.items())
         python = f"inspection.decompose_score(model, tokens, {arguments})"
         return {"score": parts.score, "parts": parts.largest(MOST_PARTS), "python": python}
 
     def _trace_paths(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
-        assert self._trace is not None
         text, query = _parse_question("paths", question, ("text", "query"), r"-1|\d{1,9}")
         with self._take_turn(is_wanted):
-            try:
-                paths, target, tokens = self._trace(text, query)
-            except ValueError as error:
-                raise _TextError(str(error)) from error
+            paths, target, tokens = _ask(self._trace, text, query)
         edges = [dataclasses.asdict(edge) for edge in paths.connected(most=MOST_EDGES)]
         for edge in edges:
             edge["direct"] = edge["direct"] if edge["direct"] == edge["direct"] else None
@@ -239,13 +191,10 @@ class _LiveExplorer:
 
     def _record_text(self, reading: _Reading) -> tuple[int, Any]:
         cut = {"cut": reading.cut, "by": reading.by} if reading.cut else {}
-        try:
-            trace = self._record(reading.text, **cut)
-        except ValueError as error:
-            raise _TextError(str(error)) from error
+        trace = _ask(self._record, reading.text, **cut)
         if cut:
-            title = f"{trace.title} ({reading.heads} {CUTS[reading.by]})"
-            trace = dataclasses.replace(trace, title=title)
+            heads = " ".join(f"{layer}.{head}" for layer, head in reading.cut)
+            trace = dataclasses.replace(trace, title=f"{trace.title} ({heads} {CUTS[reading.by]})")
         return next(self._numbers), trace
 
     @contextmanager
@@ -258,6 +207,14 @@ class _LiveExplorer:
             yield
         finally:
             self._turn.release()
+
+
+def _ask(read: Callable[..., Any], text: str, *rest: Any, **options: Any) -> Any:
+    """Return what is read of a text, or raise a _TextError that says why it cannot be read."""
+    try:
+        return read(text, *rest, **options)
+    except ValueError as error:
+        raise _TextError(str(error)) from error
 
 
 def _save_page(explorer: Explorer) -> Answer:
@@ -285,13 +242,11 @@ def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
     others = {name: value for name, value in parts if name != "text"}
     expected = {"cut", "by"} if cuts else set()
     if len(texts) not in (1, 2) or len(parts) != len(texts) + len(others) or not others.keys() <= expected:
-        raise RefusalError(
-            HTTPStatus.BAD_REQUEST, f"read: expected text=... once or twice{' and cut, by' * bool(cuts)}"
-        )
+        raise RefusalError(f"read: expected text=... once or twice{' and cut, by' * bool(cuts)}")
     cut = _parse_heads(others.get("cut", ""))
     by = others.get("by", "zero")
     if cut and by not in cuts:
-        raise RefusalError(HTTPStatus.BAD_REQUEST, f"by: expected one of {', '.join(cuts)}")
+        raise RefusalError(f"by: expected one of {', '.join(cuts)}")
     if not cut:
         return [_Reading(text) for text in texts]
     return [_Reading(texts[0]), _Reading(texts[-1], cut, by)]
@@ -304,25 +259,25 @@ def _parse_question(
     fields = dict(parse_qsl(question, keep_blank_values=True))
     numbers = [fields.get(name, "") for name in names[1:]]
     if set(fields) != set(names) or not all(re.fullmatch(number, word) for word in numbers):
-        raise RefusalError(HTTPStatus.BAD_REQUEST, f"{kind}: expected {', '.join(names)}")
+        raise RefusalError(f"{kind}: expected {', '.join(names)}")
     return fields["text"], *map(int, numbers)
 
 
 def _parse_heads(heads: str) -> tuple[tuple[int, int], ...]:
     names = dict.fromkeys(heads.replace(",", " ").split())
     if len(names) > MOST_CUT or not all(re.fullmatch(r"\d{1,4}\.\d{1,4}", name) for name in names):
-        raise RefusalError(HTTPStatus.BAD_REQUEST, "cut: expected layer.head, such as 2.5 3.1")
+        raise RefusalError("cut: expected layer.head, such as 2.5 3.1")
     return tuple((int(layer), int(head)) for layer, _, head in (name.partition(".") for name in names))
 
 
 def _fill_page(settings: dict[str, Any], title: str) -> tuple[bytes, str]:
     """Return the page and its content policy."""
-    script = f'(()=>{{"use strict";\n{join_modules("live.js")}}})();\n//# sourceURL=regard-live.js\n'
+    script = shell.join_modules("live.js", "regard-live.js")
     parts = {
         "TITLE": escape(show_text(title)),
-        "STYLE": load_shell().style + shrink_style(read_source("live.css")),
+        "STYLE": shell.load_shell().style + shell.shrink_style(shell.read_source("live.css")),
         "SETTINGS": write_json(settings),
         "SCRIPT": script,
     }
-    policy = write_policy("'self'", script) + "; frame-src 'self'; frame-ancestors 'none'"
-    return fill_places(read_source("live.html"), parts).encode(), policy
+    policy = shell.write_policy("'self'", script) + "; frame-src 'self'; frame-ancestors 'none'"
+    return shell.fill_places(shell.read_source("live.html"), parts).encode(), policy

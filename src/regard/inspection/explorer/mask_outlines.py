@@ -1,7 +1,5 @@
 """Outlines of masks, drawn over the weights: tiles, the band, the beginnings of documents."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -22,18 +20,11 @@ def draw_tiles(
     rows, keys = _block(T), _block(S)
     if not T or not S:
         return np.zeros((-(-T // rows), -(-S // keys)), np.uint8), rows, keys
-    tiles = mask.tiles(
-        T, S, query_block=rows, key_block=keys, query_offset=query_offset, key_offset=key_offset
-    )
+    offsets = {"query_offset": query_offset, "key_offset": key_offset}
+    tiles = mask.tiles(T, S, query_block=rows, key_block=keys, **offsets)
     tiles = np.asarray(tiles).reshape((-1, *tiles.shape[-2:]))
     agreed = np.where((tiles == tiles[:1]).all(0), tiles[0], TileKind.PARTIAL)
     return agreed.astype(np.uint8), rows, keys
-
-
-def find_band(mask: Mask | None) -> tuple[int, int] | None:
-    """Find how many keys before and after its own a query may attend to at most, if a window says so."""
-    before, after = find_reach(mask)
-    return None if before is None or after is None else (before, after)
 
 
 def find_reach(mask: Mask | None) -> tuple[int | None, int | None]:
@@ -48,10 +39,9 @@ def find_borders(mask: Mask | None, query_offset: int = 0, T: int | None = None)
     if bounds is None or bounds.key_ids is None:
         return None
     ids = np.asarray(bounds.key_ids if bounds.query_ids is None else bounds.query_ids)
-    ids = ids.reshape((-1, ids.shape[-1]))
-    if len(ids) != 1:
+    if ids.size != ids.shape[-1]:  # of several examples or heads
         return None
-    row = ids[0]
+    row = ids.reshape(-1)
     if bounds.query_ids is None:  # ids belong to keys: those of the rows
         row = row[max(query_offset, 0) :][: len(row) if T is None else T]
     borders = (np.flatnonzero(np.diff(row)) + 1).tolist()

@@ -1,7 +1,5 @@
 """The page's document, that JSON can hold, and the chunks that it names."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -65,12 +63,10 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Payload:
-    """A page's data."""
+    """A page's data: all that JSON can hold, and bytes by name."""
 
     document: dict[str, Any]
-    """All that JSON can hold."""
     chunks: dict[str, bytes]
-    """By name."""
 
     def json(self) -> str:
         """Return the document as it stands between tags."""
@@ -78,15 +74,14 @@ class Payload:
 
     def blocks(self) -> Iterator[str]:
         """Yield the chunks as elements of the page, with a line `name:base64` for each."""
-        lines, size = [], 0
+        lines, size, last = [], 0, next(reversed(self.chunks), None)
         for name, data in self.chunks.items():
             lines.append(f"{name}:{base64.b64encode(data).decode()}")
             size += len(lines[-1])
-            if size > _BLOCK:
-                yield _block(lines)
+            if size > _BLOCK or name == last:
+                text = "\n".join(lines)
+                yield f'<script type="text/plain" class="regard-chunks">{text}</script>\n'
                 lines, size = [], 0
-        if lines:
-            yield _block(lines)
 
 
 @dataclass
@@ -140,9 +135,8 @@ class Writer:
             call = record.call
             tokens = {"query_sequence": call.query_tokens, "key_sequence": call.key_tokens}
             about = {name: number_sequence(sequences, side) for name, side in tokens.items()}
-            heads = [
-                record.head(head, plan, (index, head) in pinned, chunks.add) for head in range(call.heads)
-            ]
+            detailed = [(index, head) in pinned for head in range(call.heads)]
+            heads = [record.head(head, plan, full, chunks.add) for head, full in enumerate(detailed)]
             under = {} if below[index] is None else {"below": below[index]}
             written.append({**self._call(record, chunks), **about, **under, "head": heads})
         return {
@@ -170,17 +164,16 @@ class Writer:
         return chunks.add(self._packed[name])
 
     def _call(self, record: CallRecords, chunks: Chunks) -> dict[str, Any]:
-        call, outline = record.call, record.outline()
-        about = call.describe()
+        call, outline, about = record.call, record.outline(), record.call.description
         tiles = outline.pop("tiles")
         picture = None if tiles is None else self._once(("mask", id(record)), tiles, "u8", chunks)
         permitted = record.permitted
         return {
             **{name: getattr(call, name) for name in _CALL_FIELDS},
-            **{name: about.get(name) for name in ("mask", "score", "dtype")},
-            "scale": None if about.get("scale") is None else number(about["scale"]),
-            "bias": bool(about.get("bias")),
-            "sinks": bool(about.get("sinks")),
+            **{name: getattr(about, name) for name in ("mask", "score", "dtype")},
+            "scale": None if about.scale is None else number(about.scale),
+            "bias": about.bias,
+            "sinks": about.sinks,
             "mask_picture": picture,
             "permitted": None if permitted is None else chunks.add(permitted),
             **outline,
@@ -211,16 +204,14 @@ class Writer:
         """Collect what is known of positions, each thing once, with the calls that it holds for."""
         numbered: list[tuple[int | None, dict[str, Any]]] = []
         for index, call in enumerate(self.traces[0].calls):
-            positions = call.positions
-            turn = None if positions is None else positions.rotary
-            if turn is not None:
-                head_dim = call.describe().get("width") or turn.width
+            turn, table = getattr(call.positions, "rotary", None), getattr(call.positions, "table", None)
+            head_dim = turn and (call.description.width or turn.width)
+            if head_dim:
                 longest = max(_LONGEST_KERNEL, call.rows, call.keys)
-                if head_dim:
-                    numbered.append((index, rotary_curve(turn, int(head_dim), longest)))
-            if positions is not None and positions.table is not None:
-                kind = positions.table_kind or "positions"
-                numbered.append((index, table_picture(kind, positions.table, positions.trained_length)))
+                numbered.append((index, rotary_curve(turn, head_dim, longest)))
+            if table is not None:
+                kind = call.positions.table_kind or "positions"
+                numbered.append((index, table_picture(kind, table, call.positions.trained_length)))
             numbered += [(index, curve) for curve in bias_curves(call)]
         numbered += [(None, table_picture(name, table)) for name, table in tables.items()]
         panels = _merge(numbered)
@@ -228,16 +219,12 @@ class Writer:
         if len(biases) > MOST_BIASES:
             self.remarks.append(f"Of {len(biases)} biases by distance, the first {MOST_BIASES} are shown.")
             panels = [panel for panel in panels if not any(panel is bias for bias in biases[MOST_BIASES:])]
-        return panels + self._split()
-
-    def _split(self) -> list[dict[str, Any]]:
         calls = self.traces[0].calls
-        heads = [*self.chosen, *((index, 0) for index, call in enumerate(calls) if call.heads)]
-        for index, head in heads:
+        for index, head in [*self.chosen, *((index, 0) for index, call in enumerate(calls) if call.heads)]:
             split = split_scores(calls[index], head)
             if split is not None:
-                return [{"kind": "split", "call": index, "head": head, **split}]
-        return []
+                return [*panels, {"kind": "split", "call": index, "head": head, **split}]
+        return panels
 
     def _place(self, panel: dict[str, Any], chunks: Chunks) -> dict[str, Any]:
         def code(name: str) -> str:
@@ -246,11 +233,9 @@ class Writer:
             small = panel["kind"] == "split" and np.nanmax(np.abs(panel[name]), initial=0) < 60_000
             return "f16" if small else "f32"
 
-        return {
-            name: self._once((name, id(panel)), value, code(name), chunks)
-            if isinstance(value, np.ndarray)
-            else value
-            for name, value in panel.items()
+        arrays = {name: value for name, value in panel.items() if isinstance(value, np.ndarray)}
+        return panel | {
+            name: self._once((name, id(panel)), value, code(name), chunks) for name, value in arrays.items()
         }
 
     def _curves(self, training: Mapping[str, Any], chunks: Chunks) -> dict[str, Any]:
@@ -258,10 +243,8 @@ class Writer:
         for number_, curve in enumerate(training.get("curves", ())):
             points = _numbers(curve, "points")
             if points.ndim != 2 or len(points) != 2:
-                raise ValueError(
-                    f"training: expected the points of {curve['name']!r} as steps and values, shape (2, n),"
-                    f" got {points.shape}"
-                )
+                expected = f"the points of {curve['name']!r} as steps and values, shape (2, n)"
+                raise ValueError(f"training: expected {expected}, got {points.shape}")
             step = -(-points.shape[1] // MOST_POINTS) or 1
             if step > 1:
                 self.remarks.append(f"Of the points of {curve['name']}, one in {step} is kept.")
@@ -271,10 +254,8 @@ class Writer:
             values = _numbers(chart, "values", "rows", "steps")
             wanted = (len(chart["rows"]), len(chart["steps"]))
             if values.shape != wanted:
-                raise ValueError(
-                    f"training: expected the values of {chart['name']!r} as (rows, steps), {wanted}, got"
-                    f" {values.shape}"
-                )
+                expected = f"the values of {chart['name']!r} as (rows, steps), {wanted}"
+                raise ValueError(f"training: expected {expected}, got {values.shape}")
             chunk = self._once(("chart", number_), values, "f32", chunks)
             steps = [int(step) for step in chart["steps"]]
             maps.append({"unit": None, **chart, "rows": list(chart["rows"]), "steps": steps, "values": chunk})
@@ -303,11 +284,6 @@ def write_json(document: Any) -> str:
     return text
 
 
-def _block(lines: Sequence[str]) -> str:
-    text = "\n".join(lines)
-    return f'<script type="text/plain" class="regard-chunks">{text}</script>\n'
-
-
 def _merge(numbered: Sequence[tuple[int | None, dict[str, Any]]]) -> list[dict[str, Any]]:
     """Merge records that are the same for several calls into one that lists the calls."""
     panels: list[dict[str, Any]] = []
@@ -326,19 +302,14 @@ def _merge(numbered: Sequence[tuple[int | None, dict[str, Any]]]) -> list[dict[s
     return panels
 
 
-def _shrink(picture: Any) -> np.ndarray:
+def _shrink(picture: np.ndarray) -> np.ndarray:
     """Return a picture as uint8 (H, W, 3), with means of square blocks of pixels where it is large."""
-    pixels = np.asarray(picture)
-    values = (
-        pixels.astype(np.float64) if pixels.dtype == np.uint8 else 255 * np.clip(np.nan_to_num(pixels), 0, 1)
-    )
+    is_bytes = picture.dtype == np.uint8
+    values = picture.astype(np.float64) if is_bytes else 255 * np.clip(np.nan_to_num(picture), 0, 1)
     values = np.broadcast_to(values[..., None], (*values.shape, 3)) if values.ndim == 2 else values
-    step = -(-max(values.shape[:2]) // LARGEST_PICTURE)
-    if step > 1:
-        down, across = np.arange(0, values.shape[0], step), np.arange(0, values.shape[1], step)
-
-        def add_up(array: np.ndarray) -> np.ndarray:
-            return np.add.reduceat(np.add.reduceat(array, down, 0), across, 1)
-
-        values = add_up(values) / add_up(np.ones_like(values))
-    return np.rint(values).astype(np.uint8)
+    step = -(-max(values.shape[:2]) // LARGEST_PICTURE) or 1
+    sums, counts = values, np.ones_like(values)
+    for axis, size in enumerate(values.shape[:2]):
+        blocks = np.arange(0, size, step)
+        sums, counts = np.add.reduceat(sums, blocks, axis), np.add.reduceat(counts, blocks, axis)
+    return np.rint(sums / counts).astype(np.uint8)

@@ -94,10 +94,9 @@ def bundle(trace: Any, *, max_mb: float = NOTEBOOK_MB) -> dict[str, Any]:
             ' style="width:100%;height:760px;border:1px solid #8884;border-radius:6px"></iframe>'
         )
     except ValueError as error:
+        reason = markup.escape(show_text(str(error)))
         advice = "Write it to a file with explore(path)."
-        shown = (
-            f"<p>{name}: too large to be shown here. {advice}<br>{markup.escape(show_text(str(error)))}</p>"
-        )
+        shown = f"<p>{name}: too large to be shown here. {advice}<br>{reason}</p>"
     picture = base64.b64encode(draw_png(trace)).decode()
     return {"text/html": shown, "image/png": picture, "text/plain": draw_text(trace)}
 
@@ -113,8 +112,7 @@ def fill_page(
 ) -> tuple[Payload, bytes]:
     """Return the data of a page and the page, from the arguments of `write`.
 
-    With `max_mb` None it may be of any size. A page that is `served` asks the server it comes from for its
-    chunks, and for what is finer than they are.
+    With `max_mb` None it may be of any size. A page that is `served` asks its server for chunks and more.
     """
     check_names(shown, PageOptions)
     if max_mb is not None and not max_mb > 0:

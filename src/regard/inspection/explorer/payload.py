@@ -1,22 +1,12 @@
 """The page's data of a trace: what of it is carried, under a budget."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from regard.inspection.explorer.budgets import (
-    LARGEST_EXACT,
-    LARGEST_FEATURES,
-    LARGEST_HALF,
-    LARGEST_PREDICTIONS,
-    TARGET_BYTES,
-    TOP_K,
-    Plan,
-    degrade,
-)
+from regard.inspection.explorer import budgets
+from regard.inspection.explorer.budgets import TARGET_BYTES, TOP_K, Plan
 from regard.inspection.explorer.head_records import CallRecords
 from regard.inspection.explorer.page_document import Payload, Writer
 from regard.readouts import LABELS, average, label
@@ -33,12 +23,12 @@ def collect(
 ) -> Payload:
     """Gather what a page shows of one trace, or of two to compare, in no more than `max_bytes`.
 
-    `shell_bytes` are those of the page without data; the rest is as in `pages.write`. The document's notes
-    say what was left out.
+    `shell_bytes` are those of the page without data; the rest is as in `pages.write`.
     """
     chosen = choose_pinned(traces[0], pinned)
-    cells = sum(call.heads * call.rows * call.keys for trace in traces for call in trace.calls)
-    code = None if cells > LARGEST_EXACT else "f16" if cells <= LARGEST_HALF else "log8"
+    calls = [call for trace in traces for call in trace.calls]
+    cells = sum(call.heads * call.rows * call.keys for call in calls)
+    code = None if cells > budgets.LARGEST_EXACT else "f16" if cells <= budgets.LARGEST_HALF else "log8"
     if served and code == "log8":
         code = None  # the server gives the weights themselves
     featured = _choose_featured(traces, chosen)
@@ -49,27 +39,26 @@ def collect(
         ]
         for t, own in zip(traces, featured, strict=True)
     ]
-    exact = any(call.weights_code for calls in records for call in calls)
+    exact = any(record.weights_code for own in records for record in own)
     writer = Writer(traces, records, chosen, served, **shown)
     notes = _remarks(traces)
-    # Where weights are at hand, in the page or at the server, the largest of them follow.
     few = any(heads for own in featured for heads in own)
     sizes = [t.predictions.tokens.size for t in traces if t.predictions is not None]
-    predicted = bool(sizes) and sum(sizes) <= LARGEST_PREDICTIONS
+    predicted = bool(sizes) and sum(sizes) <= budgets.LARGEST_PREDICTIONS
     if sizes and not predicted:
         notes.append("What layers would predict is left out: the text is long.")
+    # Where weights are at hand, in the page or at the server, the largest of them follow.
     listed = not (exact or served)
     plan = Plan(pinned=len(chosen), exact=exact, top_k=listed, features=few, predictions=predicted)
-    steps = degrade(plan)
-    listed = sum(call.heads * call.rows for trace in traces for call in trace.calls) * TOP_K
-    hopeless = plan.top_k and listed > TARGET_BYTES
+    steps = budgets.degrade(plan)
+    if listed and TOP_K * sum(call.heads * call.rows for call in calls) > TARGET_BYTES:
+        plan, left_out = next(steps)
+        notes.append(f"To keep the file small, {left_out}.")
     while True:
-        if not hopeless:
-            payload, size = writer.write(plan, notes)
-            limit = min(TARGET_BYTES, max_bytes or TARGET_BYTES) if plan.top_k else max_bytes
-            if limit is None or size + shell_bytes <= limit:
-                return payload
-        hopeless = False
+        payload, size = writer.write(plan, notes)
+        limit = min(TARGET_BYTES, max_bytes or TARGET_BYTES) if plan.top_k else max_bytes
+        if limit is None or size + shell_bytes <= limit:
+            return payload
         step = next(steps, None)
         if step is None:
             least = -(-(size + shell_bytes) // 100_000) / 10
@@ -82,23 +71,17 @@ def collect(
 
 
 def choose_pinned(trace: Any, pinned: int | Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Pick heads to carry in detail: the clearest of each label, then those of the lowest entropy.
-
-    Returns pairs of a call's number and a head, without repetition.
-    """
+    """Pick heads to carry in detail, as (call, head): the clearest of each label, then those least spread."""
     if not isinstance(pinned, int | np.integer):
         try:
             heads = list(dict.fromkeys((int(call), int(head)) for call, head in pinned))
         except (TypeError, ValueError):
-            raise TypeError(
-                f"pinned: expected a number of heads, or pairs of a call's number and a head; got {pinned!r}"
-            ) from None
+            expected = "a number of heads, or pairs of a call's number and a head"
+            raise TypeError(f"pinned: expected {expected}; got {pinned!r}") from None
         for call, head in heads:
             if not (0 <= call < len(trace.calls) and 0 <= head < trace.calls[call].heads):
-                raise ValueError(
-                    f"pinned: expected pairs of a call in 0..{len(trace.calls) - 1} and one of its heads, got"
-                    f" {(call, head)}"
-                )
+                expected = f"pairs of a call in 0..{len(trace.calls) - 1} and one of its heads"
+                raise ValueError(f"pinned: expected {expected}, got {(call, head)}")
         return heads
     if pinned < 0:
         raise ValueError(f"pinned: expected a number of heads of at least 0, got {pinned}")
@@ -111,7 +94,7 @@ def choose_pinned(trace: Any, pinned: int | Sequence[tuple[int, int]]) -> list[t
             quiet.append((float(entropy[head]), index, head))
             for named in labels:
                 clearest[named.name].append((-named.value, index, head))
-    ranked = [sorted(heads)[0] for name, heads in clearest.items() if heads and name != "uniform"]
+    ranked = [min(heads) for name, heads in clearest.items() if heads and name != "uniform"]
     order = dict.fromkeys((call, head) for _, call, head in [*ranked, *sorted(quiet)])
     return list(order)[:pinned]
 
@@ -132,19 +115,18 @@ def _choose_featured(traces: Sequence[Any], chosen: list[tuple[int, int]]) -> li
             for trace, own in zip(traces, featured, strict=True)
             for call, heads in zip(trace.calls, own, strict=True)
         )
-        if numbers <= LARGEST_FEATURES:
+        if numbers <= budgets.LARGEST_FEATURES:
             return [[list(heads) for heads in own] for own in featured]
     return [[[] for _ in own] for own in every]
 
 
 def _remarks(traces: Sequence[Any]) -> list[str]:
     """Collect the notes that a reader of the numbers needs."""
-    remarks = [note for trace in traces for note in getattr(trace, "notes", ())]
+    remarks = [note for trace in traces for note in trace.notes]
     for trace in traces:
         if any(call.problem is None for call in trace.calls):
-            remarks.append(
-                f"{trace.title}: saved without queries and keys, so there is nothing finer than these blocks."
-            )
+            reason = "saved without queries and keys, so there is nothing finer than these blocks"
+            remarks.append(f"{trace.title}: {reason}.")
         for call in trace.calls:
             if not np.isfinite(np.asarray(call.readout(grid=64, top_k=TOP_K, exact=False).trust)).all():
                 remarks.append(f"{call.name}: some weights are not numbers; they are drawn as 0.")

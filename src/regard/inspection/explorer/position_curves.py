@@ -1,7 +1,5 @@
 """Curves and tables of positions: rotary kernels, biases by distance, similarities, and what a bias adds."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -21,12 +19,9 @@ LARGEST_SPLIT = 256
 
 
 def rotary_curve(turn: Rotary, head_dim: int, longest: int) -> dict[str, Any]:
-    """Average q . k over turned copies of one unit vector, by distance.
+    """Average q . k over turned copies of one unit vector, by distance up to the longest.
 
     kernel(d) = ((D - width) + 2 a^2 sum_i cos(d frequency_i)) / D, a the amplitude of the scaling
-
-    Returns frequencies in radians per token, trained_length (None: not known), and the kernel at distances
-    up to the longest.
 
     Example:
         >>> from regard.inspection.explorer.position_curves import rotary_curve
@@ -64,27 +59,21 @@ def bias_curves(call: Any) -> list[dict[str, Any]]:
         return []
     distances = spaced(least, most)
     heads = np.arange(call.heads, dtype=np.int32)[:, None]
-    cells = Picks(
-        jnp.asarray(distances, jnp.int32)[None], jnp.int32(0), jnp.asarray(heads), jnp.zeros((), jnp.int32)
-    )
+    zero = jnp.int32(0)
+    cells = Picks(jnp.asarray(distances, jnp.int32)[None], zero, jnp.asarray(heads), zero)
     curves = []
     for part in _parts(problem.score):
-        if not (part.adds and part.reads_positions):
-            continue
-        values = part.apply(jnp.zeros((call.heads, len(distances)), jnp.float32), cells)
-        name = part.expression().split("(")[0]
-        curves.append(
-            {"kind": "bias", "name": name, "distances": distances.tolist(), "values": np.asarray(values)}
-        )
+        if part.adds and part.reads_positions:
+            values = np.asarray(part.apply(jnp.zeros((call.heads, len(distances)), jnp.float32), cells))
+            named = {"kind": "bias", "name": part.expression().split("(")[0]}
+            curves.append(named | {"distances": distances.tolist(), "values": values})
     return curves
 
 
 def table_picture(name: str, table: Any, trained_length: int | None = None) -> dict[str, Any]:
-    """Compare the rows of a position table, at most 512 of them, evenly spaced.
+    """Compare the rows of a position table, at most 512 of them, a step apart; None: all were trained.
 
     similarity_ij = x_i . x_j / (|x_i| |x_j|), not a number where a row is 0
-
-    The step leads from one row taken to the next; without a `trained_length`, all rows were trained.
 
     Example:
         >>> import numpy as np
@@ -135,15 +124,8 @@ def split_scores(
     both = np.asarray(score_cells(problem, *places, which), np.float64).reshape(shape)
     alive = both != -np.inf
     content, both = np.where(alive, content, np.nan), np.where(alive, both, np.nan)
-    return {
-        "rows": shape[0],
-        "keys": shape[1],
-        "first_row": first_row,
-        "first_key": first_key,
-        "content": content,
-        "bias": both - content,
-        "both": both,
-    }
+    window = {"rows": shape[0], "keys": shape[1], "first_row": first_row, "first_key": first_key}
+    return window | {"content": content, "bias": both - content, "both": both}
 
 
 def spaced(least: int, most: int) -> np.ndarray:
@@ -152,9 +134,8 @@ def spaced(least: int, most: int) -> np.ndarray:
         return np.arange(least, most + 1)
     half = MOST_POINTS // (2 if least < 0 < most else 1)
     far = max(abs(least), abs(most))
-    steps = np.unique(np.rint(np.geomspace(1, far, half)).astype(np.int64))
     dense = np.arange(min(half // 2, far + 1))
-    steps = np.union1d(dense, steps)
+    steps = np.union1d(dense, np.rint(np.geomspace(1, far, half)).astype(np.int64))
     signed = np.union1d(-steps, steps)
     return np.union1d(signed[(signed >= least) & (signed <= most)], [least, most])
 

@@ -43,9 +43,8 @@ class Serving(AbstractContextManager["Serving"]):
         self._server.site = site
         self.port: int = self._server.server_address[1]
         self.url = f"http://{ADDRESS}:{self.port}/{site.token}/"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(SECONDS_TO_CLOSE,), name="regard-explorer", daemon=True
-        )
+        serve, name = self._server.serve_forever, "regard-explorer"
+        self._thread = threading.Thread(target=serve, args=(SECONDS_TO_CLOSE,), name=name, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -107,8 +106,7 @@ class _Server(ThreadingHTTPServer):
     site: Site
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a browser that goes away in the middle of an answer."""
-        # The default prints a traceback; what goes wrong in an answer is answered.
+        """Print no traceback for a browser that goes away in the middle of an answer."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -133,14 +131,17 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
                 self.close_connection = True
-                raise RefusalError(HTTPStatus.BAD_REQUEST, "nothing is taken", {"Connection": "close"})
-            self._check_host()
+                raise RefusalError("nothing is taken", headers={"Connection": "close"})
+            # Another host's name may belong to a site that points it here.
+            port, named = self.server.server_address[1], self.headers.get_all("Host", [])
+            if len(named) != 1 or named[0] not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
+                raise RefusalError(f"open this page as http://{ADDRESS}:{port}/...", 403)
             body, headers = self.server.site.answer(self.path, self._is_waited)
         except AbandonedError:
             self.close_connection = True
             return
         except RefusalError as refusal:
-            status, body, headers = refusal.status, refusal.reason.encode(), dict(refusal.headers)
+            status, body, headers = refusal.status, refusal.reason.encode(), refusal.headers
         except Exception as error:
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             body = f"{type(error).__name__}: this could not be formed".encode()
@@ -154,13 +155,6 @@ class _Handler(BaseHTTPRequestHandler):
             return bool(self.connection.recv(1, socket.MSG_PEEK))
         except (OSError, ValueError):
             return False
-
-    def _check_host(self) -> None:
-        """Refuse requests under another host name: such a name may belong to a site that points it here."""
-        port = self.server.server_address[1]
-        named = self.headers.get_all("Host", [])
-        if len(named) != 1 or named[0] not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
-            raise RefusalError(HTTPStatus.FORBIDDEN, f"open this page as http://{ADDRESS}:{port}/...")
 
     def _send(self, status: HTTPStatus, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response_only(status)

@@ -1,7 +1,5 @@
 """The page without its data: HTML, style and script, joined from the files in `web`."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
@@ -26,8 +24,7 @@ class Shell:
     skeleton: str
     style: str
     script: str
-    boot: str
-    """Puts style and script into the page, where they are stored deflated."""
+    boot: str  # puts style and script into the page, where they are stored deflated
 
     @cached_property
     def opening(self) -> str:
@@ -42,15 +39,8 @@ class Shell:
 
     def fill(self, *, title: str, document: str, chunks: str, connect: str) -> str:
         """Return the page; title, document and chunks are HTML already."""
-        parts = {
-            "CSP": self.policy(connect),
-            "TITLE": title,
-            "STYLE": "",
-            "DOCUMENT": document,
-            "CHUNKS": chunks,
-            "SCRIPT": self.opening,
-        }
-        return fill_places(self.skeleton, parts)
+        parts = {"TITLE": title, "STYLE": "", "DOCUMENT": document, "CHUNKS": chunks}
+        return fill_places(self.skeleton, parts | {"CSP": self.policy(connect), "SCRIPT": self.opening})
 
 
 def fill_places(skeleton: str, parts: dict[str, str]) -> str:
@@ -60,8 +50,8 @@ def fill_places(skeleton: str, parts: dict[str, str]) -> str:
 
 def write_policy(connect: str, *scripts: str) -> str:
     """Return the content policy of a page that runs these scripts alone and loads nothing from elsewhere."""
-    digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
-    own = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    own = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
         f"default-src 'none'; script-src {own}; style-src 'unsafe-inline';"
         f" img-src data: blob:; connect-src {connect}; base-uri 'none'; form-action 'none'"
@@ -70,9 +60,8 @@ def write_policy(connect: str, *scripts: str) -> str:
 
 @cache
 def load_shell() -> Shell:
-    """Join main.js and what it imports, each module after those that it needs; the files are read once."""
-    # A function of its own: nothing of it is a name of the page.
-    script = f'(()=>{{"use strict";\n{join_modules("main.js")}}})();\n//# sourceURL=regard-explorer.js\n'
+    """Join the parts of the page; the files are read once."""
+    script = join_modules("main.js", "regard-explorer.js")
     style = "".join(shrink_style(read_source(name)) for name in STYLES)
     boot = shrink_script(detach_module(read_source("boot.js")))
     return Shell(read_source("page.html"), style, script, boot)
@@ -84,8 +73,8 @@ def read_source(name: str) -> str:
     return (folder / name).read_text(encoding="utf-8").replace("\r\n", "\n")
 
 
-def join_modules(start: str) -> str:
-    """Join a module of `web` and what it imports, each module after those that it needs."""
+def join_modules(start: str, title: str) -> str:
+    """Join a module of `web` and what it imports, each after those that it needs, to a script of a title."""
     modules: dict[str, str] = {}
 
     def join(name: str) -> None:
@@ -98,7 +87,9 @@ def join_modules(start: str) -> str:
             modules[name] = detach_module(text)
 
     join(start)
-    return shrink_script(shorten_names("".join(modules.values())))
+    script = shrink_script(shorten_names("".join(modules.values())))
+    # A function of its own: nothing of it is a name of the page.
+    return f'(()=>{{"use strict";\n{script}}})();\n//# sourceURL={title}\n'
 
 
 def shorten_names(text: str) -> str:
@@ -129,8 +120,8 @@ def shrink_script(text: str) -> str:
     Every statement must end in a semicolon or a brace; no `/*` may stand in a string, no string over several
     lines, and no comment after code.
     """
-    text = _strip_comments(text)
-    return _SPACE.sub(lambda match: match["kept"] or " " * bool(match["needed"]), text).strip()
+    spaced = _strip_comments(text)
+    return _SPACE.sub(lambda match: match["kept"] or " " * bool(match["needed"]), spaced).strip()
 
 
 def shrink_style(text: str) -> str:

@@ -1,7 +1,5 @@
 """Sites behind an address with a secret: a page, and numbers of its traces."""
 
-from __future__ import annotations
-
 import hmac
 import re
 import secrets
@@ -13,23 +11,22 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from regard.inspection.explorer.exact_tiles import Tiles
+from regard.inspection.explorer.exact_tiles import IsWanted, Tiles
 from regard.inspection.explorer.pages import fill_page
 from regard.inspection.explorer.shell import load_shell
 
 LARGEST_NUMBER = 2**31 - 1
 # How many numbers follow each kind of data.
 ROUTES = {"tile": 7, "row": 4, "column": 4, "split": 7, "rollout": 3}
-IsWanted = Callable[[], bool]
 Answer = tuple[bytes, dict[str, str]]
 
 
 class RefusalError(Exception):
     """An answer other than what was asked for."""
 
-    def __init__(self, status: HTTPStatus, reason: str, headers: Mapping[str, str] | None = None):
+    def __init__(self, reason: str, status: int = HTTPStatus.BAD_REQUEST, headers: Mapping[str, str] = {}):
         super().__init__(reason)
-        self.status, self.reason, self.headers = status, reason, headers or {}
+        self.reason, self.status, self.headers = reason, HTTPStatus(status), dict(headers)
 
 
 class Site:
@@ -51,12 +48,9 @@ class Site:
         path, _, query = target.partition("?")
         secret, _, rest = path.removeprefix("/").partition("/")
         if not (path.startswith("/") and hmac.compare_digest(secret.encode(), self.token.encode())):
-            raise RefusalError(
-                HTTPStatus.NOT_FOUND, "there is nothing here; open the whole address that was printed"
-            )
+            raise RefusalError("there is nothing here; open the whole address that was printed", 404)
         if path.endswith(self.token):
-            there = {"Location": f"/{self.token}/"}
-            raise RefusalError(HTTPStatus.PERMANENT_REDIRECT, "the address ends with a slash", there)
+            raise RefusalError("the address ends with a slash", 308, {"Location": f"/{self.token}/"})
         with self._formed:
             self._forming += 1
         try:
@@ -68,13 +62,7 @@ class Site:
 
 
 class Explorer:
-    """The page of one trace or two, its chunks and its tiles.
-
-    Args:
-        traces: to be shown; the second is compared with the first.
-        framed: whether pages of the same server may show it in a frame.
-        options: as in `pages.write`, but compare.
-    """
+    """The page of one trace, or of two to compare, its chunks and its tiles; `framed` within another page."""
 
     def __init__(self, traces: Sequence[Any], framed: bool = False, **options: Any):
         # Statistics alone are no finer on a server: such a page carries all there is.
@@ -97,18 +85,17 @@ class Explorer:
         data = {"Content-Type": "application/octet-stream"}
         if kind == "chunk" and len(words) == 1:
             if words[0] not in self._chunks:
-                raise RefusalError(HTTPStatus.NOT_FOUND, "there is no such chunk")
+                raise RefusalError("there is no such chunk", 404)
             return self._chunks[words[0]], data
         if kind not in ROUTES:
-            raise RefusalError(HTTPStatus.NOT_FOUND, "there is nothing of this kind")
+            raise RefusalError("there is nothing of this kind", 404)
         numbers = _read_numbers(kind, words)
         chosen = {"channel": _read_channel(query)} if kind == "tile" else {}
-        spans = (tuple(numbers[3:5]), tuple(numbers[5:]))
-        places = (*numbers[:3], *spans) if kind == "split" else numbers
+        pairs = [tuple(numbers[3:5]), tuple(numbers[5:])] if ROUTES[kind] == 7 else numbers[3:]
         try:
-            array = getattr(self._tiles, kind)(*places, **chosen, is_wanted=is_wanted)
+            array = getattr(self._tiles, kind)(*numbers[:3], *pairs, **chosen, is_wanted=is_wanted)
         except (LookupError, ValueError) as error:
-            raise RefusalError(HTTPStatus.NOT_FOUND, str(error.args[0])) from error
+            raise RefusalError(str(error.args[0]), 404) from error
         return np.ascontiguousarray(array, "<f4").tobytes(), data
 
 
@@ -120,22 +107,18 @@ def check_port(port: int) -> None:
 
 def _read_numbers(kind: str, words: list[str]) -> list[int]:
     if len(words) != ROUTES[kind]:
-        raise RefusalError(
-            HTTPStatus.BAD_REQUEST, f"{kind}: expected {ROUTES[kind]} numbers, got {len(words)}"
-        )
+        raise RefusalError(f"{kind}: expected {ROUTES[kind]} numbers, got {len(words)}")
     # Ten digits at most: longer ones are not worth turning into numbers.
     numbers = [int(word) if re.fullmatch(r"[0-9]{1,10}", word) else LARGEST_NUMBER + 1 for word in words]
     if max(numbers) > LARGEST_NUMBER:
-        raise RefusalError(HTTPStatus.BAD_REQUEST, f"{kind}: expected numbers in 0..{LARGEST_NUMBER}")
+        raise RefusalError(f"{kind}: expected numbers in 0..{LARGEST_NUMBER}")
     if kind == "tile" and 0 in numbers[3:5]:
-        raise RefusalError(HTTPStatus.BAD_REQUEST, "tile: expected blocks of at least one row and one key")
+        raise RefusalError("tile: expected blocks of at least one row and one key")
     return numbers
 
 
 def _read_channel(query: str) -> str:
     pairs = parse_qsl(query, keep_blank_values=True)
     if pairs not in ([], [("channel", "mass")], [("channel", "max")]):
-        raise RefusalError(
-            HTTPStatus.BAD_REQUEST, "tile: expected channel=mass or channel=max and nothing else"
-        )
+        raise RefusalError("tile: expected channel=mass or channel=max and nothing else")
     return pairs[0][1] if pairs else "mass"

@@ -1,7 +1,5 @@
 """Small pictures of all heads where the page cannot run: PNG bytes, and blocks of characters."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from typing import Any
@@ -19,11 +17,9 @@ _ANCHORS = np.array([[255, 255, 255], [158, 202, 225], [33, 113, 181], [8, 30, 7
 
 
 def draw_png(trace: Any) -> bytes:
-    """Draw the heads of a trace, calls downwards and heads across, as the bytes of a PNG file.
+    """Draw the first heads of a trace, calls downwards and heads across, as the bytes of a PNG file.
 
     The darker, the larger the largest weight in a block, on a log scale: white is below 2^-10.
-
-    Of many calls or heads, the first ones are drawn. The same trace gives the same bytes.
     """
     calls = trace.calls[:_MOST_CALLS]
     across = min(max((call.heads for call in calls), default=1), _MOST_HEADS)
@@ -46,10 +42,7 @@ def draw_png(trace: Any) -> bytes:
 
 
 def draw_text(trace: Any, heads: int = 6, calls: int = 4) -> str:
-    """Draw the first heads of the first calls in characters, and say what is not drawn.
-
-    A head is 8 x 4 blocks, the darker the larger its largest weight.
-    """
+    """Draw the first heads in characters, 8 x 4 blocks each, the darker the larger the largest weight."""
     lines = [repr(trace)]
     for call in trace.calls[:calls]:
         blocks = _blocks(call, 8)[:heads]
@@ -85,7 +78,6 @@ def _depth(weights: np.ndarray) -> np.ndarray:
 
 
 def _colour(weights: np.ndarray) -> np.ndarray:
-    level = _depth(weights) * (len(_ANCHORS) - 1)
-    below = np.minimum(level.astype(int), len(_ANCHORS) - 2)
-    share = (level - below)[..., None]
-    return np.rint((1 - share) * _ANCHORS[below] + share * _ANCHORS[below + 1]).astype(np.uint8)
+    ends = np.linspace(0, 1, len(_ANCHORS))
+    channels = [np.interp(_depth(weights), ends, channel) for channel in _ANCHORS.T]
+    return np.rint(np.stack(channels, -1)).astype(np.uint8)

@@ -1,8 +1,7 @@
 """Figures of attention: each function takes the caller's axes or makes a figure, and returns a `Drawing`.
 
 Start from `attention_heatmap` and `head_grid`; `save(drawing, "name.png")`, or `.svg` or `.pdf`, writes a
-file that is the same every time. Nothing here touches pyplot: no window opens and no figure stays behind.
-Needs the extra `regard[look]`.
+file. Nothing touches pyplot: no window opens, no figure stays behind. Needs the extra `regard[look]`.
 """
 
 from typing import TYPE_CHECKING

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
+from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
@@ -40,8 +41,7 @@ def head_atlas(
     """Draw every head of every layer as a thumbnail, layers down and heads across, on one scale.
 
     Thumbnails show blocks: the weight that an average row of a block gives to a block of keys, or the largest
-    weight in it, which keeps single strong cells visible where there are thousands. Queries go down, keys
-    across. Blocks without weight are grey.
+    in it, which keeps single strong cells visible. Queries go down, keys across; no weight is grey.
 
     Args:
         readouts: of `readouts.read` with leading axes `(H,)`, one per layer.
@@ -54,8 +54,7 @@ def head_atlas(
         A `Drawing` with one image a head, layer by layer, and the one colour bar.
 
     Raises:
-        ValueError: no readout, one with other leading axes than `(H,)`, labels that do not fit, or an unknown
-            channel or scale.
+        ValueError: no readout, or other leading axes; labels that do not fit; an unknown channel or scale.
 
     Example:
         >>> import jax.numpy as jnp
@@ -78,18 +77,16 @@ def head_atlas(
     # Long names of layers need room before the panel gets its size.
     target, panels = canvas.open_panel(ax, panel, title, room=(2.5, 1.5))
     half = (1 - GAP) / 2
-    shades: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto", **_shades(scale)}
     images = []
     for layer, grid in enumerate(grids):
         for head, blocks in enumerate(grid):
             extent = (head - half, head + half, layer + half, layer - half)
-            images.append(target.imshow(np.where(blocks > 0, blocks, np.nan), extent=extent, **shades))
+            images.append(_show(target, blocks, extent, "auto", scale))
     target.set(xlim=(-0.5, across - 0.5), ylim=(len(grids) - 0.5, -0.5), xlabel="Head", ylabel="Layer")
     cell_axes.mark_positions(target.xaxis, across)
     cell_axes.mark_positions(target.yaxis, len(grids), layer_labels)
     target.tick_params(length=0.0)
-    for spine in target.spines.values():
-        spine.set_visible(False)
+    target.spines[:].set_visible(False)
     bar = panels.add_colorbar(images[0], BLOCK_LABELS[channel], ARROWS[scale])
     return panels.finish(images=tuple(images), colorbar=bar)
 
@@ -114,14 +111,12 @@ def head_map(
     Args:
         readout: of `readouts.read`, with leading axes `(H,)` or none.
         head: which head.
-        weights: exact weights `(R, C)` of a window, as `readouts.window` gives for one head; None draws
-            the whole head in the readout's blocks.
+        weights: exact weights `(R, C)`, as `readouts.window` gives for one head; None draws all, in blocks.
         first_row, first_column: the query and the key that the window begins with.
         ax, channel, scale, title: as in `head_atlas`; the channel is that of the blocks.
 
     Returns:
-        A `Drawing` with the axes of the map, of the entropy and of the key mass, one image, the two strips
-        as lines, and the colour bar.
+        A `Drawing` with axes of map, entropy and key mass, one image, the strips as lines, the colour bar.
 
     Raises:
         ValueError: other leading axes, a head or a window that is not there, an unknown channel or scale.
@@ -138,10 +133,10 @@ def head_map(
         >>> drawing.images[0].get_array().shape, [float(end) for end in drawing.axes[0].get_ylim()]
         ((3, 5), [4.5, 1.5])
     """
-    entropy, mass, empty = _read_margins(readout, head)
+    entropy, mass = _read_margins(readout, head)
     T, S = len(entropy), len(mass)
     if weights is None:
-        grid = _read_blocks(readout, channel, most=None)[head]
+        grid = _read_blocks(readout, channel, most=max(T, S))[head]
         rows, columns = (0, T), (0, S)
         label, block = BLOCK_LABELS[channel], (readout.query_block, readout.key_block)
     else:
@@ -150,33 +145,22 @@ def head_map(
         columns = (first_column, first_column + grid.shape[1])
         label, block = cell_axes.WEIGHT_LABEL, (1, 1)
         if min(first_row, first_column) < 0 or rows[1] > T or columns[1] > S:
-            raise ValueError(
-                f"weights: expected a window inside {T} x {S}, got rows {rows[0]}..{rows[1] - 1} and columns"
-                f" {columns[0]}..{columns[1] - 1}; pass first_row and first_column"
-            )
+            got = f"rows {rows[0]}..{rows[1] - 1} and columns {columns[0]}..{columns[1] - 1}"
+            hint = "pass first_row and first_column"
+            raise ValueError(f"weights: expected a window inside {T} x {S}, got {got}; {hint}")
     shape = rows[1] - rows[0], columns[1] - columns[0]
     # A map is for looking closely, so it takes the page's width.
     size = cell_axes.scaled_size(*shape, cell_axes.LONGEST_SIDE, cell_axes.SHORTEST_SIDE)
     target, panels = canvas.open_panel(ax, size)
     # The last block may hold fewer rows than the others: it reaches beyond, and the limits cut it.
-    extent = (
-        columns[0] - 0.5,
-        columns[0] + grid.shape[1] * block[1] - 0.5,
-        rows[0] + grid.shape[0] * block[0] - 0.5,
-        rows[0] - 0.5,
-    )
-    image = target.imshow(
-        np.where(grid > 0, grid, np.nan),
-        extent=extent,
-        interpolation="nearest",
-        aspect=cell_axes.matrix_aspect(*shape),
-        **_shades(scale),
-    )
+    ends = rows[0] + grid.shape[0] * block[0], columns[0] + grid.shape[1] * block[1]
+    extent = (columns[0] - 0.5, ends[1] - 0.5, ends[0] - 0.5, rows[0] - 0.5)
+    image = _show(target, grid, extent, cell_axes.matrix_aspect(*shape), scale)
     target.set(xlim=(columns[0] - 0.5, columns[1] - 0.5), ylim=(rows[1] - 0.5, rows[0] - 0.5))
     cell_axes.mark_positions(target.yaxis, shape[0], start=rows[0])
     cell_axes.mark_positions(target.xaxis, shape[1], start=columns[0])
     target.set(**cell_axes.MATRIX_LABELS)
-    strips = _draw_strips(target, np.where(empty, np.nan, entropy), mass, rows, columns)
+    strips = _draw_strips(target, entropy, mass, rows, columns)
     canvas.set_title(strips[1].axes if title else target, title)
     bar = panels.add_colorbar(image, label, ARROWS[scale])
     axes = (target, strips[0].axes, strips[1].axes)
@@ -190,8 +174,7 @@ def _draw_strips(
     style: dict[str, Any] = {"color": palette.KEPT, "linewidth": 0.8}
     right = ax.inset_axes((1.02, 0.0, STRIP, 1.0))
     above = ax.inset_axes((0.0, 1.02, 1.0, STRIP))
-    places = np.arange(*rows)
-    (first,) = right.plot(entropy[slice(*rows)], places, **style)
+    (first,) = right.plot(entropy[slice(*rows)], np.arange(*rows), **style)
     (second,) = above.plot(np.arange(*columns), mass[slice(*columns)], **style)
     right.set(ylim=ax.get_ylim(), yticks=[], xlim=(0.0, None), xlabel="entropy\n(nats)")
     above.set(xlim=ax.get_xlim(), xticks=[], ylim=(0.0, None), ylabel="key\nmass")
@@ -204,40 +187,38 @@ def _draw_strips(
     return first, second
 
 
-def _read_blocks(readout: Readout, channel: str, most: int | None = MOST_BLOCKS) -> NDArray[np.float64]:
+def _read_blocks(readout: Readout, channel: str, most: int = MOST_BLOCKS) -> NDArray[np.float64]:
     """Return blocks `(H, I, J)` of one channel, at most `most` along a side; NaN where no row reads."""
     if channel not in BLOCK_LABELS:
         raise ValueError(f"channel: expected 'mass' or 'max', got {channel!r}")
     check_kind("readout", readout, Readout)
-    if readout.block_mass.ndim > 3:
-        raise ValueError(
-            f"readout: expected leading axes (H,), got {readout.block_mass.shape[:-2]}; choose an example,"
-            " for instance jax.tree.map(lambda x: x[0], readout)"
-        )
-    if 0 in readout.block_mass.shape:
+    shape = readout.block_mass.shape
+    if len(shape) > 3:
+        hint = "choose an example, for instance jax.tree.map(lambda x: x[0], readout)"
+        raise ValueError(f"readout: expected leading axes (H,), got {shape[:-2]}; {hint}")
+    if 0 in shape:
         raise ValueError("readout: expected at least one head, row and key, got none")
-    number = 0
-    if most is not None:
-        number = max((-(-max(readout.block_mass.shape[-2:]) // most) - 1).bit_length(), 0)
+    number = (-(-max(shape[-2:]) // most) - 1).bit_length()
     level = readout.level(min(number, readout.num_levels - 1))
     blocks = np.asarray(level.mass if channel == "mass" else level.max, np.float64)
     blocks = np.where(np.asarray(level.rows)[..., None] > 0, blocks, np.nan)
     return blocks if blocks.ndim == 3 else blocks[None]
 
 
-def _read_margins(readout: Readout, head: int) -> tuple[NDArray, NDArray, NDArray]:
-    """Return entropy per row, mass per key, and which rows are empty, of one head."""
+def _read_margins(readout: Readout, head: int) -> tuple[NDArray, NDArray]:
+    """Return entropy per row, NaN where it is empty, and mass per key, of one head."""
     check_kind("readout", readout, Readout)
-    entropy, mass = cell_axes.read_heads(readout.entropy), cell_axes.read_heads(readout.key_mass)
-    empty = cell_axes.read_heads(readout.empty)
+    entropy = cell_axes.read_heads(np.where(readout.empty, np.nan, readout.entropy))
     if head not in range(len(entropy)):
         raise ValueError(f"head: expected a number in 0..{len(entropy) - 1}, got {head}")
-    return entropy[head], mass[head], empty[head] > 0
+    return entropy[head], cell_axes.read_heads(readout.key_mass)[head]
 
 
-def _shades(scale: str) -> dict[str, Any]:
-    """Return the colours of weights; NaN is grey, and stands for 0: no weight looks unlike little weight."""
+def _show(ax: Axes, weights: NDArray, extent: Any, aspect: Any, scale: Scale) -> AxesImage:
+    """Lay weights on an axes, 0 in grey, so that no weight looks unlike little weight."""
     if scale not in ("log", "linear"):
         raise ValueError(f"scale: expected 'log' or 'linear', got {scale!r}")
     norm = LogNorm(SMALLEST, 1.0) if scale == "log" else Normalize(0.0, 1.0)
-    return {"cmap": palette.weight_colors().with_extremes(bad=palette.MASKED), "norm": norm}
+    shades: dict[str, Any] = {"cmap": palette.weight_colors().with_extremes(bad=palette.MASKED), "norm": norm}
+    shown = np.where(weights > 0, weights, np.nan)
+    return ax.imshow(shown, extent=extent, aspect=aspect, interpolation="nearest", **shades)

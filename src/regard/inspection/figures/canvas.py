@@ -29,6 +29,7 @@ from regard.inspection.visible_text import show_text
 DPI = 160
 TITLE_SIZE, LABEL_SIZE, TICK_SIZE = 10.0, 9.0, 8.0
 BAR_WIDTH, ROW_GAP = 0.12, 0.3  # inches
+Size = tuple[float, float]  # width and height in inches
 
 # Dates and versions left out: the same figure gives the same bytes tomorrow.
 METADATA: dict[str, dict[str, str | None]] = {
@@ -80,9 +81,8 @@ class Drawing:
     def __repr__(self) -> str:
         counts = {name: len(getattr(self, name)) for name in ("axes", "images", "lines", "texts", "outlines")}
         parts = [f"{name}={count}" for name, count in counts.items() if count]
-        return (
-            f"Drawing({', '.join(parts + [name for name in ('colorbar', 'legend') if getattr(self, name)])})"
-        )
+        parts += [name for name in ("colorbar", "legend") if getattr(self, name)]
+        return f"Drawing({', '.join(parts)})"
 
     def _repr_png_(self) -> bytes:
         """Return the picture that a notebook shows for this object."""
@@ -123,8 +123,7 @@ def render(figure: Figure | Drawing, kind: str = "png") -> bytes:
 def save(figure: Figure | Drawing, path: str | os.PathLike[str]) -> Path:
     """Write a figure to a file whose ending chooses the kind: .png, .svg or .pdf.
 
-    Parent folders are made. The file appears whole or not at all: an interrupted or failed call leaves an
-    older file of that name as it was. The same figure gives the same bytes.
+    Parent folders are made. The file appears whole or not at all, and is the same for the same figure.
 
     Args:
         figure: a figure, or what a figure function returned.
@@ -159,47 +158,12 @@ def save(figure: Figure | Drawing, path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def new_sheet(panel: tuple[float, float], rows: int = 1, columns: int = 1) -> Figure:
-    """Make a figure for panels of this size in inches; pyplot does not know it, so no window and no leak."""
-    size = (columns * panel[0] + 1.2, rows * (panel[1] + ROW_GAP) + 0.4)
-    return Figure(figsize=size, dpi=DPI, layout="constrained")
-
-
-def new_panel(sheet: Figure | SubFigure, rows: int = 1, columns: int = 1, index: int = 1) -> Axes:
-    """Add one axes of a grid (index from 1, as in `add_subplot`) in the house style."""
-    ax = sheet.add_subplot(rows, columns, index)
-    style_axes(ax)
-    return ax
-
-
 def style_axes(ax: Axes, labels: float = LABEL_SIZE, ticks: float = TICK_SIZE, length: float = 3.0) -> None:
     """Set sizes of labels and ticks, and thin lines."""
     for axis in (ax.xaxis, ax.yaxis):
         axis.label.set_fontsize(labels)
     ax.tick_params(labelsize=ticks, length=length, width=0.6)
-    for spine in ax.spines.values():
-        spine.set_linewidth(0.6)
-
-
-def fit_sheet(axes: Sequence[Axes], rows: int, columns: int, panel: tuple[float, float]) -> None:
-    """Resize the figure so that each panel measures `panel` inches and all else fits; then keep it so."""
-    sheet = axes[0].figure.figure
-    aspects: list[Any] = [ax.get_aspect() for ax in axes]
-    for ax in axes:
-        ax.set_aspect("auto")  # a panel shrunk inside its slot hides what its labels need: twice the rounds
-    for _ in range(6):  # wrapped titles and tick labels move the goal; two rounds usually reach it
-        sheet.draw_without_rendering()
-        slot = axes[0].get_position(original=True)
-        width, height = sheet.get_size_inches()
-        wider, taller = panel[0] - slot.width * width, panel[1] - slot.height * height
-        sheet.set_size_inches(width + columns * wider, height + rows * taller)
-        if max(abs(wider), abs(taller)) < 0.02:
-            break
-    for ax, aspect in zip(axes, aspects, strict=True):
-        ax.set_aspect(aspect)
-    sheet.draw_without_rendering()
-    # Each draw would move things by a hair, and a file would depend on how often the figure was drawn before.
-    sheet.set_layout_engine("none")
+    ax.spines[:].set_linewidth(0.6)
 
 
 @dataclass(frozen=True)
@@ -207,10 +171,8 @@ class Panels:
     """The panels of one figure function: the caller's, or of a figure made here and fitted around them."""
 
     axes: tuple[Axes, ...]
-    size: tuple[float, float]
-    """Width and height of each in inches."""
-    owned: bool
-    """True if the figure was made here."""
+    size: Size  # of each
+    owned: bool  # True if the figure was made here
     rows: int = 1
     columns: int = 1
 
@@ -224,17 +186,33 @@ class Panels:
     ) -> Colorbar:
         """Add a thin colour bar beside the panels, as tall as they are."""
         height = self.rows * (self.size[1] + ROW_GAP) - ROW_GAP
-        bar = self.axes[0].figure.colorbar(
-            mappable, ax=list(self.axes), pad=0.02, aspect=height / BAR_WIDTH, extend=extend
-        )
+        style: dict[str, Any] = {"pad": 0.02, "aspect": height / BAR_WIDTH, "extend": extend}
+        bar = self.axes[0].figure.colorbar(mappable, ax=list(self.axes), **style)
         bar.set_label(escape_formulas(label))
         style_axes(bar.ax)
         return bar
 
     def fit(self) -> None:
-        """Lay out a figure that was made here; the caller's stays as it is."""
-        if self.owned:
-            fit_sheet(self.axes, self.rows, self.columns, self.size)
+        """Resize a figure that was made here so that panels have their size and all else fits; keep it so."""
+        if not self.owned:
+            return
+        sheet = self.figure
+        aspects: list[Any] = [ax.get_aspect() for ax in self.axes]
+        for ax in self.axes:
+            ax.set_aspect("auto")  # a panel shrunk in its slot hides what its labels need: twice the rounds
+        for _ in range(6):  # wrapped titles and tick labels move the goal; two rounds usually reach it
+            sheet.draw_without_rendering()
+            slot = self.axes[0].get_position(original=True)
+            width, height = sheet.get_size_inches()
+            wider, taller = self.size[0] - slot.width * width, self.size[1] - slot.height * height
+            sheet.set_size_inches(width + self.columns * wider, height + self.rows * taller)
+            if max(abs(wider), abs(taller)) < 0.02:
+                break
+        for ax, aspect in zip(self.axes, aspects, strict=True):
+            ax.set_aspect(aspect)
+        sheet.draw_without_rendering()
+        # Each draw would move things by a hair, and a file depend on how often the figure was drawn before.
+        sheet.set_layout_engine("none")
 
     def finish(self, **drawn: Any) -> Drawing:
         """Lay the figure out and return it with what was drawn."""
@@ -243,39 +221,35 @@ class Panels:
 
 
 def open_panel(
-    ax: Axes | None,
-    size: tuple[float, float],
-    title: str | None = None,
-    room: tuple[float, float] = (0.0, 0.0),
+    ax: Axes | None, size: Size, title: str | None = None, room: Size = (0.0, 0.0)
 ) -> tuple[Axes, Panels]:
     """Return the caller's axes, or new ones with some more room around them until they are fitted."""
-    target = new_panel(new_sheet((size[0] + room[0], size[1] + room[1]))) if ax is None else ax
+    roomy = size[0] + room[0], size[1] + room[1]
+    target = open_panels(None, roomy, 1, 1, 1, None).axes[0] if ax is None else ax
     set_title(target, title)
     return target, Panels((target,), size, ax is None)
 
 
 def open_panels(
-    fig: Figure | SubFigure | None,
-    size: tuple[float, float],
-    count: int,
-    rows: int,
-    columns: int,
-    title: str | None,
+    fig: Figure | SubFigure | None, size: Size, count: int, rows: int, columns: int, title: str | None
 ) -> Panels:
     """Return panels row by row, in the caller's figure or a new one, under a common title."""
-    sheet = fig or new_sheet(size, rows, columns)
+    whole = (columns * size[0] + 1.2, rows * (size[1] + ROW_GAP) + 0.4)
+    # Pyplot does not know it: no window and no leak.
+    sheet = fig or Figure(figsize=whole, dpi=DPI, layout="constrained")
     if title:
         sheet.suptitle(escape_formulas(title), fontsize=TITLE_SIZE, wrap=True)
-    axes = tuple(new_panel(sheet, rows, columns, index + 1) for index in range(count))
+    axes = tuple(sheet.add_subplot(rows, columns, index + 1) for index in range(count))
+    for ax in axes:
+        style_axes(ax)
     return Panels(axes, size, fig is None, rows, columns)
 
 
 def add_side_legend(ax: Axes, handles: Sequence[Artist], **settings: Any) -> Legend:
     """Add a legend of what has labels at the right of a panel."""
-    anchor: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0), "borderaxespad": 0.0}
+    settings = {"loc": "upper left", "bbox_to_anchor": (1.02, 1.0), "borderaxespad": 0.0, **settings}
     # Placeholders first: matplotlib leaves out entries whose name starts with an underscore.
-    names = ["name"] * len(handles)
-    legend = ax.legend(handles, names, frameon=False, fontsize=TICK_SIZE, **{**anchor, **settings})
+    legend = ax.legend(handles, ["name"] * len(handles), frameon=False, fontsize=TICK_SIZE, **settings)
     for text, handle in zip(legend.get_texts(), handles, strict=True):
         text.set_text(str(handle.get_label()))
     return legend

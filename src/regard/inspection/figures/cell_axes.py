@@ -21,11 +21,11 @@ LINE_HEIGHT, SMALLEST_LABEL = 1.15, 5.0  # of a label, in its size; points
 
 
 def mark_positions(
-    axis: Axis, size: int, labels: Sequence[object] | None = None, most: int = 12, start: int = 0
+    axis: Axis, size: int, labels: Sequence[object] | None = None, most: int = 12, start: int = 0, **fit: Any
 ) -> None:
-    """Set whole-number ticks, never one between two cells; or the labels, as many as fit."""
+    """Set whole-number ticks, never one between two cells; or the labels that `name_positions` makes fit."""
     if labels is not None:
-        name_positions(axis, labels)
+        name_positions(axis, labels, **fit)
     elif size <= most:
         axis.set_ticks(range(start, start + size))
     else:
@@ -69,9 +69,7 @@ def read_heads(values: object) -> NDArray[np.float64]:
 def slant_labels(axis: Axis, angle: float = 45) -> None:
     """Turn tick labels below a panel so that long ones do not run into each other."""
     for tick in axis.get_ticklabels():
-        tick.set(
-            rotation=angle, rotation_mode="anchor", horizontalalignment="right", verticalalignment="center"
-        )
+        tick.set(rotation=angle, rotation_mode="anchor", ha="right", va="center")
 
 
 def separate_cells(ax: Axes, T: int, S: int, top: int = 0) -> tuple[LineCollection, ...]:

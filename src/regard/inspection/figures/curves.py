@@ -38,9 +38,8 @@ def training_curves(
     value. A metric that no record has gets no panel.
 
     Args:
-        runs: the lines of a metrics.jsonl as dictionaries with `step` and any of `loss`,
-            `bits_per_byte`, `accuracy`, and these with `held_out_` before them; or a dictionary from run name
-            to such lines.
+        runs: the lines of a metrics.jsonl as dictionaries with `step` and any of `loss`, `bits_per_byte`,
+            `accuracy`, and these with `held_out_` before them; or such lines by the run's name.
         fig: an empty figure or sub-figure to fill; None makes one.
         loss_scale: "linear", or "log" for losses that fall by orders of magnitude.
         title: text above the panels.
@@ -50,8 +49,7 @@ def training_curves(
         each with the label "RUN, training" or "RUN, held out", and the legend.
 
     Raises:
-        ValueError: no record has a metric to draw, a record with one lacks its step, an accuracy lies
-            outside [0, 1], or an unknown loss_scale.
+        ValueError: no metric to draw, one without step, an accuracy outside [0, 1], an unknown loss_scale.
         TypeError: a record is no dictionary, or a metric no number.
 
     Example:
@@ -69,11 +67,9 @@ def training_curves(
     curves = _collect(named)
     shown = [metric for metric in PANELS if any(metric == key[0] for key in curves)]
     if not shown:
-        metrics = [prefix + metric for metric in PANELS for prefix in SPLITS]
-        raise ValueError(
-            f"runs: expected records with any of {', '.join(metrics)}, got none in "
-            f"{len(named)} run(s) with {sum(map(len, named.values()))} record(s)"
-        )
+        metrics = ", ".join(prefix + metric for metric in PANELS for prefix in SPLITS)
+        got = f"none in {len(named)} run(s) with {sum(map(len, named.values()))} record(s)"
+        raise ValueError(f"runs: expected records with any of {metrics}, got {got}")
     styles = _choose_styles(list(named), isinstance(runs, Mapping))
     panels = canvas.open_panels(fig, PANEL_SIZE, len(shown), 1, len(shown), title)
     lines: list[Line2D] = []
@@ -93,10 +89,8 @@ def _read_runs(runs: Records | Mapping[str, Records]) -> dict[str, Records]:
     named = dict(runs) if isinstance(runs, Mapping) else {"": runs}
     for name, records in named.items():
         if isinstance(records, Mapping) or not isinstance(records, Iterable):
-            raise TypeError(
-                f"runs: expected a list of records, or a dictionary from run name to such a list, got "
-                f"{type(records).__name__} under {name!r}"
-            )
+            expected = "a list of records, or a dictionary from run name to such a list"
+            raise TypeError(f"runs: expected {expected}, got {type(records).__name__} under {name!r}")
     return {str(name): list(records) for name, records in named.items()}
 
 
@@ -106,11 +100,10 @@ def _collect(runs: Mapping[str, Records]) -> dict[tuple[str, str, str], Curve]:
     for metric in PANELS:
         for run, records in runs.items():
             for prefix, split in SPLITS.items():
-                points = _points(records, prefix + metric, run)
-                if any(math.isfinite(value) for value in points.values()):
-                    steps = sorted(points)
-                    values = np.array([points[step] for step in steps], dtype=np.float64)
-                    curves[metric, run, split] = (np.array(steps, dtype=np.float64), values)
+                points = sorted(_points(records, prefix + metric, run).items())
+                steps, values = np.array(points, np.float64).reshape(-1, 2).T
+                if np.isfinite(values).any():
+                    curves[metric, run, split] = (steps, values)
     return curves
 
 
@@ -124,9 +117,8 @@ def _points(records: Records, metric: str, run: str) -> dict[float, float]:
         if metric not in record:
             continue
         if record.get("step") is None:
-            raise ValueError(
-                f"runs: expected a 'step' beside {metric!r}, got only {sorted(record)} in {where}"
-            )
+            names = sorted(record)
+            raise ValueError(f"runs: expected a 'step' beside {metric!r}, got only {names} in {where}")
         value = _number(record[metric], metric, where)
         if "accuracy" in metric and (value < 0.0 or value > 1.0):
             raise ValueError(f"runs: expected {metric!r} in [0, 1], got {value:g} in {where}")
@@ -171,24 +163,17 @@ def _dress_panel(ax: Axes, metric: str, loss_scale: str) -> None:
 
 
 def _add_legend(axes: Sequence[Axes], lines: list[Line2D], names: list[str]) -> Legend:
-    """Add the legend: inside the first panel for one run, beside the last for several."""
-    if len(names) > 1:
-        return canvas.add_side_legend(axes[-1], _comparison_keys(lines, names))
-    keys = {str(line.get_label()): line for line in reversed(lines)}
-    # Loss falls and accuracy rises: these corners are free. "best" would be slow on long runs.
-    corner = "upper right" if axes[0].get_ylabel() == PANELS["loss"] else "lower right"
-    anchor: dict[str, Any] = {"loc": corner, "bbox_to_anchor": None, "borderaxespad": None}
-    return canvas.add_side_legend(axes[0], [keys[label] for label in reversed(keys)], **anchor)
-
-
-def _comparison_keys(lines: list[Line2D], names: list[str]) -> list[Line2D]:
-    """Return a solid key a run, then what the line styles mean when both occur."""
-    keys = [
-        Line2D([], [], color=color, linewidth=1.2, label=canvas.literal(name))
-        for name, color in zip(names, palette.series_colors(len(names)), strict=True)
-    ]
+    """Add the legend: inside the first panel for one run; for several a key each, beside the last panel."""
+    if len(names) == 1:
+        keys = {str(line.get_label()): line for line in reversed(lines)}
+        # Loss falls and accuracy rises: these corners are free. "best" would be slow on long runs.
+        corner = "upper right" if axes[0].get_ylabel() == PANELS["loss"] else "lower right"
+        anchor: dict[str, Any] = {"loc": corner, "bbox_to_anchor": None, "borderaxespad": None}
+        return canvas.add_side_legend(axes[0], [keys[label] for label in reversed(keys)], **anchor)
+    named = zip(map(canvas.literal, names), palette.series_colors(len(names)), strict=True)
+    keys = [Line2D([], [], color=color, linewidth=1.2, label=label) for label, color in named]
     styles = {str(line.get_linestyle()) for line in lines}
     for split, style in zip(SPLITS.values(), ("-", "--"), strict=True):
         if style in styles and "--" in styles:
             keys.append(Line2D([], [], color=palette.QUIET, linewidth=1.2, linestyle=style, label=split))
-    return keys
+    return canvas.add_side_legend(axes[-1], keys)

@@ -51,22 +51,19 @@ def distance_profile(
         >>> [tick.get_text() for tick in drawing.axes[0].get_xticklabels()]
         ['0', '1', '2-3', '4-7']
     """
-    check_kind("readout", readout, Readout)
-    masses, chosen, names = _choose(readout, readout.distance_mass, heads, head_labels)
+    masses, chosen, names = _choose(readout, "distance_mass", heads, head_labels)
     middle = masses.shape[1] // 2
     nonzero = np.flatnonzero((masses > 0).any(0))
     first, last = (min(nonzero[0], middle), max(nonzero[-1], middle)) if nonzero.size else (middle, middle)
     numbers = np.arange(first, last + 1) - middle
     target, panels = canvas.open_panel(ax, PANEL_SIZE, title)
-    curves = zip(masses[chosen], names, palette.series_colors(len(chosen)), strict=True)
-    lines = tuple(
-        target.plot(numbers, mass[first : last + 1], color=color, label=name, **DOTTED)[0]
-        for mass, name, color in curves
-    )
+    lines = []
+    for head, name, color in zip(chosen, names, palette.series_colors(len(chosen)), strict=True):
+        lines += target.plot(numbers, masses[head, first : last + 1], color=color, label=name, **DOTTED)
     target.set_xticks(numbers, [_name_distance(int(number)) for number in numbers])
     cell_axes.slant_labels(target.xaxis)
     target.set(xlabel="Distance back (tokens)", ylabel="Share of attention", ylim=(0.0, None))
-    return _finish(panels, lines, len(chosen))
+    return _finish(panels, tuple(lines), len(chosen))
 
 
 def entropy_profile(
@@ -80,15 +77,13 @@ def entropy_profile(
     """Draw how spread out each head reads, by the query's position.
 
     Beyond 256 queries a point is the mean over neighbours. The dashed line is the most there can be, the
-    logarithm of the number of keys that a query may attend to. Queries that may attend to nothing are left
-    out.
+    logarithm of the number of keys that a query may attend to, if to any.
 
     Args:
         readout, ax, heads, head_labels, title: as in `distance_profile`.
 
     Returns:
-        A `Drawing` with one curve a head and then the dashed line, and the legend where there are at most 12
-        heads.
+        A `Drawing` with one curve a head, then the dashed line; the legend where there are at most 12 heads.
 
     Raises:
         ValueError: other leading axes, a head that is not there, labels that do not fit, no query.
@@ -102,26 +97,22 @@ def entropy_profile(
         >>> [f"{value:.2f}" for value in drawing.lines[0].get_ydata()]
         ['0.00', '0.69', '1.10', '1.39']
     """
-    check_kind("readout", readout, Readout)
-    entropies, chosen, names = _choose(readout, readout.entropy, heads, head_labels)
+    entropies, chosen, names = _choose(readout, "entropy", heads, head_labels)
     keys = np.asarray(readout.keys, np.float64).reshape(entropies.shape)
     T = entropies.shape[1]
     if T == 0:
         raise ValueError("readout: expected at least one query, got none")
     size = -(-T // MOST_POINTS)
-    places = [(start + min(start + size, T) - 1) / 2 for start in range(0, T, size)]
+    places = _average(np.arange(T), np.ones(T, bool), size)
     target, panels = canvas.open_panel(ax, PANEL_SIZE, title)
-    lines = [
-        target.plot(places, _average(entropy, count > 0, size), color=color, label=name, linewidth=1.0)[0]
-        for entropy, count, name, color in zip(
-            entropies[chosen], keys[chosen], names, palette.series_colors(len(chosen)), strict=True
-        )
-    ]
-    most = np.log(np.maximum(keys[chosen].max(0, initial=0), 1))
-    bound = _average(most, keys[chosen].max(0, initial=0) > 0, size)
-    lines += target.plot(
-        places, bound, color=palette.QUIET, linewidth=1.0, linestyle="--", label="even, log(keys)"
-    )
+    lines = []
+    for head, name, color in zip(chosen, names, palette.series_colors(len(chosen)), strict=True):
+        values = _average(entropies[head], keys[head] > 0, size)
+        lines += target.plot(places, values, color=color, label=name, linewidth=1.0)
+    most = keys[chosen].max(0, initial=0)
+    bound = _average(np.log(np.maximum(most, 1)), most > 0, size)
+    dashed = {"color": palette.QUIET, "linewidth": 1.0, "linestyle": "--"}
+    lines += target.plot(places, bound, label="even, log(keys)", **dashed)
     target.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
     target.set(xlabel=cell_axes.QUERY_LABEL, ylabel="Entropy (nats)", ylim=(0.0, None))
     return _finish(panels, tuple(lines), len(chosen))
@@ -141,8 +132,7 @@ def head_history(
     Args:
         steps: when the heads were looked at, one a column, increasing.
         names: of the heads, one a row.
-        values: shape (heads, steps), with NaN in grey. `regard.training.head_statistics.read_heads` gives all
-            three.
+        values: `(heads, steps)`, NaN in grey; `regard.training.head_statistics.read_heads` gives all three.
         label: what the numbers are.
         ax, title: as in `attention_heatmap`.
 
@@ -161,18 +151,12 @@ def head_history(
     """
     matrix = canvas.read_numbers(values, "values", "(heads, steps)", 2)
     if matrix.shape != (len(names), len(steps)):
-        raise ValueError(
-            f"values: expected shape {(len(names), len(steps))}, a row a name and a column a step, got"
-            f" {matrix.shape}"
-        )
+        expected = f"shape {(len(names), len(steps))}, a row a name and a column a step"
+        raise ValueError(f"values: expected {expected}, got {matrix.shape}")
     panel = (PANEL_SIZE[0], min(max(ROW_HEIGHT * len(names), 0.8), TALLEST))
     target, panels = canvas.open_panel(ax, panel, title)
-    image = target.imshow(
-        np.where(np.isfinite(matrix), matrix, np.nan),
-        cmap=palette.weight_colors(),
-        aspect="auto",
-        interpolation="nearest",
-    )
+    finite = np.where(np.isfinite(matrix), matrix, np.nan)
+    image = target.imshow(finite, cmap=palette.weight_colors(), aspect="auto", interpolation="nearest")
     shown = range(0, len(steps), -(-len(steps) // 8))
     target.set_xticks(shown, [str(steps[index]) for index in shown])
     cell_axes.mark_positions(target.yaxis, len(names), names)
@@ -182,10 +166,11 @@ def head_history(
 
 
 def _choose(
-    readout: Readout, values: object, heads: Sequence[int] | None, head_labels: Sequence[object] | None
+    readout: Readout, statistic: str, heads: Sequence[int] | None, head_labels: Sequence[object] | None
 ) -> tuple[NDArray[np.float64], list[int], list[str]]:
     """Return a statistic `(H, n)`, which heads to draw, and their names."""
-    array = cell_axes.read_heads(values)
+    check_kind("readout", readout, Readout)
+    array = cell_axes.read_heads(getattr(readout, statistic))
     chosen = list(range(len(array))) if heads is None else list(heads)
     wrong = [head for head in chosen if head not in range(len(array))]
     if wrong or not chosen:
@@ -215,6 +200,5 @@ def _finish(panels: canvas.Panels, lines: tuple, heads: int) -> Drawing:
     """Add the grid, and a legend beside the panel where it can name all heads."""
     (ax,) = panels.axes
     canvas.open_frame(ax)
-    return panels.finish(
-        lines=lines, legend=canvas.add_side_legend(ax, lines) if heads <= MOST_NAMED else None
-    )
+    legend = canvas.add_side_legend(ax, lines) if heads <= MOST_NAMED else None
+    return panels.finish(lines=lines, legend=legend)

@@ -21,7 +21,6 @@ LABEL_PITCH, LARGEST_PANEL = 0.1, 3.2  # inches: of a label in a grid, and of a 
 EXPONENT = 0.4  # of the explorer's scale for small weights
 ROUNDING = 1e-3  # how far low-precision weights may leave [0, 1]
 
-
 Scale = Literal["power", "linear"]
 
 
@@ -40,19 +39,16 @@ def attention_heatmap(
 
     The colour scale runs from 0 to `vmax` whatever the data, so two pictures compare. Numbers in the cells
     are black or white, whichever reads better on the cell. A row of zeros (a query that attends to nothing)
-    is drawn as zeros, NaN in grey. Where there is no room for all labels, those of the largest weights go
-    first.
+    is drawn as zeros, NaN in grey. Where room is short, labels of the largest weights go first.
 
     Args:
         weights: shape (T, S), values in [0, 1]; any array NumPy can read, bfloat16 included.
         ax: where to draw; None makes a figure of its own.
-        query_labels: T labels instead of positions, for example tokens; shown as they are, never as formulas.
-        key_labels: the same for the S keys.
+        query_labels, key_labels: T and S labels instead of positions, such as tokens; never read as formulas.
         title: text above the picture.
         vmax: the weight that gets the last colour, in (0, 1]. Lower it for long rows, whose weights are all
             small; the colour bar then ends in an arrow where weights lie above it.
-        scale: "power" colours by weight^0.4, which shows small weights, as the explorer does; "linear" by the
-            weight. The colour bar says which.
+        scale: "power" colours by weight^0.4, which shows small weights, as the explorer does, or "linear".
         annotate: write each weight into its cell. None does it up to 16 x 16 where the numbers fit.
 
     Returns:
@@ -71,14 +67,9 @@ def attention_heatmap(
         >>> drawing.images[0].get_clim()
         (0.0, 1.0)
     """
-    matrix = canvas.read_numbers(
-        weights,
-        "weights",
-        "(T, S)",
-        2,
-        fewer="one query is the matrix weights[None, :]",
-        more="choose one head, for example weights{one}, or draw all with head_grid(weights{several})",
-    )
+    fewer = "one query is the matrix weights[None, :]"
+    more = "choose one head, for example weights{one}, or draw all with head_grid(weights{several})"
+    matrix = canvas.read_numbers(weights, "weights", "(T, S)", 2, fewer=fewer, more=more)
     _check_weights(matrix, vmax, scale)
     canvas.read_labels(query_labels, "query_labels", len(matrix), "query")
     canvas.read_labels(key_labels, "key_labels", matrix.shape[1], "key")
@@ -175,11 +166,8 @@ def _show_matrix(
         width, height = cell * matrix.shape[1], cell * matrix.shape[0]
     largest = np.nan_to_num(matrix) if largest is None else largest
     for side, axis, room in ((0, ax.yaxis, height), (1, ax.xaxis, width)):
-        names = labels[side]
-        if names is None:
-            cell_axes.mark_positions(axis, matrix.shape[side], most=most_ticks)
-        else:
-            cell_axes.name_positions(axis, names, room, largest.max(1 - side))
+        fit = {"room": room, "weights": largest.max(1 - side)}
+        cell_axes.mark_positions(axis, matrix.shape[side], labels[side], most_ticks, **fit)
     return image
 
 
@@ -187,9 +175,7 @@ def _add_colorbar(
     panels: canvas.Panels, image: AxesImage, weights: NDArray, vmax: float, scale: Scale
 ) -> Colorbar:
     """Add a bar that says how weights are coloured; it ends in an arrow where weights above it exist."""
-    label = (
-        f"{cell_axes.WEIGHT_LABEL}\n(colour: w^{EXPONENT})" if scale == "power" else cell_axes.WEIGHT_LABEL
-    )
+    label = cell_axes.WEIGHT_LABEL + f"\n(colour: w^{EXPONENT})" * (scale == "power")
     above = np.nanmax(weights, initial=0.0) > vmax + ROUNDING
     bar = panels.add_colorbar(image, label, "max" if above else "neither")
     if scale == "power":
@@ -207,10 +193,9 @@ def _check_weights(weights: NDArray, vmax: float, scale: str) -> None:
         raise ValueError(f"vmax: expected a number in (0, 1], got {vmax}")
     shares = weights[~np.isnan(weights)]
     if shares.size and not (shares.min() >= -ROUNDING and shares.max() <= 1.0 + ROUNDING):
-        raise ValueError(
-            f"weights: expected values in [0, 1], got values from {shares.min():.4g} to {shares.max():.4g}; "
-            "pass the weights after the softmax, not the scores"
-        )
+        got = f"values from {shares.min():.4g} to {shares.max():.4g}"
+        hint = "pass the weights after the softmax, not the scores"
+        raise ValueError(f"weights: expected values in [0, 1], got {got}; {hint}")
 
 
 def _panel_size(T: int, S: int, columns: int, labels: int) -> tuple[float, float]:

@@ -99,8 +99,7 @@ def mask_picture(
         mask: a `regard.masks.Mask`, or a boolean (or integer, nonzero = may attend) array of shape (T, S).
         T: number of queries; a `Mask` needs it, an array knows it.
         S: number of keys; None means T for a `Mask`.
-        query_offset: position of the first query among the keys; the rows are numbered from it. None leaves
-            the choice to the mask and numbers from 0.
+        query_offset: position of the first query, and number of its row; None: what the mask says, and 0.
         ax: where to draw; None makes a figure of its own.
         title: text above the picture; None names a `Mask` by its expression.
 
@@ -175,10 +174,8 @@ def _read_mask(
     else:
         allowed, source = np.asarray(mask), "mask"
     if allowed.dtype.kind not in "bui":
-        raise TypeError(
-            "mask: expected a Mask, or booleans or integers of shape (T, S), got "
-            f"{canvas.describe(mask, allowed)}; an additive mask is no mask but a bias"
-        )
+        got = f"{canvas.describe(mask, allowed)}; an additive mask is no mask but a bias"
+        raise TypeError(f"mask: expected a Mask, or booleans or integers of shape (T, S), got {got}")
     if allowed.ndim != 2 or allowed.size == 0:
         index = ", ".join("0" * (allowed.ndim - 2))
         hint = f"; choose one matrix, for example {source}[{index}]" if index else ""

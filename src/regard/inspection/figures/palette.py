@@ -35,9 +35,8 @@ _LAB = np.array(
 
 def weight_colors() -> Colormap:
     """Return the explorer's map for weights: paper for none, darker the more."""
-    return ListedColormap(walk_colors(read_anchors("sequential"), 256), name="weights").with_extremes(
-        bad=MISSING
-    )
+    colors = walk_colors(read_anchors("sequential"), 256)
+    return ListedColormap(colors, name="weights").with_extremes(bad=MISSING)
 
 
 def signed_colors() -> Colormap:

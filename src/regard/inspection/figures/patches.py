@@ -40,8 +40,7 @@ def scan_attention(
             pooling, one head of `aux["pooling"]["weights"][example, head, 0]` or the mean over heads.
         patch_grid: rows and columns of patches; they must divide height and width.
         ax: where to draw; None makes a figure of its own.
-        predicted_label: what the model said, for the title.
-        true_label: what the scan shows, for the title; a title with a wrong prediction is bold.
+        predicted_label, true_label: what the model said and the scan shows, for a title, bold if they differ.
         title: replaces the title made from the labels.
         vmax: the weight with the strongest veil; None takes the largest weight. Give it to compare scans.
         large_is_dark: True for ink on paper, False for light on a sensor.
@@ -50,8 +49,8 @@ def scan_attention(
         A `Drawing` with two images (the scan, the weights as a grid), the patch lines and the colour bar.
 
     Raises:
-        ValueError: a shape does not fit (the message says which index to take), a weight is negative, the
-            image is not finite, or `vmax` is not positive.
+        ValueError: a shape that does not fit (the message says which index to take), a negative weight, an
+            image that is not finite, a `vmax` that is not positive.
         TypeError: `image` or `weights` holds no real numbers.
 
     Example:
@@ -68,9 +67,8 @@ def scan_attention(
     _check_patches(scan[None], flat[None], patch_grid)
     vmax = _strongest(flat, vmax)
     target, panels = canvas.open_panel(ax, cell_axes.scaled_size(*scan.shape, longest=2.2), title)
-    images, outlines = _draw_scan(
-        target, scan, flat.reshape(patch_grid), vmax, palette.scan_greys(large_is_dark)
-    )
+    greys = palette.scan_greys(large_is_dark)
+    images, outlines = _draw_scan(target, scan, flat.reshape(patch_grid), vmax, greys)
     if title is None:
         _set_verdict(target, predicted_label, true_label)
     bar = panels.add_colorbar(images[1], cell_axes.WEIGHT_LABEL)
@@ -98,14 +96,12 @@ def scan_attention_grid(
         patch_grid, large_is_dark: as in `scan_attention`.
         fig: an empty figure or sub-figure to fill; None makes one.
         columns: panels side by side; None takes up to 6.
-        predicted_labels: what the model said of each scan.
-        true_labels: what each scan shows; a wrong prediction has a bold title.
+        predicted_labels, true_labels: one a scan, as in `scan_attention`.
         title: text above the whole grid.
         vmax: the weight with the strongest veil; None takes the largest weight of all scans.
 
     Returns:
-        A `Drawing` with one axes a scan, two images a scan (the scan, the weights as a grid), the patch lines
-        and the one colour bar.
+        A `Drawing` with one axes and two images a scan (it, the weights as a grid), lines and one colour bar.
 
     Raises:
         ValueError, TypeError: as `scan_attention`; a number of labels that does not fit.
@@ -121,14 +117,9 @@ def scan_attention_grid(
     """
     shape = "(num_scans, height, width)"
     scans = canvas.read_numbers(images, "images", shape, 3, fewer="one scan is the stack images[None]")
-    stack = canvas.read_numbers(
-        weights,
-        "weights",
-        "(num_scans, num_patches)",
-        2,
-        fewer="one scan is the stack weights[None]",
-        more="choose a head, weights[:, head, 0], or take the mean of all, weights[:, :, 0].mean(1)",
-    )
+    fewer = "one scan is the stack weights[None]"
+    more = "choose a head, weights[:, head, 0], or take the mean of all, weights[:, :, 0].mean(1)"
+    stack = canvas.read_numbers(weights, "weights", "(num_scans, num_patches)", 2, fewer=fewer, more=more)
     _check_patches(scans, stack, patch_grid)
     count = len(scans)
     predicted = _labels(predicted_labels, "predicted_labels", count)
@@ -149,12 +140,7 @@ def scan_attention_grid(
 
 
 def _draw_scan(
-    ax: Axes,
-    scan: NDArray,
-    patches: NDArray,
-    vmax: float,
-    greys: Colormap,
-    limits: tuple[float | None, float | None] = (None, None),
+    ax: Axes, scan: NDArray, patches: NDArray, vmax: float, greys: Colormap, limits: Any = (None, None)
 ) -> tuple[tuple[AxesImage, AxesImage], tuple[LineCollection, LineCollection]]:
     """Draw the scan, the veil over it and the lines between patches, in pixel coordinates."""
     height, width = scan.shape
@@ -174,27 +160,22 @@ def _set_verdict(
     ax: Axes, predicted: object | None, true: object | None, size: float = canvas.TITLE_SIZE
 ) -> None:
     """Write the predicted and the true label as the title, bold where they differ."""
-    parts = [
-        f"{word} {canvas.literal(label)}"
-        for word, label in (("predicted", predicted), ("true", true))
-        if label is not None
-    ]
+    named = {"predicted": predicted, "true": true}
+    parts = [f"{word} {canvas.literal(label)}" for word, label in named.items() if label is not None]
     wrong = len(parts) == 2 and str(predicted) != str(true)
     canvas.set_title(ax, ", ".join(parts), size, fontweight="bold" if wrong else "normal")
 
 
 def _check_patches(scans: NDArray, weights: NDArray, patch_grid: PatchGrid) -> None:
     """Refuse a grid that does not tile the scans, or weights that are not one a patch and at least 0."""
-    if len(patch_grid) != 2 or not all(
-        isinstance(count, int | np.integer) and count >= 1 for count in patch_grid
-    ):
+    is_whole = [isinstance(count, int | np.integer) and count >= 1 for count in patch_grid]
+    if len(patch_grid) != 2 or not all(is_whole):
         raise ValueError(f"patch_grid: expected (rows, columns), whole and positive, got {patch_grid}")
     rows, columns = patch_grid
     height, width = scans.shape[1:]
     if height % rows or width % columns:
-        raise ValueError(
-            f"patch_grid: expected (rows, columns) that divide {height} x {width} pixels, got {patch_grid}"
-        )
+        size = f"{height} x {width} pixels"
+        raise ValueError(f"patch_grid: expected (rows, columns) that divide {size}, got {patch_grid}")
     expected = (len(scans), rows * columns)
     if weights.shape != expected:
         raise ValueError(
@@ -205,9 +186,8 @@ def _check_patches(scans: NDArray, weights: NDArray, patch_grid: PatchGrid) -> N
         raise ValueError("image: expected finite values, got NaN or infinity")
     shares = weights[~np.isnan(weights)]
     if shares.size and not (shares.min() >= 0.0 and np.isfinite(shares.max())):
-        raise ValueError(
-            f"weights: expected finite values of at least 0, got {shares.min():.4g} to {shares.max():.4g}"
-        )
+        got = f"{shares.min():.4g} to {shares.max():.4g}"
+        raise ValueError(f"weights: expected finite values of at least 0, got {got}")
 
 
 def _strongest(weights: NDArray, vmax: float | None) -> float:

@@ -28,39 +28,32 @@ def read_calls(weights: Any, query: Any, key: Any, example: int, options: Mappin
         got = " and ".join(names) or "none of them"
         raise ValueError(f"weights, query, key: expected weights, or query and key; got {got}")
     if weights is not None and (wrong := [name for name in options if name not in _OF_WEIGHTS]):
-        raise ValueError(
-            f"{wrong[0]}: expected {', '.join(_OF_WEIGHTS)} alone beside weights, which are final; got"
-            f" {wrong[0]}={options[wrong[0]]!r}; give it with query and key"
-        )
-    layers: list[tuple[Any, ...]]
-    make: Callable[..., Call]
-    if weights is not None:
-        layers, make = [(layer,) for layer in _list_layers("weights", weights)], _weigh
-    else:
-        queries, keys = _list_layers("query", query), _list_layers("key", key)
-        if len(queries) != len(keys):
-            raise ValueError(f"key: expected {len(queries)} layers, as query has; got {len(keys)}")
-        layers, make = list(zip(queries, keys, strict=True)), _score
+        expected = f"{', '.join(_OF_WEIGHTS)} alone beside weights, which are final"
+        got = f"{wrong[0]}={options[wrong[0]]!r}; give it with query and key"
+        raise ValueError(f"{wrong[0]}: expected {expected}; got {got}")
+    make: Callable[..., Call] = _score if weights is None else _weigh
+    sides = [_list_layers(name, inputs[name]) for name in names]
+    if len(sides[0]) != len(sides[-1]):
+        raise ValueError(f"key: expected {len(sides[0])} layers, as query has; got {len(sides[1])}")
+    layers = list(zip(*sides, strict=True))
     masks = options.get("mask")
     if not isinstance(masks, list | tuple):
         masks = [masks] * len(layers)
     elif len(masks) != len(layers):
         raise ValueError(f"mask: expected one for all layers, or {len(layers)} in a list; got {len(masks)}")
-    return [
-        dataclasses.replace(
-            make(number, *layer, example, {**options, "mask": mask}), name=f"attention {number}", layer=number
-        )
-        for number, (layer, mask) in enumerate(zip(layers, masks, strict=True))
-    ]
+    calls = []
+    for number, (layer, mask) in enumerate(zip(layers, masks, strict=True)):
+        call = make(number, *layer, example, {**options, "mask": mask})
+        calls.append(dataclasses.replace(call, name=f"attention {number}", layer=number))
+    return calls
 
 
 def _list_layers(name: str, layers: Any) -> list[Any]:
     listed = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str | Mapping) else []
     if not listed or any(layer is None for layer in listed):
         hint = "; in transformers, load the model with attn_implementation='eager'" * (name == "weights")
-        raise ValueError(
-            f"{name}: expected one array for each layer, in a list or tuple; got {str(layers)[:60]}{hint}"
-        )
+        expected = "one array for each layer, in a list or tuple"
+        raise ValueError(f"{name}: expected {expected}; got {str(layers)[:60]}{hint}")
     return listed
 
 
@@ -98,10 +91,8 @@ def _weigh(number: int, layer: Any, example: int, options: dict[str, Any]) -> Ca
     logs = np.log(np.where(weights > 0, weights, 1))
     bias = np.where(hidden, -np.inf, np.where(weights > 0, logs, _NO_WEIGHT)).astype(dtype)
     # Weights stand as they were given, so that `trust` tells by how much their sums miss 1.
-    rows = {
-        "lse": np.where(total > 0, 0, -np.inf)[..., 0].astype(dtype),
-        "max_score": bias.max(-1, initial=-np.inf),
-    }
+    lse = np.where(total > 0, 0, -np.inf)[..., 0].astype(dtype)
+    rows = {"lse": lse, "max_score": bias.max(-1, initial=-np.inf)}
     call = make_call(dataclasses.replace(problem, bias=bias), rows, kind=_kind(options), backend="given")
     description = dataclasses.replace(call.description, dtype=str(array.dtype), bias=False, width=0)
     return dataclasses.replace(call, description=description)

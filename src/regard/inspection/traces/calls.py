@@ -30,14 +30,16 @@ NOT_KEPT = (
 )
 
 
+Indices = Sequence[int] | slice | None
+
+
 @dataclass(frozen=True)
 class Description:
     """The settings of a call, as plain values."""
 
     mask: str | None
     score: str | None
-    scale: float | None
-    """None in a file where it is not a finite number."""
+    scale: float | None  # None in a file where it is not a finite number
     bias: bool
     sinks: bool
     dropout_rate: float
@@ -45,8 +47,7 @@ class Description:
     key_offset: int
     dtype: str
     backend: str
-    width: int
-    """D; 0 where weights were given, and no queries and keys."""
+    width: int  # D; 0 where weights were given, and no queries and keys
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,9 @@ class KnownPositions:
     """The positions of a layer, as far as they are known."""
 
     rotary: Rotary | None = None
-    table: np.ndarray | None = None
-    """(n, M), a vector for each position."""
-    table_kind: str | None = None
-    """"sinusoidal" or "learned"."""
-    trained_length: int | None = None
-    """Positions that a learned table has."""
+    table: np.ndarray | None = None  # (n, M), a vector for each position
+    table_kind: str | None = None  # "sinusoidal" or "learned"
+    trained_length: int | None = None  # positions that a learned table has
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -134,12 +132,7 @@ class Call:
         return self.problem
 
     def readout(
-        self,
-        grid: int = 64,
-        top_k: int = 8,
-        heads: Sequence[int] | slice | None = None,
-        *,
-        exact: bool = True,
+        self, grid: int = 64, top_k: int = 8, heads: Indices = None, *, exact: bool = True
     ) -> Readout:
         """Count the weights of all heads, or some, in linear memory; what was counted once is kept.
 
@@ -164,12 +157,7 @@ class Call:
             return jax.tree.map(lambda array: array[np.asarray(chosen, np.int32)], whole)
         return self._count(sizes, tuple(chosen))
 
-    def window(
-        self,
-        rows: slice | Sequence[int] | None = None,
-        columns: slice | Sequence[int] | None = None,
-        heads: Sequence[int] | slice | None = None,
-    ) -> np.ndarray:
+    def window(self, rows: Indices = None, columns: Indices = None, heads: Indices = None) -> np.ndarray:
         """Form the weights of chosen rows, columns and heads, exactly; work and memory are the window's.
 
         Args:
@@ -186,15 +174,13 @@ class Call:
             raise ValueError(f"window: {NOT_KEPT}")
         chosen = self._choose(heads)
         problem, lse = self.problem, self.lse
+        if chosen == []:
+            listed = read_indices("rows", rows, self.rows), read_indices("columns", columns, self.keys)
+            return np.zeros((0, *map(len, listed)), np.float32)
         if chosen is not None:
-            if not chosen:
-                listed = read_indices("rows", rows, self.rows), read_indices("columns", columns, self.keys)
-                return np.zeros((0, *map(len, listed)), np.float32)
             problem, lse = take_heads(problem, chosen), self.lse[chosen]
-        weights = readouts.window(
-            problem.query, problem.key, lse, rows=rows, columns=columns, **options(problem)
-        )
-        return np.asarray(weights, np.float32)
+        window = {"rows": rows, "columns": columns, **options(problem)}
+        return np.asarray(readouts.window(problem.query, problem.key, lse, **window), np.float32)
 
     def permit(self, rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
         """Return which queries and keys may attend, bool `(heads, rows, columns)`."""
@@ -207,11 +193,7 @@ class Call:
         return np.broadcast_to(np.asarray(score_cells(problem, *chosen)) != -np.inf, shape)
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings of the call as a dict of plain values.
-
-        They are mask and score as their expressions or None, scale, whether there were bias and sinks,
-        dropout_rate, query_offset and key_offset, dtype, backend and width D.
-        """
+        """Return the settings of the call as a dict of plain values: mask and score as their expressions."""
         return dataclasses.asdict(self.description)
 
     def __repr__(self) -> str:
@@ -219,10 +201,8 @@ class Call:
         mask = f", {self.description.mask}" if self.description.mask else ""
         return f"Call({self.name!r}, {self.kind}, {heads}, {self.rows} x {self.keys}{mask})"
 
-    def _choose(self, heads: Sequence[int] | slice | None) -> list[int] | None:
+    def _choose(self, heads: Indices) -> list[int] | None:
         """Return the heads as a list; None, all of them."""
-        if heads is None:
-            return None
         chosen = read_indices("heads", heads, self.heads)
         wrong = [head for head in chosen if not 0 <= head < self.heads]
         if wrong:
@@ -236,15 +216,12 @@ class Call:
         problem, lse = self.problem, self.lse
         if heads is not None:
             problem, lse = take_heads(problem, heads) if heads else problem, lse[list(heads)]
-        ids: dict[str, Any] = {}
+        asked = {"grid": sizes[0], "top_k": sizes[1], **options(problem)}
         numbers = number_tokens(self.query_tokens, self.key_tokens)
         if numbers is not None and self.key_tokens is not None:
-            asked, held = numbers
-            delimiters = find_delimiters(self.key_tokens, held)
-            ids = {"tokens": held, "query_tokens": asked, "delimiters": delimiters}
-        readout = readouts.read(
-            problem.query, problem.key, grid=sizes[0], top_k=sizes[1], **ids, **options(problem)
-        )
+            asked["query_tokens"], asked["tokens"] = numbers
+            asked["delimiters"] = find_delimiters(self.key_tokens, numbers[1])
+        readout = readouts.read(problem.query, problem.key, **asked)
         if heads == ():
             readout = jax.tree.map(lambda array: array[:0], readout)
         readout = dataclasses.replace(readout, trust=_trust(readout, lse))
@@ -264,16 +241,10 @@ class Call:
             raise ValueError(f"grid: expected at most {max(blocks)} blocks, as {NOT_KEPT}; got {grid}")
         number = next(n for n in range(stored.num_levels) if max(-(-size // 2**n) for size in blocks) <= grid)
         level = stored.level(number)
-        return dataclasses.replace(
-            stored,
-            top_keys=stored.top_keys[..., :top_k],
-            top_weights=stored.top_weights[..., :top_k],
-            block_mass=level.mass,
-            block_max=level.max,
-            block_rows=level.rows,
-            query_block=level.query_block,
-            key_block=level.key_block,
-        )
+        top = {name: getattr(stored, name)[..., :top_k] for name in ("top_keys", "top_weights")}
+        grids = {"block_mass": level.mass, "block_max": level.max, "block_rows": level.rows}
+        sizes = {"query_block": level.query_block, "key_block": level.key_block}
+        return dataclasses.replace(stored, **top, **grids, **sizes)
 
 
 def make_call(
@@ -286,16 +257,13 @@ def make_call(
     output_error: float | None = None,
     projection: Any = None,
 ) -> Call:
-    """Make a call, without name and tokens, of one example's problem and its `lse` and `max_score`.
-
-    With the `projection` of its heads' outputs, lengths of its values are kept.
-    """
+    """Make a call, without name and tokens; with the `projection` of its outputs, with lengths of values."""
     heads = problem.leading[-1]
     scores = () if problem.score is None else problem.score.parts
-    offsets: dict[str, Any] = {
-        "query_offset": int(problem.query_offset),
-        "key_offset": int(problem.key_offset or 0),
-    }
+    offsets = {"query_offset": int(problem.query_offset), "key_offset": int(problem.key_offset or 0)}
+    # Unless it is known: cross attention has other lengths for keys, and reads no positions.
+    is_placed = any(part is not None and part.reads_positions for part in (problem.mask, problem.score))
+    is_cross = problem.T != problem.S and not is_placed and problem.key_offset is None
     description = Description(
         mask=None if problem.mask is None else repr(problem.mask),
         score=", ".join(map(repr, scores)) or None,
@@ -311,7 +279,7 @@ def make_call(
     return Call(
         name="",
         layer=0,
-        kind=kind or _guess_kind(problem),
+        kind=kind or ("cross" if is_cross else "self"),
         heads=heads,
         rows=problem.T,
         keys=problem.S,
@@ -328,12 +296,6 @@ def make_call(
     )
 
 
-def _guess_kind(problem: Problem) -> str:
-    """Guess whether a call is cross attention: it has other lengths for keys, and reads no positions."""
-    reads = any(part is not None and part.reads_positions for part in (problem.mask, problem.score))
-    return "cross" if problem.T != problem.S and not reads and problem.key_offset is None else "self"
-
-
 def options(problem: Problem) -> dict[str, Any]:
     """Return the options of `readouts.read` and `readouts.window` from a problem."""
     names = ("mask", "bias", "score", "scale", "sinks", "query_offset", "key_offset", "precision")
@@ -343,7 +305,7 @@ def options(problem: Problem) -> dict[str, Any]:
 def read_indices(name: str, index: Any, size: int) -> list[int]:
     """Return what an index of rows, columns or heads chooses, as a list."""
     if index is None or isinstance(index, slice):
-        return list(range(size))[slice(None) if index is None else index]
+        return list(range(size)[index or slice(None)])
     array = np.asarray(index)
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"{name}: expected a slice or a list of integers, got {index!r}")

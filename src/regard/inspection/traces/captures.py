@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -14,15 +14,8 @@ from regard.arguments import as_array, check_kind, whole_number
 from regard.engine.call.hooks import CallEvent, watch
 from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.inspection.tokens import Tokens
+from regard.inspection.traces import owners
 from regard.inspection.traces.calls import Call, make_call
-from regard.inspection.traces.owners import (
-    Positions,
-    is_module,
-    name_itself,
-    name_owners,
-    number_layers,
-    own_linen_calls,
-)
 from regard.inspection.traces.sequences import Sequences
 from regard.inspection.traces.slices import count_examples, take_example
 from regard.inspection.traces.trace import Trace, own_versions
@@ -40,8 +33,7 @@ def capture(
 
     Args:
         model: whose layers give the calls their names: a model or layer of Regard, or one of Flax (nnx or
-            linen) with `regard.interop.flax.attention_fn`. Calls of other layers are kept, too. None numbers
-            the calls.
+            linen) with `regard.interop.flax.attention_fn`. Other calls are kept, and numbered.
         tokens: what sits at the positions: a list of strings or `Tokens`, for all calls whose length it fits;
             or a mapping from a length (an integer), from the beginning of a layer's name ("encoder",
             "decoder") or from "memory", what cross-attention reads, to such. None numbers the positions.
@@ -72,13 +64,10 @@ def capture(
     name = None if model is None else type(model).__name__
     title = title if title is not None else (name or "attention")
     trace = Trace(title=title, model=name, versions=own_versions())
-    with ExitStack() as stack:
-        stack.enter_context(watch(watcher))
-        if is_module(model, "flax.linen"):
-            stack.enter_context(own_linen_calls())
+    is_linen = owners.is_module(model, "flax.linen")
+    with watch(watcher), owners.own_linen_calls() if is_linen else nullcontext():
         yield trace
-    for field, value in watcher.finish(model, sequences).items():
-        object.__setattr__(trace, field, value)
+    object.__setattr__(trace, "calls", watcher.finish(model, sequences))
 
 
 def record(
@@ -102,15 +91,14 @@ def record(
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from regard import inspection
-        >>> from regard.models import Decoder, TransformerConfig
-        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
-        >>> model = Decoder(config, rngs=nnx.Rngs(0))
+        >>> from regard import inspection, models
+        >>> config = models.TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+        >>> model = models.Decoder(config, rngs=nnx.Rngs(0))
         >>> logits, trace = inspection.record(model, jnp.array([[1, 2, 3, 4]]), tokens=list("abcd"))
         >>> [call.name for call in trace.calls]
         ['trunk.stack.blocks.0.attention', 'trunk.stack.blocks.1.attention']
     """
-    call = model.apply if is_module(model, "flax.linen") else model
+    call = model.apply if owners.is_module(model, "flax.linen") else model
     check_kind("model", call, Callable)
     with capture(model, tokens=tokens, example=example, title=title) as trace:
         outputs = call(*inputs, **options)
@@ -140,22 +128,18 @@ def record_repeats(model: Any, vocab_size: int, *, length: int = 64, repeats: in
 
     Example:
         >>> from flax import nnx
-        >>> from regard import inspection, readouts
-        >>> from regard.models import Decoder, TransformerConfig
-        >>> config = TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
-        >>> trace = inspection.record_repeats(Decoder(config, rngs=nnx.Rngs(0)), 13, length=5)
+        >>> from regard import inspection, models, readouts
+        >>> config = models.TransformerConfig(d_model=6, num_heads=3, d_ff=11, num_layers=2, vocab_size=13)
+        >>> trace = inspection.record_repeats(models.Decoder(config, rngs=nnx.Rngs(0)), 13, length=5)
         >>> readouts.label(trace[1].readout())[(0,)]
         ()
 
-    Reference: Olsson et al., "In-context Learning and Induction Heads", 2022, appendix (head activation
-    evaluators).
+    Reference: Olsson et al., "In-context Learning and Induction Heads", 2022, head activation evaluators.
     """
     vocab_size = whole_number("vocab_size", vocab_size, 1)
     length, repeats = whole_number("length", length, 1), whole_number("repeats", repeats, 1)
-    ids = np.tile(
-        as_array("rng", "a seed", np.random.default_rng, rng).integers(0, vocab_size, length, np.int32),
-        repeats,
-    )
+    generator = as_array("rng", "a seed", np.random.default_rng, rng)
+    ids = np.tile(generator.integers(0, vocab_size, length, np.int32), repeats)
     tokens = Tokens([str(token) for token in ids], ids=ids)
     title = f"{length} random tokens, {repeats} times"
     return record(model, jax.numpy.asarray(ids[None]), tokens=tokens, title=title)[1]
@@ -166,9 +150,8 @@ class _Watcher:
 
     def __init__(self, example: int):
         self._example, self._traced = example, 0
-        # Of each call, with the name that they say, and the model's run.
-        self._owners: list[tuple[Any, str | None, object]] = []
-        self._calls: list[Call] = []
+        # Calls, their owners, the names that these say, and the model's runs.
+        self._seen: list[tuple[Call, Any, str | None, object]] = []
         self._failure: Exception | None = None
 
     def __call__(self, seen: CallEvent) -> None:
@@ -176,13 +159,13 @@ class _Watcher:
             self._traced += 1
         elif self._failure is None:
             try:
-                self._calls.append(_keep(seen, self._example))
-                self._owners.append((seen.owner, name_itself(seen.owner), seen.run))
+                call, own_name = _keep(seen, self._example), owners.name_itself(seen.owner)
+                self._seen.append((call, seen.owner, own_name, seen.run))
             except Exception as error:
                 self._failure = error
 
-    def finish(self, model: Any, sequences: Sequences) -> dict[str, Any]:
-        """Return the fields of the trace."""
+    def finish(self, model: Any, sequences: Sequences) -> tuple[Call, ...]:
+        """Return the calls of the trace."""
         if self._failure is not None:
             raise self._failure
         if self._traced:
@@ -192,24 +175,22 @@ class _Watcher:
                 " jax.lax.scan and jax.checkpoint (nnx.remat); or use inspection.observe(fn), which returns"
                 " statistics of its calls from inside them"
             )
-        if not self._calls:
+        if not self._seen:
             raise ValueError(
                 "capture: expected at least one call of regard.attend in the block, got none. What jax.jit or"
                 " nnx.jit compiled before does not call it again: call the model itself, outside jit, or use"
                 " inspection.observe(fn), which traces it anew. Layers of Flax need"
                 " attention_fn=regard.interop.flax.attention_fn; linear attention has no weights to look at"
             )
-        owner_names, positions = name_owners(model), Positions(model)
-        names = [
-            owner_names.get(id(owner)) or own or f"attention {number}"
-            for number, (owner, own, _) in enumerate(self._owners)
-        ]
-        runs, calls = [None, *dict.fromkeys(run for *_, run in self._owners)], []
-        recorded = zip(self._calls, self._owners, names, number_layers(names), strict=True)
-        for call, (owner, _, run), name, layer in recorded:
+        paths, positions = owners.name_owners(model), owners.Positions(model)
+        numbered = enumerate(self._seen)
+        names = [paths.get(id(owner)) or own or f"attention {n}" for n, (_, owner, own, _) in numbered]
+        runs, calls = [None, *dict.fromkeys(run for *_, run in self._seen)], []
+        layers = owners.number_layers(names)
+        for (call, owner, _, run), name, layer in zip(self._seen, names, layers, strict=True):
             about = {"positions": positions.find(owner, name, call.kind), "run": runs.index(run) or None}
             calls.append(dataclasses.replace(call, name=name, layer=layer, **about))
-        return {"calls": sequences.lay(calls)}
+        return sequences.lay(calls)
 
 
 def _keep(seen: CallEvent, example: int) -> Call:
@@ -221,19 +202,12 @@ def _keep(seen: CallEvent, example: int) -> Call:
     except NotImplementedError:
         backend = choose(asked).name
     output, rows = BACKENDS[backend].run(asked)
-    error = None
-    if not seen.problem.dropout_rate:
+    error, rate = None, seen.problem.dropout_rate
+    if not rate:
         flat = seen.output.reshape((count_examples(seen.problem), *output.shape))
         error = _difference(np.asarray(flat[example]), np.asarray(output))
-    return make_call(
-        problem,
-        rows,
-        kind=seen.kind,
-        backend=seen.backend,
-        dropout_rate=seen.problem.dropout_rate,
-        output_error=error,
-        projection=seen.projection,
-    )
+    about = {"kind": seen.kind, "backend": seen.backend, "projection": seen.projection}
+    return make_call(problem, rows, **about, dropout_rate=rate, output_error=error)
 
 
 def _difference(ran: np.ndarray, anew: np.ndarray) -> float:

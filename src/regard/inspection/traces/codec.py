@@ -1,8 +1,4 @@
-"""Records as plain data and arrays, and back: every entry is checked, because a file may say anything.
-
-A record is a dataclass whose fields are plain values, arrays, other records, and tuples and dicts of these.
-Start from `Writer.write` and `Reader.read`.
-"""
+"""Records as plain data and arrays, and back: every entry is checked, because a file may say anything."""
 
 import dataclasses
 import functools
@@ -37,34 +33,28 @@ class Writer:
         if value is None or type(value) in _PLAIN:
             return value
         if isinstance(value, np.ndarray | np.generic | jax.Array):
-            return self._put(value)
+            if id(value) not in self._names:
+                name = f"a{len(self.arrays) + 1}"
+                self.arrays[name] = np.asarray(value)
+                self._names[id(value)] = name, value  # kept, so that no other gets its id
+            return self._names[id(value)][0]
         if isinstance(value, tuple):
             return [self.write(path, entry, depth) for entry in value]
         if isinstance(value, Mapping):
             return {name: self.write(path, entry, depth) for name, entry in value.items()}
         types = field_types(type(value)) if dataclasses.is_dataclass(value) else None
         if types is None:
-            raise NotDataError(
-                f"{path}: {value!r} is a function or object, of which a file can keep no more than the name"
-            )
+            reason = "is a function or object, of which a file can keep no more than the name"
+            raise NotDataError(f"{path}: {value!r} {reason}")
         if depth > _DEEPEST:
             raise NotDataError(f"{path}: more than {_DEEPEST} records lie within one another")
         fields = {name: _fit(getattr(value, name), kind) for name, kind in types.items()}
         for name, field in fields.items():
             if types[name] in _ARRAYS and dataclasses.is_dataclass(field):
-                raise NotDataError(
-                    f"{path}.{name}: expected an array, got {field!r}, which a file cannot keep"
-                )
+                got = f"{field!r}, which a file cannot keep"
+                raise NotDataError(f"{path}.{name}: expected an array, got {got}")
         written = {name: self.write(path, field, depth + 1) for name, field in fields.items()}
         return {"class": class_name(type(value)), **written}
-
-    def _put(self, array: Any) -> str:
-        """Return the name of an array, which is stored once."""
-        if id(array) not in self._names:
-            name = f"a{len(self.arrays) + 1}"
-            self.arrays[name] = np.asarray(array)
-            self._names[id(array)] = (name, array)  # kept, so that no other gets its id
-        return self._names[id(array)][0]
 
 
 def _fit(value: Any, kind: Any) -> Any:
@@ -90,9 +80,12 @@ class Reader:
             kind = next(option for option in arguments if option is not NoneType)
             arguments = get_args(kind)
         if kind in _ARRAYS:
-            return self._read_array(path, data)
+            array = self._arrays.get(data) if isinstance(data, str) else None
+            return wrong(path, "the name of an array of the file", data) if array is None else array
         if kind in _PLAIN:
-            return _read_plain(path, data, kind)
+            if type(data) is int and not -(2**31) <= data < 2**31:
+                wrong(path, "a number that fits int32", data)
+            return _demand(path, data, *((int, float) if kind is float else (kind,)))
         if get_origin(kind) is dict:
             items = _demand(path, data, dict).items()
             return {name: self.read(f"{path}[{name!r}]", entry, arguments[1], depth) for name, entry in items}
@@ -128,10 +121,6 @@ class Reader:
         except Exception as error:  # a class of the user's may raise anything
             raise ValueError(f"{path}: {name} cannot be made: {error}") from None
 
-    def _read_array(self, path: str, name: Any) -> np.ndarray:
-        array = self._arrays.get(name) if isinstance(name, str) else None
-        return wrong(path, "the name of an array of the file", name) if array is None else array
-
 
 def class_name(record: type) -> str:
     """Return the name by which a file knows a class; those from outside Regard bear their module's."""
@@ -165,13 +154,6 @@ def _is_data(kind: Any) -> bool:
     if get_origin(kind) in (tuple, dict):
         return all(_is_data(argument) for argument in get_args(kind) if argument is not ...)
     return isinstance(kind, type) and any(record_classes(kind))
-
-
-def _read_plain(path: str, data: Any, kind: type) -> Any:
-    kinds = (int, float) if kind is float else (kind,)
-    if type(data) is int and not -(2**31) <= data < 2**31:
-        wrong(path, "a number that fits int32", data)
-    return _demand(path, data, *kinds)
 
 
 def _demand(path: str, data: Any, *kinds: type) -> Any:

@@ -24,15 +24,11 @@ MOST_BYTES = 4 * 2**30  # of the arrays of a file, unless the caller says otherw
 
 _MOST_META = 64 * 2**20
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the same trace makes the same bytes
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MEMBER = re.compile(r"arrays/([a-z0-9_]{1,64})(\.bfloat16)?\.npy")  # NumPy itself does not know bfloat16
 
 
 def write_archive(path: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Path:
-    """Write plain data for JSON and arrays as a file of a trace, whole or not at all.
-
-    An older file of a trace is replaced. Names of arrays are letters and digits.
-    """
+    """Write plain data and arrays, named by letters and digits, as a file of a trace, whole or not at all."""
     path = read_path("path", path)
     _check_target(path)
     head = {"format": FORMAT, "version": VERSION, "trace": meta}
@@ -40,11 +36,11 @@ def write_archive(path: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.nd
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.draft")
     try:
         with draft.open("xb") as file, zipfile.ZipFile(file, "w") as archive:
-            archive.writestr(_entry("meta.json"), text, zipfile.ZIP_DEFLATED)
+            archive.writestr(zipfile.ZipInfo("meta.json", _LONG_AGO), text, zipfile.ZIP_DEFLATED)
             for name, array in arrays.items():
                 short = array.dtype == jnp.bfloat16
                 plain = np.asarray(array.view(np.uint16) if short else array, order="C")
-                entry = _entry(f"arrays/{name}{'.bfloat16' * short}.npy", _method(plain))
+                entry = _entry(f"arrays/{name}{'.bfloat16' * short}.npy", plain)
                 with archive.open(entry, "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, plain, (1, 0), allow_pickle=False)
         os.replace(draft, path)
@@ -66,9 +62,8 @@ def read_archive(path: Any, max_bytes: int = MOST_BYTES) -> tuple[Any, dict[str,
             raise _RefusedError(f"it has members that are no arrays: {strange[:3]}")
         total = sum(info.file_size for info in infos)
         if total > max_bytes:
-            raise _RefusedError(
-                f"its arrays have {total} bytes, more than max_bytes = {max_bytes}; pass more"
-            )
+            limit = f"max_bytes = {max_bytes}; pass more"
+            raise _RefusedError(f"its arrays have {total} bytes, more than {limit}")
         return head.get("trace"), dict(_read_array(archive, info) for info in infos)
 
 
@@ -83,7 +78,7 @@ def _open(path: Path) -> Iterator[zipfile.ZipFile]:
         try:
             with zipfile.ZipFile(file) as archive:
                 for info in archive.infolist():
-                    if info.compress_type not in _METHODS:
+                    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                         way = "is compressed in another way than Trace.save compresses"
                         raise _RefusedError(f"{info.filename} {way}")
                 yield archive
@@ -93,17 +88,13 @@ def _open(path: Path) -> Iterator[zipfile.ZipFile]:
             raise ValueError(f"path: expected a trace that Trace.save wrote at {path}: {reason}") from None
 
 
-def _entry(name: str, method: int = zipfile.ZIP_DEFLATED) -> zipfile.ZipInfo:
+def _entry(name: str, array: np.ndarray) -> zipfile.ZipInfo:
+    """Return a member's entry, compressed where that saves a fifth: queries, say, have no pattern."""
     entry = zipfile.ZipInfo(name, _LONG_AGO)
-    entry.compress_type = method
-    return entry
-
-
-def _method(array: np.ndarray) -> int:
-    """Return how to compress: numbers such as queries have no pattern; one in eight bytes has to be saved."""
     sample = array.reshape(-1)[: 1 << 14].tobytes()
     pays = len(zlib.compress(sample, 1)) < 0.8 * len(sample)
-    return zipfile.ZIP_DEFLATED if pays else zipfile.ZIP_STORED
+    entry.compress_type = zipfile.ZIP_DEFLATED if pays else zipfile.ZIP_STORED
+    return entry
 
 
 def _check_target(path: Path) -> None:
@@ -164,10 +155,9 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[str, n
     if is_fortran or min(shape, default=0) < 0 or len(shape) > 8:
         raise _RefusedError(f"{info.filename} has the shape {shape}, or another order")
     start = file.tell()
-    if len(data) - start != math.prod(shape) * dtype.itemsize:
-        raise _RefusedError(
-            f"{info.filename} has {len(data) - start} bytes; {dtype} {shape} has another number"
-        )
+    size = len(data) - start
+    if size != math.prod(shape) * dtype.itemsize:
+        raise _RefusedError(f"{info.filename} has {size} bytes; {dtype} {shape} has another number")
     if dtype.kind == "b" and data[start:].translate(None, b"\x00\x01"):
         raise _RefusedError(f"{info.filename} holds other bytes than 0 and 1")
     array = np.frombuffer(data, dtype, offset=start).reshape(shape)

@@ -41,10 +41,8 @@ def name_owners(model: Any) -> dict[int, str]:
         return {}
     from flax import nnx
 
-    return {
-        id(module): ".".join(map(str, path)) or type(module).__name__
-        for path, module in nnx.iter_modules(model)
-    }
+    modules = nnx.iter_modules(model)
+    return {id(module): ".".join(map(str, path)) or type(module).__name__ for path, module in modules}
 
 
 def name_itself(owner: Any) -> str | None:
@@ -83,16 +81,16 @@ class Positions:
 
     def find(self, owner: Any, name: str, kind: str) -> KnownPositions | None:
         """Find those of the layer that owns a call of this name; None where nothing is known."""
-        layer_positions = KnownPositions()
+        own = KnownPositions()
         if kind == "self" and self._tables:
             inside = [table for table in self._tables if name.startswith(f"{table[0]}." if table[0] else "")]
-            layer_positions = max(inside, key=lambda table: len(table[0]), default=self._tables[0])[1]
+            own = max(inside, key=lambda table: len(table[0]), default=self._tables[0])[1]
         rotary = getattr(owner, "rotary", None)
         if isinstance(rotary, positions.Rotary):
             # A latent layer turns these features of a head alone.
             rotary = dataclasses.replace(rotary, width=rotary.width or getattr(owner, "rotary_dim", None))
-            layer_positions = dataclasses.replace(layer_positions, rotary=rotary)
-        return None if layer_positions.rotary is None and layer_positions.table is None else layer_positions
+            own = dataclasses.replace(own, rotary=rotary)
+        return None if own.rotary is None and own.table is None else own
 
 
 def _read_table(embedding: Any) -> KnownPositions:

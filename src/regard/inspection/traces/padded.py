@@ -1,18 +1,16 @@
 """Padded calls: one program per padded length serves texts of any length, and the padding is not seen."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from regard import masks
 from regard.engine.call.problem import Problem
 from regard.inspection.tokens import Tokens
-from regard.inspection.traces.calls import Call, read_indices
+from regard.inspection.traces.calls import Call, Indices, read_indices
 from regard.readouts import Readout
 
 SHORTEST = 64
@@ -35,16 +33,12 @@ def pad_length(count: int, most: int | None = None) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PaddedCall(Call):
-    """The first rows and keys of a call; what it computes has the shapes of the whole one.
+    """The first rows and keys of a call, computed, and `first` and `local` measured, as of the whole one."""
 
-    In its readouts, `first` and `local` are those of the padded length.
-    """
-
-    whole: Any = None
-    """The call with padding, whose rows attend to nothing."""
+    whole: Any = None  # with padding, whose rows attend to nothing
 
     @classmethod
-    def cut(cls, call: Call, count: int, tokens: Tokens) -> PaddedCall:
+    def cut(cls, call: Call, count: int, tokens: Tokens) -> Self:
         """Cut self-attention to so many rows and keys."""
         assert call.problem is not None
         real = np.arange(call.rows) < count
@@ -69,17 +63,12 @@ class PaddedCall(Call):
         bias = None if problem.bias is None else problem.bias[..., : self.rows, : self.keys]
         return dataclasses.replace(problem, **parts, bias=bias, mask=self.mask)
 
-    def window(
-        self,
-        rows: slice | Sequence[int] | None = None,
-        columns: slice | Sequence[int] | None = None,
-        heads: Sequence[int] | slice | None = None,
-    ) -> np.ndarray:
+    def window(self, rows: Indices = None, columns: Indices = None, heads: Indices = None) -> np.ndarray:
         """Form weights as `Call.window`: of as many rows and columns as the next power of two."""
         chosen = []
         for name, selection, size in (("rows", rows, self.rows), ("columns", columns, self.keys)):
             index = read_indices(name, selection, size)
-            if any(not 0 <= number < size for number in index):
+            if not set(index) <= set(range(size)):
                 raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {index}")
             chosen.append(index)
         return self.whole.window(*map(_fill, chosen), heads)[:, : len(chosen[0]), : len(chosen[1])]
@@ -89,11 +78,9 @@ class PaddedCall(Call):
         return self.whole.permit(*map(_fill, (rows, columns)))[:, : len(rows), : len(columns)]
 
     def _count(self, sizes: tuple[int, int], heads: tuple[int, ...] | None) -> Readout:
-        readout = self._found.get((*sizes, heads))
-        if readout is None:
-            whole = self.whole.readout(*sizes, heads)
-            readout = self._found[(*sizes, heads)] = _cut(whole, self.rows, self.keys)
-        return readout
+        if (*sizes, heads) not in self._found:
+            self._found[(*sizes, heads)] = _cut(self.whole.readout(*sizes, heads), self.rows, self.keys)
+        return self._found[(*sizes, heads)]
 
 
 def _fill(index: Sequence[int]) -> list[int]:
@@ -104,17 +91,10 @@ def _fill(index: Sequence[int]) -> list[int]:
 def _cut(whole: Readout, rows: int, keys: int) -> Readout:
     """Return the readout of the first rows and keys: the others hold nothing, and were not counted."""
     blocks = -(-rows // whole.query_block), -(-keys // whole.key_block)
-    cut: dict[str, Any] = {}
-    for field in dataclasses.fields(whole):
-        value = getattr(whole, field.name)
-        if not hasattr(value, "ndim"):
-            continue
-        array = np.asarray(value)
-        if field.name in _OF_BLOCKS:
-            array = array[:, : blocks[0]] if array.ndim == 2 else array[:, : blocks[0], : blocks[1]]
-        elif field.name in _OF_KEYS:
-            array = array[:, :keys]
-        elif field.name not in _OF_HEADS:
-            array = array[:, :rows]
-        cut[field.name] = array
+    cut = {name: np.asarray(value) for name, value in vars(whole).items() if hasattr(value, "ndim")}
+    for name, array in cut.items():
+        if name in _OF_BLOCKS:
+            cut[name] = array[:, : blocks[0]] if array.ndim == 2 else array[:, : blocks[0], : blocks[1]]
+        elif name not in _OF_HEADS:
+            cut[name] = array[:, : keys if name in _OF_KEYS else rows]
     return dataclasses.replace(whole, **cut)

@@ -1,10 +1,7 @@
 """Predictions: what each layer of a language model would predict, and what heads add to a logit, as kept."""
 
-from __future__ import annotations
-
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,22 +11,15 @@ from regard.inspection.traces.codec import wrong
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Predictions behind each layer of a language model, at each position; `predict_layers` makes them.
-
-    Layers are the calls of the trace, and tokens are numbers of `texts`.
-    """
+    """Predictions behind each layer, a call of the trace, at each position; tokens are numbers of `texts`."""
 
     texts: tuple[str, ...]
-    """The tokens that are named."""
-    tokens: np.ndarray
-    """(L, T, k) int32, the likeliest next tokens behind each layer, likeliest first."""
-    probabilities: np.ndarray
-    """(L, T, k) float32, of them."""
-    targets: np.ndarray
-    """(T,) int32, the tokens whose logits `contributions` are parts of."""
+    tokens: np.ndarray  # (L, T, k) int32, the likeliest next ones behind each layer, likeliest first
+    probabilities: np.ndarray  # (L, T, k) float32, of them
+    targets: np.ndarray  # (T,) int32, the tokens whose logits `contributions` are parts of
     contributions: np.ndarray | None = None
     """(L, H, T) float32, what each head adds to the logit of the target; None where it is no sum."""
-    next_log_probability: np.ndarray | None = dataclasses.field(default=None, metadata={"optional": True})
+    next_log_probability: np.ndarray | None = field(default=None, metadata={"optional": True})
     """(T - 1,) float32, of each token that came next, by the whole model: its mean is less the loss."""
 
 

@@ -1,11 +1,9 @@
 """Sequences of tokens, and those at the queries and keys of a call."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from regard.inspection.tokens import Tokens, read_tokens
 from regard.inspection.traces.calls import Call
@@ -20,7 +18,7 @@ class Sequences:
     by_name: Mapping[str, Tokens]
 
     @classmethod
-    def read(cls, tokens: Any) -> Sequences:
+    def read(cls, tokens: Any) -> Self:
         """Read the argument `tokens`."""
         if not isinstance(tokens, Mapping):
             return cls(None if tokens is None else read_tokens("tokens", tokens), {}, {})
@@ -34,19 +32,15 @@ class Sequences:
                     raise ValueError(f"tokens[{name}]: expected {name} tokens, got {len(sequence)}")
                 by_length[name] = sequence
             else:
-                raise TypeError(
-                    f"tokens: expected keys that are lengths or the beginnings of layers' names, got {name!r}"
-                )
+                expected = "keys that are lengths or the beginnings of layers' names"
+                raise TypeError(f"tokens: expected {expected}, got {name!r}")
         return cls(None, by_length, by_name)
 
     @classmethod
-    def across(cls, tokens: Any, key_tokens: Any, calls: Iterable[Call]) -> Sequences:
+    def across(cls, tokens: Any, key_tokens: Any, calls: Iterable[Call]) -> Self:
         """Read the texts at the queries and at the keys of cross-attention."""
-        texts = {}
-        for name, prefix, side, text in (
-            ("tokens", "", "rows", tokens),
-            ("key_tokens", "memory", "keys", key_tokens),
-        ):
+        texts, sides = {}, [("tokens", "", "rows", tokens), ("key_tokens", "memory", "keys", key_tokens)]
+        for name, prefix, side, text in sides:
             if text is not None:
                 texts[prefix] = read_tokens(name, text)
                 lengths = sorted({getattr(call, side) for call in calls})
@@ -64,47 +58,38 @@ class Sequences:
         if has_tokens and not any(call.query_tokens or call.key_tokens for call in laid):
             got = {**self.by_length, **self.by_name} if self.every is None else self.every
             lengths = sorted({size for call in laid for size in (call.rows, call.keys)})
-            raise ValueError(
-                "tokens: expected one per position of some call, whose lengths are"
-                f" {', '.join(map(str, lengths))}; got {got!r}. Is a first or last token missing?"
-            )
+            expected = f"one per position of some call, whose lengths are {', '.join(map(str, lengths))}"
+            raise ValueError(f"tokens: expected {expected}; got {got!r}. Is a first or last token missing?")
         return tuple(laid)
 
     def find(self, name: str, call: Call) -> tuple[Tokens | None, Tokens | None]:
         """Find the tokens at the queries and keys of a call; None where none fit."""
         first, rows, keys = call.query_offset, call.rows, call.keys
         if call.kind == "cross":
-            asked = self._along(self._of_queries(name, rows), first, rows)
-            held = self._of_memory(keys)
+            memory = self.by_name.get("memory", self.by_name.get("encoder"))
+            held = self.by_length.get(keys, self.every) if memory is None else memory
+            asked = _take(self._of_queries(name, rows), first, rows)
             return asked, held if held is not None and len(held) == keys else None
         whole = self._of_queries(name, keys)
         if whole is None:
             whole = self._of_queries(name, first + rows)
-        asked = self._along(whole, first, rows)
+        asked = _take(whole, first, rows)
         if whole is None or asked is None:
             return None, None
         # Beyond the tokens lie slots of a cache that are still empty.
         return asked, whole.part(call.key_offset, keys)
 
     def _of_queries(self, name: str, length: int) -> Tokens | None:
-        beginnings = [prefix for prefix in self.by_name if prefix != "memory" and _begins(name, prefix)]
-        if beginnings:
-            return self.by_name[max(beginnings, key=len)]
+        parts = name.split(".")
+        for count in range(len(parts), -1, -1):  # the longest beginning counts
+            prefix = ".".join(parts[:count])
+            if prefix in self.by_name and prefix != "memory":
+                return self.by_name[prefix]
         return self.by_length.get(length, self.every)
 
-    def _of_memory(self, length: int) -> Tokens | None:
-        for name in ("memory", "encoder"):
-            if name in self.by_name:
-                return self.by_name[name]
-        return self.by_length.get(length, self.every)
 
-    @staticmethod
-    def _along(tokens: Tokens | None, first: int, count: int) -> Tokens | None:
-        """Take those at positions first to first + count - 1, if there are so many."""
-        if tokens is None or first < 0 or first + count > len(tokens):
-            return None
-        return tokens.part(first, count)
-
-
-def _begins(name: str, beginning: str) -> bool:
-    return name == beginning or name.startswith(f"{beginning}.") or beginning == ""
+def _take(tokens: Tokens | None, first: int, count: int) -> Tokens | None:
+    """Take those at positions first to first + count - 1, if there are so many."""
+    if tokens is None or not 0 <= first <= len(tokens) - count:
+        return None
+    return tokens.part(first, count)

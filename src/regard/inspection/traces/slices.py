@@ -19,18 +19,15 @@ def count_examples(problem: Problem) -> int:
 
 
 def take_example(problem: Problem, example: int) -> Problem:
-    """Take one example's call, in NumPy arrays with one leading axis, the heads'.
+    """Take one example's call, in NumPy arrays with one leading axis, the heads', with integer offsets.
 
     Axes before the heads count as one, in reading order. What a call asks for beside its output, and
-    dropout, are left out. The result has query `(H, T, D)`, key `(K, S, D)` and value `(K, S, E)`, an integer
-    query_offset and key_offset, and masks, scores, bias and sinks of this example alone.
+    dropout, are left out.
     """
     count = count_examples(problem)
     if 0 in problem.leading:
-        raise ValueError(
-            "query: expected at least one example and one head to keep a call of, got leading axes"
-            f" {problem.leading}"
-        )
+        expected = "at least one example and one head to keep a call of"
+        raise ValueError(f"query: expected {expected}, got leading axes {problem.leading}")
     if not 0 <= example < count:
         raise ValueError(f"example: expected one of the {count} of the call, 0..{count - 1}; got {example}")
     batch = problem.leading[:-1]
@@ -44,9 +41,8 @@ def take_example(problem: Problem, example: int) -> Problem:
 
     def aligned_right(array: Any, own: int) -> np.ndarray:
         """Take the example of an array whose leading axes are the last ones of the call."""
-        leading = array.ndim - own
-        missing = max(leading - 1, 0)
-        return of_batch(array, range(missing), indices[len(indices) - missing :])
+        leading = max(array.ndim - own - 1, 0)
+        return of_batch(array, range(leading), indices[len(indices) - leading :])
 
     def aligned_left(array: Any, trailing: int) -> Any:
         """Take the example of data whose leading axes are the first ones of the call."""
@@ -92,9 +88,7 @@ def take_heads(problem: Problem, heads: Sequence[int]) -> Problem:
         if array.ndim < -axis or array.shape[axis] == 1:
             return array
         if index.size == 1:  # no copy
-            slices = [slice(None)] * array.ndim
-            slices[axis] = slice(int(index[0]), int(index[0]) + 1)
-            return array[tuple(slices)]
+            return np.moveaxis(np.moveaxis(array, axis, 0)[index[0] : index[0] + 1], 0, axis)
         return np.take(array, index, axis)
 
     def of_mask(data: Any, trailing: int) -> Any:

@@ -167,9 +167,8 @@ def restore_call(path: str, stored: StoredCall, sequences: Sequence[Tokens]) -> 
     if stored.problem is not None:
         return dataclasses.replace(call, problem=_restore_problem(f"{path}.problem", stored.problem, call))
     # Of arrays that hold nothing, but have the call's shape.
-    query = jax.ShapeDtypeStruct((call.heads, call.rows, 1), np.float32)
-    key = jax.ShapeDtypeStruct((1, call.keys, 1), np.float32)
-    _canonicalize(path, call, query, key)
+    shapes = (call.heads, call.rows, 1), (1, call.keys, 1)
+    _canonicalize(path, call, *(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes))
     assert stored.readout is not None
     _check_readout(f"{path}.readout", stored.readout, call)
     return dataclasses.replace(call, stored=stored.readout)
@@ -184,11 +183,11 @@ def _restore_problem(path: str, stored: StoredProblem, call: Call) -> Problem:
     if not key.shape[0] or call.heads % key.shape[0]:
         wrong(f"{path}.key", f"heads that divide {call.heads}", key.shape[0])
     _check_array(f"{path}.scale", stored.scale, "f", ())
-    precision: Any = stored.precision
-    if precision not in (None, *_NAMED_PRECISIONS, *_PRECISIONS):
-        wrong(f"{path}.precision", f"one of {', '.join((*_PRECISIONS, *_NAMED_PRECISIONS))}", precision)
+    precisions = {**_PRECISIONS, **{name: name for name in _NAMED_PRECISIONS}, None: None}
+    if stored.precision not in precisions:
+        wrong(f"{path}.precision", f"one of {', '.join(filter(None, precisions))}", stored.precision)
     optional = {name: getattr(stored, name) for name in ("bias", "sinks", "scale")}
-    precision = _PRECISIONS.get(str(precision), precision)
+    precision = precisions[stored.precision]
     problem = _canonicalize(path, call, query, key, **optional, precision=precision)
     # The host's arrays, not copies on a device; NaN and the dtype as they were.
     value = np.zeros((1, call.keys, 1), key.dtype)
@@ -223,18 +222,10 @@ def _check_readout(path: str, readout: Readout, call: Call) -> None:
             wrong(f"{path}.{name}", "a power of two", size)
         blocks.append(-(-length // size))
     rows, grid = (call.heads, call.rows), (call.heads, *blocks)
-    shapes: dict[str, tuple[int | None, ...]] = {
-        "top_keys": (*rows, None),
-        "top_weights": (*rows, None),
-        "key_mass": (call.heads, call.keys),
-        "key_max": (call.heads, call.keys),
-        "distance_mass": (call.heads, 63),
-        "block_mass": grid,
-        "block_max": grid,
-        "block_rows": grid[:2],
-        "trust": (call.heads,),
-        "pattern_keys": (*rows, len(PATTERNS)),
-    }
+    shapes: dict[str, tuple[int | None, ...]] = dict.fromkeys(("top_keys", "top_weights"), (*rows, None))
+    shapes |= dict.fromkeys(("key_mass", "key_max"), (call.heads, call.keys))
+    shapes |= {"block_mass": grid, "block_max": grid, "block_rows": grid[:2], "trust": grid[:1]}
+    shapes |= {"distance_mass": (call.heads, 63), "pattern_keys": (*rows, len(PATTERNS))}
     for field in dataclasses.fields(Readout):
         if not field.metadata.get("static"):
             kind = "i" if field.name in ("keys", "top_keys", "block_rows", "pattern_keys") else "f"
@@ -253,9 +244,8 @@ def _check_array(path: str, array: Any, kind: str, shape: tuple[int | None, ...]
     if array is None:
         return None
     own = "f" if array.dtype.name == "bfloat16" else array.dtype.kind
-    fits = len(shape) == array.ndim and all(
-        size in (None, have) for size, have in zip(shape, array.shape, strict=True)
-    )
+    sizes = zip(shape, array.shape, strict=False)
+    fits = len(shape) == array.ndim and all(size in (None, have) for size, have in sizes)
     if own != kind or not fits:
         wrong(path, f"{kind} numbers of shape {shape}", f"{array.dtype} {array.shape}")
     return array

@@ -84,8 +84,7 @@ class Trace:
                 queries are of the sequence of the keys; without, it is cross-attention.
 
         Returns:
-            The trace. Windows hold the weights that were given, and `readout().trust` tells by how much, at
-            most, a sum of theirs misses 1.
+            The trace. Windows hold the weights that were given; `readout().trust` tells how far sums miss 1.
 
         Raises:
             TypeError: arrays that are not floating-point; as `attend`.
@@ -108,10 +107,9 @@ class Trace:
         """
         calls = read_calls(weights, query, key, whole_number("example", example, 0), options)
         if key_tokens is None:
-            sequences = Sequences.read(tokens)
-        else:
-            sequences = Sequences.across(tokens, key_tokens, calls)
-            calls = [dataclasses.replace(call, kind="cross") for call in calls]
+            return cls(Sequences.read(tokens).lay(calls), title, versions=own_versions())
+        calls = [dataclasses.replace(call, kind="cross") for call in calls]
+        sequences = Sequences.across(tokens, key_tokens, calls)
         return cls(sequences.lay(calls), title, versions=own_versions())
 
     def __post_init__(self) -> None:
@@ -134,9 +132,8 @@ class Trace:
         for call in self.calls:
             if call.name == index:
                 return call
-        raise KeyError(
-            f"expected one of {', '.join(dict.fromkeys(c.name for c in self.calls))}; got {index!r}"
-        )
+        names = dict.fromkeys(call.name for call in self.calls)
+        raise KeyError(f"expected one of {', '.join(names)}; got {index!r}")
 
     def save(self, path: Any, *, keep: str = "statistics", grid: int = 64, top_k: int = 8) -> Path:
         """Write the trace to a file, whole or not at all; it holds numbers and text, and no code.
@@ -146,9 +143,6 @@ class Trace:
             keep: "statistics" keeps what `Call.readout` counts; "qk" keeps the queries and keys instead, from
                 which any window can be formed. They tell a lot about the text that they were made from.
             grid, top_k: of the statistics, as in `Call.readout`.
-
-        Returns:
-            The path.
 
         Raises:
             FileExistsError: something else lies at the path.
@@ -169,15 +163,12 @@ class Trace:
         if keep not in ("statistics", "qk"):
             raise ValueError(f"keep: expected 'statistics' or 'qk', got {keep!r}")
         if keep == "qk" and self.calls and all(call.problem is None for call in self.calls):
-            raise ValueError(
-                "keep: expected 'statistics', as the trace was loaded without queries and keys; got 'qk'"
-            )
+            reason = "as the trace was loaded without queries and keys"
+            raise ValueError(f"keep: expected 'statistics', {reason}; got 'qk'")
         store, writer = Store(keep == "qk", grid, top_k), Writer()
         calls = tuple(map(store.take, self.calls))
-        notes = tuple(dict.fromkeys((*self.notes, *store.notes)))
-        sequences = tuple(store.sequences)
-        about = self.title, self.model, dict(self.versions), notes
-        stored = StoredTrace(*about, sequences, calls, self.predictions)
+        about = self.title, self.model, dict(self.versions), tuple(dict.fromkeys((*self.notes, *store.notes)))
+        stored = StoredTrace(*about, tuple(store.sequences), calls, self.predictions)
         return write_archive(path, writer.write("trace", stored), writer.arrays)
 
     def explore(self, path: Any, *, max_mb: float = 20, **options: Unpack[PageOptions]) -> Path:
@@ -188,9 +179,6 @@ class Trace:
             max_mb: how large the file may be, in millions of bytes.
             **options: compare (a second trace), title, pinned, training and positions, as in
                 `explorer.pages.write`, which also says what is refused.
-
-        Returns:
-            The path.
 
         Example:
             >>> import tempfile
