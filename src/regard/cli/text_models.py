@@ -1,6 +1,5 @@
 """Models that write text: a text run of Regard, or a folder as Hugging Face lays them out."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from regard.cli.spelling import ByteSpelling, TokenizerSpelling
 from regard.models import Decoder, EncoderDecoder
 from regard.training import runs
+from regard.training.metrics import read_object
 
 RIGHT_SOURCES = "give a run of `regard train text`, or a folder with a Hugging Face model"
 CONFIG, DEFAULTS, MODULES = "config.json", "generation_config.json", "modules.json"
@@ -53,16 +53,7 @@ def open_text_model(directory: Path) -> TextModel:
 
 def is_pretrained(directory: Path) -> bool:
     """Return whether a folder is laid out as Hugging Face's."""
-    return (directory / MODULES).is_file() or "model_type" in _read_json(directory / CONFIG)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read a file of settings; empty where there is none that can be read."""
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return settings if isinstance(settings, dict) else {}
+    return (directory / MODULES).is_file() or "model_type" in read_object(directory / CONFIG)
 
 
 def _open_pretrained(directory: Path) -> TextModel:
@@ -71,7 +62,7 @@ def _open_pretrained(directory: Path) -> TextModel:
 
     loaded = huggingface.load(directory)
     model, tokenizer = loaded.model, loaded.tokenizer
-    settings = loaded.settings | _read_json(loaded.directory / DEFAULTS)
+    settings = loaded.settings | read_object(loaded.directory / DEFAULTS)
     if not isinstance(model, Decoder | EncoderDecoder):
         raise ValueError(
             f"{directory} holds {loaded.kind}, which reads and does not write; give another model"

@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from regard.training import processes
+from regard.training.metrics import read_object
 
 LOCK, HOLDER = ".lock", ".lock.json"
 FILES = (LOCK, HOLDER)
@@ -72,8 +73,7 @@ def _hold(directory: Path) -> Iterator[None]:
 
 def _read_holder(directory: Path) -> str:
     """Describe the holder, as far as it has said who it is."""
-    try:
-        holder = json.loads((directory / HOLDER).read_text(encoding="utf-8"))
-        return f"process {holder['process']} on {holder['host']} since {holder['since']}"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    holder = read_object(directory / HOLDER)
+    if not {"process", "host", "since"} <= holder.keys():
         return "another process"
+    return f"process {holder['process']} on {holder['host']} since {holder['since']}"

@@ -1,7 +1,6 @@
 """The training loop: one compiled step that makes its own batch, measured, saved, resumable bit for bit.
 
-The state is parameters and optimizer; everything random in step n is a function of (seed, n). So a run that
-was interrupted and resumed does exactly what an uninterrupted one does.
+Everything random in step n is a function of (seed, n): a resumed run does what an uninterrupted one does.
 """
 
 import math
@@ -114,9 +113,6 @@ def train(
         profile: steps, after the first, that JAX's profiler traces into the directory profile, which
             TensorBoard and Perfetto open; 0 traces none.
 
-    Returns:
-        The step and the metrics at the end.
-
     Raises:
         DivergenceError: when a metric is NaN or infinite; the last good checkpoint stays.
         checkpoints.CheckpointError: when the starting checkpoint does not fit the model; nothing is written.
@@ -149,29 +145,25 @@ def _prepare(session: "_Session", deployment: Deployment | None) -> Callable[[Ca
     processes.alone(lambda: run.begin(kept_files))
     processes.everyone(run.demand_begun)
     num_devices = 1 if deployment is None else deployment.mesh.size
-    session.progress.began(
-        count_work(run.task, program.shapes.params, num_devices, jax.devices()[0].device_kind)
-    )
+    device_kind = jax.devices()[0].device_kind
+    session.progress.began(count_work(run.task, program.shapes.params, num_devices, device_kind))
     return session.prepare(program, state)
 
 
 def _read_record(run: Run) -> dict[str, Any]:
-    """Return the clocks and metrics of the sessions before, as the checkpoint of a run that goes on has them.
-
-    Raises:
-        checkpoints.CheckpointError: when they are no numbers.
-    """
-    own = run.start.record if run.start is not None and run.source is None else {}
-    clocks = {name: own.get(name, 0.0) for name in ("seconds", "compile_seconds", "elapsed_seconds")}
-    held_out = own.get("held_out", {})
-    numbers = [*clocks.values(), *held_out.values()] if isinstance(held_out, dict) else [None]
+    """Return the clocks and metrics of the sessions before, from the checkpoint of a run that goes on."""
+    record: dict[str, Any] = {"seconds": 0.0, "compile_seconds": 0.0, "elapsed_seconds": 0.0, "held_out": {}}
+    if run.start is None or run.source is not None:
+        return record
+    record = {name: run.start.record.get(name, value) for name, value in record.items()}
+    *clocks, held_out = record.values()
+    numbers = [*clocks, *held_out.values()] if isinstance(held_out, dict) else [None]
     if not all(type(number) in (int, float) for number in numbers):
-        assert run.start is not None
         raise checkpoints.CheckpointError(
             f"{run.start.path / checkpoints.INDEX} is damaged: expected seconds and metrics as record, got"
-            f" {str(own)[:80]!r}"
+            f" {str(run.start.record)[:80]!r}"
         )
-    return clocks | {"held_out": held_out}
+    return record
 
 
 class _Session:
@@ -181,17 +173,14 @@ class _Session:
         self, run: Run, progress: Progress, log: Callable[[Mapping[str, Any]], Any] | None, profile: int
     ):
         self.task, self.run, self.progress, self.log, self.profile = run.task, run, progress, log, profile
-        self.began = time.perf_counter()
         self.first, self.saved = (run.start.step, run.start.path) if run.start else (0, None)
-        own = _read_record(run)
-        self.seconds: float = own["seconds"]
-        self.compile_seconds: float = own["compile_seconds"]
-        self.elapsed_before: float = own["elapsed_seconds"]
-        self.held_out: dict[str, float] = own["held_out"]
+        self.record = _read_record(run)
+        # As if the sessions had followed one another without a gap.
+        self.began = time.perf_counter() - self.record["elapsed_seconds"]
         self.saving: tuple[int, checkpoints.Saving] | None = None
         self.pending: list[tuple[int, Metrics]] = []
         self.head_stats: list[tuple[int, head_statistics.HeadStats]] = []
-        self.settled = (self.first, self.seconds)
+        self.settled = (self.first, self.record["seconds"])
         self.skipped = 0  # updates in a row
 
     def prepare(self, program: Program, state: State) -> Callable[[Callable[[], bool]], Outcome]:
@@ -235,14 +224,14 @@ class _Session:
                     # Read one logging interval late: the device is never waited for while it has work.
                     self._settle(step - cadence.log_every)
                 if step % cadence.checkpoint_every == 0 or last:
-                    record = self._save(step, state)
+                    self._save(step, state)
                 elif self.saving is not None and self.saving[1].is_done and jax.process_count() == 1:
                     self._finish_saving()
                 if last:
                     break
             self._finish_saving()
             processes.everyone(checkpoints.finish_digests)
-        return Outcome("finished" if step == steps else "interrupted", step, **record)
+        return Outcome("finished" if step == steps else "interrupted", step, **self.record)
 
     def _prepare_heads(self, program: Program, state: State) -> Callable[[int, State], None]:
         """Return a function that measures the heads at the steps that are due; it waits for nothing."""
@@ -276,14 +265,14 @@ class _Session:
         start = time.perf_counter()
         with self.progress.compiling(what):
             compiled = program.compile(function, *arguments, options=options)
-        self.compile_seconds += time.perf_counter() - start
+        self.record["compile_seconds"] += time.perf_counter() - start
         return compiled
 
     @contextmanager
     def _pause(self) -> Iterator[None]:
         """Wait for the steps under way, then stop the clock of training."""
         jax.block_until_ready((self.pending, self.head_stats))
-        self.seconds += time.perf_counter() - self.mark
+        self.record["seconds"] += time.perf_counter() - self.mark
         self.mark = math.nan
         yield
         self.mark = time.perf_counter()
@@ -291,9 +280,9 @@ class _Session:
     def _evaluate(self, step: int, evaluate: Callable[[], Metrics]) -> None:
         """Measure on held-out data and log the result with this step."""
         with self._pause():
-            self.held_out = _fetch(evaluate())
-            self._settle(step, {f"held_out_{name}": value for name, value in self.held_out.items()})
-            self.progress.evaluated(step, self.held_out)
+            held_out = self.record["held_out"] = _fetch(evaluate())
+            self._settle(step, {f"held_out_{name}": value for name, value in held_out.items()})
+            self.progress.evaluated(step, held_out)
 
     def _settle(self, last: int, extra: Mapping[str, float] | None = None) -> None:
         """Fetch the metrics up to a step, check each of them, and write the lines that are due."""
@@ -323,7 +312,7 @@ class _Session:
 
     def _training_seconds(self) -> float:
         running = 0.0 if math.isnan(self.mark) else time.perf_counter() - self.mark
-        return self.seconds + running
+        return self.record["seconds"] + running
 
     def _rate(self, step: int) -> float:
         """Return the steps per second of training since the last logged step."""
@@ -331,21 +320,14 @@ class _Session:
         self.settled = (step, now)
         return (step - before) / (now - then) if now > then else math.nan
 
-    def _save(self, step: int, state: State) -> dict[str, Any]:
-        """Begin to save a checkpoint once every metric up to it proved finite; return its record."""
+    def _save(self, step: int, state: State) -> None:
+        """Begin to save a checkpoint once every metric up to it proved finite."""
         with self._pause():
             self._settle(step)
             self._finish_saving()
-            record = {
-                "held_out": self.held_out,
-                "seconds": self.seconds,
-                "compile_seconds": self.compile_seconds,
-                "elapsed_seconds": self.elapsed_before + time.perf_counter() - self.began,
-            }
-            keep = self.task.cadence.keep_checkpoints
-            path = self.run.checkpoints_path
-            self.saving = step, checkpoints.start_saving(path, step, state, record, keep=keep)
-        return record
+            self.record["elapsed_seconds"] = time.perf_counter() - self.began
+            path, keep = self.run.checkpoints_path, self.task.cadence.keep_checkpoints
+            self.saving = step, checkpoints.start_saving(path, step, state, dict(self.record), keep=keep)
 
     @contextmanager
     def _leave_in_order(self) -> Iterator[None]:

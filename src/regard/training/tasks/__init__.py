@@ -163,15 +163,9 @@ def shrink(task: Task) -> Task:
 
 
 def _shrink_record(record: Any, default: Any, small: dict[str, int]) -> Any:
-    """Return a dataclass with the small value of each field that it has and that was left at its default.
-
-    Where those do not fit the other values, it has as many of them as do.
-    """
-    changes = {
-        name: value
-        for name, value in small.items()
-        if hasattr(record, name) and getattr(record, name) == getattr(default, name)
-    }
+    """Give the fields of a dataclass that are at their defaults small values, as many of them as fit."""
+    own = [name for name in small if hasattr(record, name)]
+    changes = {name: small[name] for name in own if getattr(record, name) == getattr(default, name)}
     for count in range(len(changes), 0, -1):
         for chosen in itertools.combinations(changes.items(), count):
             with contextlib.suppress(ValueError):
@@ -199,7 +193,7 @@ def _rebuild(record: Any, settings: Any, where: str) -> Any:
     """Build a dataclass from its dictionary, nested dataclasses included; name what does not fit."""
     kinds = get_type_hints(record)
     fields = {field.name: field for field in dataclasses.fields(record) if field.init}
-    if not isinstance(settings, dict) or not set(settings) <= set(fields):
+    if not isinstance(settings, dict) or not settings.keys() <= fields.keys():
         got = sorted(settings) if isinstance(settings, dict) else settings
         raise ValueError(f"{where} must have the settings {sorted(fields)}, got {got}")
     for name, field in fields.items():
