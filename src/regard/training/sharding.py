@@ -141,8 +141,8 @@ class Deployment:
         """Put a batch that every process has on the mesh; each process gives its part."""
 
         def put(array: np.ndarray) -> jax.Array:
-            place = self.divide_batch(array.shape)
-            return jax.make_array_from_callback(array.shape, place, array.__getitem__)
+            sharding = self.divide_batch(array.shape)
+            return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
         return jax.tree.map(put, jax.tree.map(np.asarray, batch))
 

@@ -47,9 +47,8 @@ class Tune(Command):
             console.say(table)
         console.say()
         if findings.unasked:
-            console.say(
-                f"not asked in {self.seconds:g} s: {', '.join(findings.unasked)}; --seconds gives more"
-            )
+            unasked = ", ".join(findings.unasked)
+            console.say(f"not asked in {self.seconds:g} s: {unasked}; --seconds gives more")
         console.emit("tuning", **dataclasses.asdict(findings.tuning), ratio=findings.ratio)
         path = engine_tuning.cache_file()
         if self.dry_run:
