@@ -111,7 +111,6 @@ def _write(
 
 
 def _name_end(made: list[int], ending: Ending, text_model: TextModel, command: Generate) -> str:
-    """Name the reason for which a text ended."""
     if ending.is_reached:
         return "--stop"
     if made and made[-1] in text_model.stop_tokens:

@@ -90,17 +90,15 @@ def _check_arguments(command: Inspect) -> None:
     if command.keep_qk and command.save is None:
         raise UsageError("--keep-qk says what --save keeps; give --save FILE.regard too")
     if command.save is not None and command.save.is_dir():
-        raise UsageError(
-            f"--save: {command.save} is a folder; give a file in it, such as {command.save / 'trace.regard'}"
-        )
+        file = command.save / "trace.regard"
+        raise UsageError(f"--save: {command.save} is a folder; give a file in it, such as {file}")
     if command.save is not None and not command.save.parent.is_dir():
         raise UsageError(f"--save: there is no folder {command.save.parent}")
     if command.model is not None and not command.model.is_dir():
-        there, seen = f"there is no {command.model}", ""
-        if command.model.is_file():
-            there = f"{command.model} is a file"
-        if command.model.is_file() and command.model.suffix == ".regard":
-            seen = f"; what is kept in a file is shown by: {spell_command('view', command.model)}"
+        is_file = command.model.is_file()
+        there = f"{command.model} is a file" if is_file else f"there is no {command.model}"
+        seen = f"; what is kept in a file is shown by: {spell_command('view', command.model)}"
+        seen = seen if is_file and command.model.suffix == ".regard" else ""
         raise UsageError(f"{there}; give the folder of a run, or of a Hugging Face model{seen}")
 
 
@@ -185,13 +183,9 @@ def _draw(reading: WordReading, reader: int, layer: int, title: str) -> Iterator
     shown = slice(0, TOKENS_SHOWN)
     words, word = list(reading.words[shown]), reading.words[reader]
     layers, heads = reading.weights.shape[:2]
-    reads = figures.head_grid(
-        reading.weights[:, :, reader, shown],
-        head_labels=[f"Layer {number}" for number in range(layers)],
-        query_labels=list(map(str, range(heads))),
-        key_labels=words,
-        title=f'what "{word}" reads: {title}',
-    )
+    labels: Any = {"head_labels": [f"Layer {number}" for number in range(layers)], "key_labels": words}
+    labels |= {"query_labels": list(map(str, range(heads))), "title": f'what "{word}" reads: {title}'}
+    reads = figures.head_grid(reading.weights[:, :, reader, shown], **labels)
     for ax in reads.figure.axes:
         if ax.get_ylabel() == "Query position":
             ax.set_ylabel("Head")

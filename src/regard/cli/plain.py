@@ -106,7 +106,6 @@ def _build(kind: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _unwrap(hint: Any) -> tuple[Any, ...]:
-    """Return a type and the marks that annotate it."""
     return get_args(hint) if get_origin(hint) is Annotated else (hint,)
 
 
@@ -123,5 +122,4 @@ def _read_texts(kind: Any) -> dict[str, str]:
 
 
 def _escape(text: str) -> str:
-    """Return a text that argparse prints as it is."""
     return text.replace("%", "%%")

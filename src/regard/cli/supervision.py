@@ -27,7 +27,7 @@ LINE = "REGARD_SUPERVISED_BY"  # the environment variable that tells a child its
 JOINED, TOLD = b"j", b"t"
 # How the runtimes of JAX, gloo and NCCL speak of others that are gone.
 LOSS = re.compile(
-    r"gloo|nccl|unavailable|deadline|aborted|coordination|heartbeat|barrier|connection|socket", re.IGNORECASE
+    "(?i)gloo|nccl|unavailable|deadline|aborted|coordination|heartbeat|barrier|connection|socket"
 )
 
 
@@ -79,7 +79,6 @@ def _watch(command: Train, console: Console, words: Sequence[str], membership: M
 def _explain_end(
     number: int, joined: bool, command: Train, words: Sequence[str], membership: Membership
 ) -> str:
-    """Explain that a signal ended the child."""
     if not joined and number in (signal.SIGABRT, signal.SIGSEGV):
         return _explain_absence(membership)
     if number == signal.SIGABRT:
@@ -123,7 +122,6 @@ def _advise(command: Train, words: Sequence[str]) -> str:
 def _take_part(
     command: Train, console: Console, words: Sequence[str], membership: Membership, patience: Patience
 ) -> int:
-    """Train together with the others."""
     line = _open_line()
     _redirect_foreign_output()
     import jax

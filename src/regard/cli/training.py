@@ -20,10 +20,8 @@ from regard.training.sharding import Deployment
 from regard.training.tasks import Task, shrink
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-SMALLER = (
-    "give a smaller --batch-size or model, less held-out data, more --accumulate-steps, --remat full, or a "
-    "larger --mesh"
-)
+SMALLER = "give a smaller --batch-size or model, less held-out data, more --accumulate-steps, --remat full"
+SMALLER += ", or a larger --mesh"
 
 
 def run_training(command: Train, console: Console) -> int:

@@ -69,9 +69,8 @@ def read_index(path: Path) -> dict[str, Any]:
     body = _read_sealed(path, path / INDEX)
     version = body.get("format") if isinstance(body, dict) else None
     if _is_count(version) and version not in (FORMAT, DIVIDED_FORMAT):
-        raise CheckpointError(
-            f"{path / INDEX} has format {version}, this version of Regard reads {FORMAT} and {DIVIDED_FORMAT}"
-        )
+        readable = f"{FORMAT} and {DIVIDED_FORMAT}"
+        raise CheckpointError(f"{path / INDEX} has format {version}, this version of Regard reads {readable}")
     for expected, value in _list_faults(body):
         raise _expected(path / INDEX, expected, value)
     for digests in sorted(path.glob("digests-*.json")):

@@ -228,9 +228,9 @@ def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "", places: Any 
     if places is None:
         arrays = {name: jax.numpy.asarray(checkpoint.arrays[name]) for name in expected}
     else:
-        wanted = dict(zip(expected, jax.tree.leaves(places), strict=True))
+        placed = zip(expected.items(), jax.tree.leaves(places), strict=True)
         arrays = checkpoint.read(
-            {name: jax.ShapeDtypeStruct(*kind, sharding=wanted[name]) for name, kind in expected.items()}
+            {name: jax.ShapeDtypeStruct(*kind, sharding=sharding) for (name, kind), sharding in placed}
         )
     return jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in expected])
 
@@ -256,20 +256,14 @@ def _writing(draft: Path, target: Path) -> Iterator[None]:
         with _hush_writers():
             yield
     except Exception as error:  # tensorstore tells troubles of the system in the text of a ValueError
-        _discard(draft)
+        deadline = time.monotonic() + 3
+        while draft.exists() and time.monotonic() < deadline:
+            shutil.rmtree(draft, ignore_errors=True)
+            time.sleep(0.1)  # writers that were still under way may put more there
         code = re.search(r"os_error_code='(\d+)'", str(error))
         if code is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(target)) from error
-
-
-def _discard(draft: Path) -> None:
-    """Remove a draft that failed, and what writers that were still under way put there."""
-    for _ in range(30):
-        shutil.rmtree(draft, ignore_errors=True)
-        time.sleep(0.1)
-        if not draft.exists():
-            return
 
 
 @contextmanager

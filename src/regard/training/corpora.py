@@ -96,9 +96,8 @@ def read_manual() -> dict[str, str]:
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
-        raise ImportError(
-            "this Python came without pydoc_data, the default corpus; give your own text: --files FILE ..."
-        ) from error
+        remedy = "give your own text: --files FILE ..."
+        raise ImportError(f"this Python came without pydoc_data, the default corpus; {remedy}") from error
     return leave_out_excerpts(topics)
 
 
@@ -109,9 +108,8 @@ def list_files(files: Sequence[str | Path]) -> list[tuple[Path, bool]]:
     check_kind("files", files, list, tuple)
     if not all(map(str, files)):
         raise ValueError("files: expected files and directories, got an empty name; . is this directory")
-    paths = sorted(
-        (path, path != Path(root)) for root in files for path in _list_below(read_path("files", root))
-    )
+    roots = [read_path("files", root) for root in files]
+    paths = sorted((path, path != root) for root in roots for path in _list_below(root))
     seen: set[Path] = set()
     for path, _ in paths:
         if path.resolve() in seen:
@@ -311,18 +309,15 @@ def _digest_text(path: Path, report: Callable[[int], None]) -> bytes:
                 waiting, data = len(decoder.getstate()[0]), file.read(PART_BYTES)
                 digest.update(data)
                 if (offset := data.find(b"\0")) >= 0:
-                    raise _NotTextError(
-                        f"files: {path} is binary, not text: a zero byte at offset {start + offset}; "
-                        "leave it out"
-                    )
+                    what = f"a zero byte at offset {start + offset}"
+                    raise _NotTextError(f"files: {path} is binary, not text: {what}; leave it out")
                 try:
                     decoder.decode(data, final=not data)
                 except UnicodeDecodeError as error:
-                    byte, offset = error.object[error.start], start - waiting + error.start
-                    raise _NotTextError(
-                        f"files: {path} is not UTF-8: byte 0x{byte:02x} at offset {offset} "
-                        f"({error.reason}); convert it to UTF-8, or leave it out"
-                    ) from error
+                    offset = start - waiting + error.start
+                    what = f"byte 0x{error.object[error.start]:02x} at offset {offset} ({error.reason})"
+                    remedy = "convert it to UTF-8, or leave it out"
+                    raise _NotTextError(f"files: {path} is not UTF-8: {what}; {remedy}") from error
                 start += len(data)
                 report(len(data))
     except OSError as error:

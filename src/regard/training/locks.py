@@ -43,7 +43,6 @@ def demand_free(directory: Path) -> None:
 
 @contextmanager
 def _hold(directory: Path) -> Iterator[None]:
-    """Hold the lock in this process."""
     missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     lock = FileLock(directory.absolute() / LOCK, is_singleton=True)
@@ -53,9 +52,8 @@ def _hold(directory: Path) -> Iterator[None]:
     try:
         lock.acquire(blocking=False)
     except Timeout as error:
-        raise LockError(
-            f"{directory} is in use by {_read_holder(directory)}; wait for its end, or give another --out"
-        ) from error
+        use = f"in use by {_read_holder(directory)}"
+        raise LockError(f"{directory} is {use}; wait for its end, or give another --out") from error
     try:
         since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
         holder = {"host": socket.gethostname(), "process": os.getpid(), "since": since}

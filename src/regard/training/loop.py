@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -130,11 +129,11 @@ def train(
             return Outcome("already finished", run.start.step, **_read_record(run))
         session = _Session(run, progress or Progress(), log, profile)
         with session.progress.preparing():
-            advance = _prepare(session, deployment)
-        return advance(stop)
+            _prepare(session, deployment)
+        return session.advance(stop)
 
 
-def _prepare(session: "_Session", deployment: Deployment | None) -> Callable[[Callable[[], bool]], Outcome]:
+def _prepare(session: "_Session", deployment: Deployment | None) -> None:
     """Make ready to train a run whose lock is held; everything that steps need is compiled here."""
     run = session.run
     kept_files = processes.everyone(run.task.keep)
@@ -147,7 +146,7 @@ def _prepare(session: "_Session", deployment: Deployment | None) -> Callable[[Ca
     num_devices = 1 if deployment is None else deployment.mesh.size
     device_kind = jax.devices()[0].device_kind
     session.progress.began(count_work(run.task, program.shapes.params, num_devices, device_kind))
-    return session.prepare(program, state)
+    session.prepare(program, state)
 
 
 def _read_record(run: Run) -> dict[str, Any]:
@@ -183,48 +182,35 @@ class _Session:
         self.settled = (self.first, self.record["seconds"])
         self.skipped = 0  # updates in a row
 
-    def prepare(self, program: Program, state: State) -> Callable[[Callable[[], bool]], Outcome]:
-        """Compile everything; return the function that advances until a stop, and compiles nothing."""
-        feed = make_feed(self.task, self.run.seed, program.deployment)
-        held_out = program.place(self.task.held_out)
-        update = self._compile("train step", program, program.update, state, np.int32(0), feed(0))
-        measure = self._compile("evaluation", program, program.evaluate, state.evaluated, held_out)
-        watch_heads = self._prepare_heads(program, state)
-        return partial(
-            self._advance,
-            state,
-            lambda state, step: update(state, np.int32(step - 1), feed(step - 1)),
-            lambda state: measure(state.evaluated, held_out),
-            watch_heads,
-        )
+    def prepare(self, program: Program, state: State) -> None:
+        """Compile everything; nothing that follows compiles."""
+        self.program, self.state = program, state
+        self.feed = make_feed(self.task, self.run.seed, program.deployment)
+        self.held_out = program.place(self.task.held_out)
+        self.update = self._compile("train step", program.update, state, np.int32(0), self.feed(0))
+        self.measure = self._compile("evaluation", program.evaluate, state.evaluated, self.held_out)
+        self.watch_heads = self._prepare_heads()
 
-    def _advance(
-        self,
-        state: State,
-        update: Callable[[State, int], tuple[State, Metrics]],
-        measure: Callable[[State], Metrics],
-        watch_heads: Callable[[int, State], None],
-        stop: Callable[[], bool],
-    ) -> Outcome:
+    def advance(self, stop: Callable[[], bool]) -> Outcome:
         """Update, measure and save until the end or a stop."""
         cadence, steps = self.task.cadence, self.task.optimization.steps
         self.mark = time.perf_counter()
         if self.first == 0:
-            watch_heads(0, state)
+            self.watch_heads(0)
         with self._leave_in_order(), ExitStack() as tracing:
             for step in range(self.first + 1, steps + 1):
                 self._trace(step - self.first - 1, tracing)
-                state, measured = update(state, step)
+                self.state, measured = self.update(self.state, np.int32(step - 1), self.feed(step - 1))
                 self.pending.append((step, measured))
-                watch_heads(step, state)
+                self.watch_heads(step)
                 last = stop() or step == steps
                 if step % cadence.evaluate_every == 0 or step == steps:
-                    self._evaluate(step, partial(measure, state))
+                    self._evaluate(step)
                 elif step % cadence.log_every == 0:
                     # Read one logging interval late: the device is never waited for while it has work.
                     self._settle(step - cadence.log_every)
                 if step % cadence.checkpoint_every == 0 or last:
-                    self._save(step, state)
+                    self._save(step)
                 elif self.saving is not None and self.saving[1].is_done and jax.process_count() == 1:
                     self._finish_saving()
                 if last:
@@ -233,19 +219,21 @@ class _Session:
             processes.everyone(checkpoints.finish_digests)
         return Outcome("finished" if step == steps else "interrupted", step, **self.record)
 
-    def _prepare_heads(self, program: Program, state: State) -> Callable[[int, State], None]:
+    def _prepare_heads(self) -> Callable[[int], None]:
         """Return a function that measures the heads at the steps that are due; it waits for nothing."""
         every, steps = self.task.cadence.heads_every, self.task.optimization.steps
         if not every:
-            return lambda step, state: None
-        probe = program.place(self.task.probe)
+            return lambda step: None
+        probe = self.program.place(self.task.probe)
         # A few measurements are over before an optimized program would be compiled.
         options = LITTLE_WORK if steps < FEW_MEASUREMENTS * every else None
-        measure = self._compile("heads", program, program.measure_heads, state.params, probe, options=options)
+        measure = self._compile(
+            "heads", self.program.measure_heads, self.state.params, probe, options=options
+        )
 
-        def watch(step: int, state: State) -> None:
+        def watch(step: int) -> None:
             if step % every == 0 or step == steps:
-                self.head_stats.append((step, measure(state.params, probe)))
+                self.head_stats.append((step, measure(self.state.params, probe)))
 
         return watch
 
@@ -258,13 +246,11 @@ class _Session:
                 jax.profiler.start_trace(str(self.run.directory / "profile"))
                 tracing.callback(jax.profiler.stop_trace)
 
-    def _compile(
-        self, what: str, program: Program, function: Any, *arguments: Any, options: Any = None
-    ) -> Any:
+    def _compile(self, what: str, function: Any, *arguments: Any, options: Any = None) -> Any:
         """Compile ahead of the first call, so that compiling can be announced and timed apart."""
         start = time.perf_counter()
         with self.progress.compiling(what):
-            compiled = program.compile(function, *arguments, options=options)
+            compiled = self.program.compile(function, *arguments, options=options)
         self.record["compile_seconds"] += time.perf_counter() - start
         return compiled
 
@@ -277,10 +263,9 @@ class _Session:
         yield
         self.mark = time.perf_counter()
 
-    def _evaluate(self, step: int, evaluate: Callable[[], Metrics]) -> None:
-        """Measure on held-out data and log the result with this step."""
+    def _evaluate(self, step: int) -> None:
         with self._pause():
-            held_out = self.record["held_out"] = _fetch(evaluate())
+            held_out = self.record["held_out"] = _fetch(self.measure(self.state.evaluated, self.held_out))
             self._settle(step, {f"held_out_{name}": value for name, value in held_out.items()})
             self.progress.evaluated(step, held_out)
 
@@ -320,14 +305,14 @@ class _Session:
         self.settled = (step, now)
         return (step - before) / (now - then) if now > then else math.nan
 
-    def _save(self, step: int, state: State) -> None:
+    def _save(self, step: int) -> None:
         """Begin to save a checkpoint once every metric up to it proved finite."""
         with self._pause():
             self._settle(step)
             self._finish_saving()
             self.record["elapsed_seconds"] = time.perf_counter() - self.began
             path, keep = self.run.checkpoints_path, self.task.cadence.keep_checkpoints
-            self.saving = step, checkpoints.start_saving(path, step, state, dict(self.record), keep=keep)
+            self.saving = step, checkpoints.start_saving(path, step, self.state, dict(self.record), keep=keep)
 
     @contextmanager
     def _leave_in_order(self) -> Iterator[None]:
@@ -340,7 +325,6 @@ class _Session:
                     self.saving[1].end()
 
     def _finish_saving(self) -> None:
-        """Wait for the checkpoint that is being written, if there is one."""
         if self.saving is not None:
             (step, saving), self.saving = self.saving, None
             self.saved = saving.wait()

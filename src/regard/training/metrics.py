@@ -108,9 +108,8 @@ def _parse(path: Path, number: int, line: bytes) -> Line:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
     if not isinstance(parsed, dict) or not isinstance(parsed.get("step"), int):
-        raise ValueError(
-            f"{path}, line {number} must be an object with a whole-number step, got {line[:80]!r}"
-        )
+        start = line[:80]
+        raise ValueError(f"{path}, line {number} must be an object with a whole-number step, got {start!r}")
     for name, value in parsed.items():
         if not _is_logged(value, parsed.get("split")) and name not in ("step", "split"):
             raise ValueError(f"{path}, line {number} has a {name} that training never logs: {value!r:.80}")

@@ -177,8 +177,6 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
 
 
 def _cast(tree: Any, dtype: Any) -> Any:
-    """Cast the floating-point arrays of a tree."""
-
     def cast(leaf: jax.Array) -> jax.Array:
         return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 

@@ -62,9 +62,8 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """True when every step is done already."""
-        return (
-            self.start is not None and self.source is None and self.start.step >= self.task.optimization.steps
-        )
+        steps = self.task.optimization.steps
+        return self.start is not None and self.source is None and self.start.step >= steps
 
     @property
     def metrics_path(self) -> Path:
@@ -146,13 +145,10 @@ class Run:
     def demand_begun(self) -> None:
         """Raise a RunError in a process that does not see the directory that `begin` has prepared."""
         if not (self.directory / "config.json").exists():
-            raise RunError(
-                f"{self.directory}: expected what the first process wrote there; give an --out on a file "
-                "system that all processes share"
-            )
+            remedy = "give an --out on a file system that all processes share"
+            raise RunError(f"{self.directory}: expected what the first process wrote there; {remedy}")
 
     def _describe(self, kept_files: Mapping[str, str]) -> dict[str, Any]:
-        """Return the contents of config.json."""
         return {
             "format": FORMAT,
             "task": self.task.name,
@@ -207,9 +203,8 @@ def open_run(
     options = {"mesh": mesh, "saved": _date_checkpoints(directory), "replaces": replaces}
     existing = None if force else there
     if existing is not None and resume == "never":
-        raise RunError(
-            f"{directory} holds a run already; give another --out, or --force to delete it and start again"
-        )
+        remedy = "give another --out, or --force to delete it and start again"
+        raise RunError(f"{directory} holds a run already; {remedy}")
     note, own, damaged = None, None, {}
     if existing is not None:
         remedy = "give another --out, or --force to delete that run and start again"
@@ -294,7 +289,6 @@ def _digest(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _date_checkpoints(directory: Path) -> dict[Path, int]:
-    """Return the times at which the checkpoints of a run directory were written, by path."""
     paths = checkpoints.list_checkpoints(directory / "checkpoints")
     return {path: path.stat().st_mtime_ns for path in paths}
 
@@ -307,19 +301,14 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
         return None
     if not directory.is_dir():
         raise RunError(f"{directory} is a file, not a run directory; give another --out")
-    entries = sorted(
-        path.name
-        for path in directory.iterdir()
-        if not path.name.endswith(".draft") and path.name not in locks.FILES
-    )
+    names = sorted(path.name for path in directory.iterdir())
+    entries = [name for name in names if not name.endswith(".draft") and name not in locks.FILES]
     if not entries:
         return None
     path = directory / "config.json"
     if not path.exists():
-        shown = ", ".join(entries[:5]) + (", ..." if len(entries) > 5 else "")
-        raise RunError(
-            f"{directory} is not empty and not a Regard run (it holds {shown}); give another --out"
-        )
+        holds = f"it holds {', '.join(entries[:5])}{', ...' if len(entries) > 5 else ''}"
+        raise RunError(f"{directory} is not empty and not a Regard run ({holds}); give another --out")
     try:
         config = check_entries(json.loads(path.read_text(encoding="utf-8")))
         return config | {"task": tasks.from_settings(config["task"], config["settings"])}
@@ -351,10 +340,8 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, check
     source = path.parent.parent if path.parent.name == "checkpoints" else path
     config = _read_config(source)
     if config is None:
-        raise RunError(
-            f"--resume {path} is not a Regard run; "
-            "give auto, newest-whole, never, a run directory or a checkpoint"
-        )
+        choices = "auto, newest-whole, never, a run directory or a checkpoint"
+        raise RunError(f"--resume {path} is not a Regard run; give {choices}")
     if source.resolve() == directory.resolve():
         raise RunError(f"--resume {path} is inside --out; to go on in place, leave --resume out")
     free = ("optimization.", "cadence.", "seed")

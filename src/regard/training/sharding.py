@@ -115,22 +115,15 @@ class Deployment:
 
     def constrain(self, batch: Any) -> Any:
         """Divide a batch inside a compiled program, so that every device makes no more than its own rows."""
-        return jax.tree.map(
-            lambda array: jax.lax.with_sharding_constraint(array, self.divide_batch(array.shape)), batch
-        )
+        shardings = jax.tree.map(lambda array: self.divide_batch(array.shape), batch)
+        return jax.lax.with_sharding_constraint(batch, shardings)
 
     def gather(self, params: Any) -> Any:
-        """Gather what a device needs to compute; gradients are divided again.
-
-        Said aloud, as the compiler would else now and then divide what is computed, not the rows.
-        """
+        """Gather what a device computes with, lest the compiler divide it; gradients are divided again."""
         return jax.tree_util.tree_map_with_path(self._gather_array, params)
 
     def lend(self, params: Any, cast: Callable[[Any], Any]) -> tuple[Any, AbstractContextManager[None]]:
-        """Return parameters to compute with, and the context in which blocks gather their own.
-
-        What is outside of blocks is cast and gathered at once.
-        """
+        """Return parameters, cast and gathered outside of blocks, and the context in which blocks do so."""
 
         def place(path: Any, leaf: jax.Array) -> jax.Array:
             return leaf if BLOCK.search(_name(path)) else self._gather_array(path, cast(leaf))
@@ -167,10 +160,8 @@ class Deployment:
     def count_bytes(self, state: Any) -> tuple[int, int]:
         """Return the bytes of a state's arrays on one device, and in all."""
         shapes, places = jax.tree.leaves(state), jax.tree.leaves(self.divide_state(state))
-        own = [
-            math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-            for leaf, sharding in zip(shapes, places, strict=True)
-        ]
+        pairs = zip(shapes, places, strict=True)
+        own = [math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf, sharding in pairs]
         return sum(own), sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
 
     def _place(self, path: Any, leaf: Any, *, in_use: bool = False) -> NamedSharding:

@@ -147,10 +147,8 @@ class Task(Settings, abc.ABC):
 
     def describe_data(self) -> dict[str, str]:
         """Return descriptions of a batch and of the held-out data."""
-        return {
-            "batch": f"{self.optimization.batch_size} examples",
-            "held out": f"{len(jax.tree.leaves(self.held_out)[0]):,} examples",
-        }
+        held_out = len(jax.tree.leaves(self.held_out)[0])
+        return {"batch": f"{self.optimization.batch_size} examples", "held out": f"{held_out:,} examples"}
 
     def write_sample(self, model: Any) -> str:
         """Return a text that a trained model writes, where it writes."""

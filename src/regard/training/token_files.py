@@ -89,10 +89,8 @@ def open_tokens(
         most = "" if text is None else "at most "
         what = f"{describe_size(total)} of text to {most}{size} of tokens in {folder.with_suffix('')}"
         add = corpora.count_up(report, what, total)
-        written = [
-            write_tokens(folder / name, vocabulary, documents, add)
-            for name, documents in zip(SIDES, sides, strict=True)
-        ]
+        pairs = zip(SIDES, sides, strict=True)
+        written = [write_tokens(folder / name, vocabulary, documents, add) for name, documents in pairs]
         if _digest_inputs(files) != inputs:
             raise ValueError("files: they changed while they were read; give the same command again")
         facts = {

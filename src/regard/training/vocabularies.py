@@ -69,9 +69,8 @@ class PairVocabulary(ByteVocabulary):
         spelled = sorted((token, name) for name, token in self._tokenizer.get_vocab().items())
         is_dense = [token for token, _ in spelled] == list(range(len(spelled)))
         if not (is_dense and all(set(name) <= letters.keys() for _, name in spelled)):
-            raise ValueError(
-                "tokenizer.json must hold byte-level BPE without special tokens, got one that spells none"
-            )
+            expected = "byte-level BPE without special tokens"
+            raise ValueError(f"tokenizer.json must hold {expected}, got one that spells none")
         self._text = text
         self._bytes = tuple(bytes(letters[letter] for letter in name) for _, name in spelled)
         self.mark, self.size = len(spelled), len(spelled) + 1

@@ -90,7 +90,6 @@ def _list_devices() -> list[str]:
 
 
 def _ask_costs() -> str:
-    """Say whose costs the choice of tiles goes by."""
     from regard.engine.flash.measurements import describe_costs
 
     try:
@@ -100,7 +99,6 @@ def _ask_costs() -> str:
 
 
 def _ask_backends() -> dict[str, str]:
-    """Collect each backend's answer to a plain call."""
     import jax
 
     from regard import explain

@@ -86,7 +86,6 @@ class Plan(Command):
         return 0
 
     def _plan_attention(self, console: Console, top: int) -> None:
-        """Print the plan of attention alone."""
         if self.heads is None:
             raise UsageError("plan needs --heads, or a --model that says them")
         if self.remat:
@@ -114,7 +113,6 @@ class Plan(Command):
         console.say(f"\n{report.code()}")
 
     def _plan_step(self, console: Console, model: str) -> None:
-        """Print the plan of a training step."""
         from regard.models import preset
         from regard.planning import plan_step
 
@@ -194,7 +192,6 @@ def _parse_sizes(text: str | None) -> dict[str, int]:
 
 
 def _tabulate(report: Report, top: int) -> Table:
-    """Return a table of the first meshes, one a row."""
     from rich.table import Table
 
     from regard.engine.dispatch.explanation import scaled

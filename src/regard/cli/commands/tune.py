@@ -63,7 +63,6 @@ class Tune(Command):
 
 
 def _gain(findings: Findings) -> str:
-    """Say what the tuning is worth."""
     if not findings.ratios:
         return "gained: nothing, the defaults are as fast here as anything that was tried"
     count = len(findings.ratios)

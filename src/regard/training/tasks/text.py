@@ -157,9 +157,8 @@ class Text(Task):
         """Return a file that the run kept; None for a new run."""
         if self.kept is None or name in self.kept:
             return None if self.kept is None else self.kept[name]
-        raise ValueError(
-            f"{name} of this run is gone; bring it back as it was, or train again with another --out"
-        )
+        remedy = "bring it back as it was, or train again with another --out"
+        raise ValueError(f"{name} of this run is gone; {remedy}")
 
     @property
     def config(self) -> models.TransformerConfig:
