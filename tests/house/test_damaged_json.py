@@ -236,7 +236,7 @@ def tokens_that_end_a_text(folder):
 
     def read(document):
         path.write_text(json.dumps(document))
-        settings = text_models._read_json(path)
+        settings = text_models.read_object(path)
         for name in ("eos_token_id", "bos_token_id"):
             text_models._read_tokens(folder, settings, name)
 

@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from regard.training import checkpoints, loop
+from regard.training import checkpoint_files, checkpoints, loop
 from regard.training.loop import DivergenceError
 from small_runs import (
     CADENCE,
@@ -62,13 +62,13 @@ def test_a_listener_hears_everything_in_order(whole):
 
 def write_slowly(monkeypatch, wait):
     """Wait before the index of a checkpoint is written, which makes it whole."""
-    write = checkpoints.write_index
+    write = checkpoint_files.write_index
 
     def write_later(draft, step, *arguments, **options):
         wait(step)
         write(draft, step, *arguments, **options)
 
-    monkeypatch.setattr(checkpoints, "write_index", write_later)
+    monkeypatch.setattr(checkpoint_files, "write_index", write_later)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(whole, tmp_path, monkeypatch):

@@ -17,14 +17,11 @@ from regard.loading import remedy
 
 OK, MISUSED, INTERRUPTED = 0, 2, 130
 # Packages that `pip install regard` leaves out, by the name they are imported under.
-EXTRAS = (
-    *("tyro", "rich", "flax", "optax", "orbax", "filelock", "sklearn", "matplotlib"),
-    *("safetensors", "tokenizers"),
-)
+EXTRAS = ("tyro", "rich", "flax", "optax", "orbax", "filelock", "sklearn", "matplotlib")
+EXTRAS += ("safetensors", "tokenizers")
 # What is written where a terminal or a file has ASCII alone; a question mark stands for the rest.
-PLAIN = {"■": "#", "▒": "+", "·": ".", "•": "*", "×": "x", "…": "...", "–": "-", "—": "-"} | dict(
-    zip("▁▂▃▄▅▆▇█", "_.,-=+*#", strict=True)
-)
+PLAIN = {"■": "#", "▒": "+", "·": ".", "•": "*", "×": "x", "…": "...", "–": "-", "—": "-"}
+PLAIN |= zip("▁▂▃▄▅▆▇█", "_.,-=+*#", strict=True)
 
 
 def write_plain(error: UnicodeError) -> tuple[str, int]:

@@ -57,11 +57,13 @@ def parse_arguments(words: Sequence[str]) -> Command:
             command = dataclasses.make_dataclass(command.__name__, only, bases=(command,), frozen=True)
             program, description = f"{program} {word}", kind.__doc__
     parsed = _read(command, program, description, words)
-    for flag in _lists(parsed):
-        if flag in words:
-            _refuse(program, f"{flag} needs at least one value")
-    for refusal in filter(None, map(describe_store, _paths(parsed))):
-        _refuse(program, refusal)
+    for name, value in _list_values(parsed):
+        if value == () and _spell_flag(name) in words:
+            _refuse(program, f"{_spell_flag(name)} needs at least one value")
+        several = value if isinstance(value, tuple) else (value,)
+        for path in (path for path in several if isinstance(path, Path)):
+            if refusal := describe_store(path):
+                _refuse(program, refusal)
     return parsed
 
 
@@ -89,9 +91,13 @@ def name_options(text: str, command: Command) -> str:
     return re.sub(pattern, _name_flag, text) if inside else text
 
 
+def _spell_flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def _name_flag(match: re.Match[str]) -> str:
     name, *value = match.groups(default="")
-    return "--" + name.replace("_", "-") + "".join(value)
+    return _spell_flag(name) + "".join(value)
 
 
 def _read_overview(named: Mapping[str, type[Command]], words: list[str]) -> Any:
@@ -124,10 +130,8 @@ def _read(kind: Any, program: str, description: str | None, words: list[str]) ->
     except AttributeError as error:
         if error.name != "TypeCheckError":
             raise
-        _refuse(
-            program,
-            "tyro needs typeguard 4 or newer, which another package took back: pip install 'typeguard>=4'",
-        )
+        needed = "tyro needs typeguard 4 or newer, which another package took back"
+        _refuse(program, f"{needed}: pip install 'typeguard>=4'")
     except ValueError as error:
         _refuse(program, _name_flags(error))
     except SystemExit as end:
@@ -140,7 +144,7 @@ def _read(kind: Any, program: str, description: str | None, words: list[str]) ->
 
 def _name_flags(error: BaseException | None) -> str:
     """Return what is wrong with settings, with the flags' names in place of the settings'."""
-    return _NAMES.sub(lambda name: "--" + name[0].replace("_", "-"), str(error))
+    return _NAMES.sub(lambda name: _spell_flag(name[0]), str(error))
 
 
 def _choose(program: str, kind: str, word: str, named: Mapping[str, Any]) -> Any:
@@ -163,24 +167,14 @@ def _find_word(command: Any, words: Sequence[str]) -> int | None:
     return index if index < len(words) else None
 
 
-def _lists(record: Any) -> Iterator[str]:
-    """Yield the flags of a record that take several values and got none."""
+def _list_values(record: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of each field of a record, and of the records that it holds."""
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         if dataclasses.is_dataclass(value):
-            yield from _lists(value)
-        elif value == ():
-            yield "--" + field.name.replace("_", "-")
-
-
-def _paths(record: Any) -> Iterator[Path]:
-    """Yield the paths that a record has got."""
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from _paths(value)
-        several = value if isinstance(value, tuple) else (value,)
-        yield from (path for path in several if isinstance(path, Path))
+            yield from _list_values(value)
+        else:
+            yield field.name, value
 
 
 def _refuse(program: str, message: str) -> NoReturn:

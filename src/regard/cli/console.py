@@ -24,13 +24,9 @@ else:
 
 LABEL_WIDTH = 11
 # A model may write anything, and a terminal obeys control characters: pictures stand for them there.
-VISIBLE = (
-    {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
-    | {0x7F: 0x2421}
-    | dict.fromkeys(
-        (*range(128, 160), 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)), 65533
-    )
-)
+_UNSEEN = (*range(128, 160), 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+VISIBLE |= dict.fromkeys(_UNSEEN, 0xFFFD)
 
 
 class UsageError(Exception):
@@ -65,10 +61,8 @@ def enough_memory(what: str, remedy: str) -> Iterator[None]:
         is_jax = type(error).__name__ == "JaxRuntimeError"  # which is not imported here
         if not (is_jax and re.search("RESOURCE_EXHAUSTED|out of memory", str(error), re.IGNORECASE)):
             raise
-        reason = str(error).splitlines()[0][:200]
-        raise RunFailedError(
-            f"{what} does not fit into the memory of the devices ({reason}); {remedy}"
-        ) from error
+        problem = f"does not fit into the memory of the devices ({str(error).splitlines()[0][:200]})"
+        raise RunFailedError(f"{what} {problem}; {remedy}") from error
 
 
 def new_table(*headers: str, gap: int = 3) -> Table:
@@ -100,14 +94,9 @@ class Console:
         if not self.is_live:
             yield lambda done, total, label: self.say(f"{done + 1}/{total} {label}")
             return
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-        columns = (
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-        )
+        columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(), "{task.description}")
         with Progress(*columns, console=self.human, transient=True) as shown:
             bar = shown.add_task("", total=None)
             yield lambda done, total, label: shown.update(bar, completed=done, total=total, description=label)

@@ -12,11 +12,8 @@ REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or ask for a larger quota",
     errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
-    errno.EROFS: "give an --out where you may write",
-    errno.EACCES: "give an --out where you may write",
-    errno.EPERM: "give an --out where you may write",
-    errno.ENOTDIR: "give an --out below directories alone",
-    errno.EEXIST: "give an --out below directories alone",
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "give an --out where you may write"),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST), "give an --out below directories alone"),
 }
 BEGUN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # troubles that the same directory can get over
 
@@ -64,15 +61,12 @@ def describe_next(words: Sequence[str]) -> str:
 
 def describe_trouble(error: OSError, directory: Path, words: Sequence[str]) -> str:
     """Describe what the system refused to write, and how to go on."""
-    where = error.filename or directory
-    said = f"{where}: {error.strerror or error}"
-    number = error.errno or 0
-    if number not in BEGUN:
-        return f"{said}; {REMEDIES.get(number, 'see to it, then give the same command again')}"
-    return (
-        f"{said}; {REMEDIES[number]}: what was saved before is whole, and this {describe_start(directory)}\n"
-        f"  {spell_continuation(words)}"
-    )
+    remedy = REMEDIES.get(error.errno or 0, "see to it, then give the same command again")
+    said = f"{error.filename or directory}: {error.strerror or error}; {remedy}"
+    if error.errno not in BEGUN:
+        return said
+    again = f"this {describe_start(directory)}\n  {spell_continuation(words)}"
+    return f"{said}: what was saved before is whole, and {again}"
 
 
 def describe_start(directory: Path) -> str:

@@ -40,16 +40,16 @@ class Entry:
 
     def summarise(self) -> dict[str, Any]:
         """Return the task's part of summary.json; a reused run keeps the seconds that it took when it ran."""
+        goal, outcome = self.task.goal, self.outcome
+        clocks = ("seconds", "compile_seconds", "elapsed_seconds")
         return {
-            "steps": self.outcome.step,
-            "metric": self.task.goal.metric,
-            "value": self.outcome.held_out[self.task.goal.metric],
-            "goal": self.task.goal.bound,
+            "steps": outcome.step,
+            "metric": goal.metric,
+            "value": outcome.held_out[goal.metric],
+            "goal": goal.bound,
             "reached": self.reached,
-            "seconds": round(self.outcome.seconds, 3),
-            "compile_seconds": round(self.outcome.compile_seconds, 3),
-            "elapsed_seconds": round(self.outcome.elapsed_seconds, 3),
-            "held_out": self.outcome.held_out,
+            **{name: round(getattr(outcome, name), 3) for name in clocks},
+            "held_out": outcome.held_out,
             "reused": self.reused,
             "run": self.run.directory.name,
         }
@@ -156,15 +156,10 @@ def report(
     for entry in entries:
         goal, outcome = entry.task.goal, entry.outcome
         verdict = "" if smoke else "reached" if entry.reached else "MISSED"
-        table.add_row(
-            entry.task.name,
-            str(outcome.step),
-            f"{goal.title} {outcome.held_out[goal.metric]:.4f}",
-            str(goal),
-            f"{outcome.seconds:.1f} s",
-            f"{outcome.compile_seconds:.1f} s",
-            " ".join(filter(None, [verdict, "(reused)" if entry.reused else ""])),
-        )
+        measured = f"{goal.title} {outcome.held_out[goal.metric]:.4f}"
+        times = f"{outcome.seconds:.1f} s", f"{outcome.compile_seconds:.1f} s"
+        remark = " ".join(filter(None, [verdict, "(reused)" if entry.reused else ""]))
+        table.add_row(entry.task.name, str(outcome.step), measured, str(goal), *times, remark)
     console.say()
     console.say(table)
     console.say()

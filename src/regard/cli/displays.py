@@ -4,19 +4,12 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich import progress
 
 from regard.cli.console import Console
 from regard.cli.interruption import leave_at_once
@@ -64,7 +57,8 @@ class Display(Listener):
         return describe_step(step, steps, metrics, rate, self._work)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._console.say(f"{self._prefix}{describe_evaluation(step, metrics)}")
+        values = spell_metrics(metrics, arrange(metrics))
+        self._console.say(f"{self._prefix}step {step:>5} held out:  {values}")
         self._emit("evaluation", step=step, **metrics)
 
     def saved(self, step: int) -> None:
@@ -79,13 +73,9 @@ class Bar(Display):
 
     def __init__(self, console: Console, label: str, steps: int, done: int):
         super().__init__(console, label)
-        columns = (
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-        )
-        self._bar = Progress(*columns, console=console.human, transient=True)
+        counted = (progress.BarColumn(bar_width=20), progress.MofNCompleteColumn())
+        columns = ("[bold]{task.description}", *counted, "{task.fields[status]}")
+        self._bar = progress.Progress(*columns, console=console.human, transient=True)
         self._task = self._bar.add_task(label, total=steps, completed=done, status="")
 
     def stop(self) -> None:
@@ -94,8 +84,8 @@ class Bar(Display):
     @contextmanager
     def compiling(self, what: str) -> Iterator[None]:
         self._bar.stop()
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        ticking = Progress(*columns, console=self._console.human, transient=True)
+        columns = (progress.SpinnerColumn(), "{task.description}", progress.TimeElapsedColumn())
+        ticking = progress.Progress(*columns, console=self._console.human, transient=True)
         with super().compiling(what), ticking:
             ticking.add_task(f"compiling {what} ...", total=None)
             yield
@@ -140,15 +130,14 @@ def describe_step(
     step: int, steps: int, metrics: Mapping[str, float], steps_per_second: float, work: Work | None = None
 ) -> str:
     """Describe metrics, rate, use of the devices and time left in a few words."""
-    values = "  ".join(f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in LEADING if name in metrics)
-    if not math.isfinite(steps_per_second) or steps_per_second <= 0:
+    values = spell_metrics(metrics, [name for name in LEADING if name in metrics])
+    if not 0 < steps_per_second < math.inf:
         return values
     seconds = (steps - step) / steps_per_second
     used = "" if work is None else f"  {work.describe(steps_per_second)}"
     return f"{values}  {1000 / steps_per_second:.0f} ms/step{used}  {seconds:.0f} s left"
 
 
-def describe_evaluation(step: int, metrics: Mapping[str, float]) -> str:
-    """Describe held-out metrics in a few words, the leading ones first."""
-    values = "  ".join(f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in arrange(metrics))
-    return f"step {step:>5} held out:  {values}"
+def spell_metrics(metrics: Mapping[str, float], names: Iterable[str]) -> str:
+    """Spell the metrics of these names in a few words."""
+    return "  ".join(f"{name.replace('_', ' ')} {metrics[name]:.4g}" for name in names)

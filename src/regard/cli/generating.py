@@ -32,17 +32,16 @@ def run_generating(command: Generate, console: Console) -> int:
         # One after the other, as people read; each draws by its number.
         keys = row_keys(jax.random.key(command.seed), len(prompts))
         for number, prompt in enumerate(prompts):
-            tokens = stream(
-                text_model.model,
-                [prompt],
-                max_tokens=command.max_tokens,
-                sampling=sampling,
-                stop_tokens=text_model.stop_tokens,
-                start_token=text_model.start_token,
-                rng=keys[number : number + 1],
-            )
+            options = {"sampling": sampling, "rng": keys[number : number + 1], **_limit(command, text_model)}
+            tokens = stream(text_model.model, [prompt], **options)
             _write(command, console, text_model, number, prompt, tokens)
     return 0
+
+
+def _limit(command: Generate, text_model: TextModel) -> dict[str, Any]:
+    """Return the options that begin and end a text."""
+    ends = {"stop_tokens": text_model.stop_tokens, "start_token": text_model.start_token}
+    return {"max_tokens": command.max_tokens, **ends}
 
 
 def _check(command: Generate) -> dict[str, Any]:
@@ -98,21 +97,20 @@ def _write(
     show(ending.finish())
     console.write("\n")
     reason = _name_end(made, ending, text_model, command)
-    facts: dict[str, Any] = {"tokens": len(made), "seconds": time.perf_counter() - begun}
-    shown = ""
+    facts: dict[str, Any] = {"given": command.prompt[number], "text": text, "ids": made, "reason": reason}
+    facts |= {"tokens": len(made), "seconds": time.perf_counter() - begun}
+    shown = f"{len(made)} tokens, none"
+    if times:
+        shown = f"{len(made)} tokens, the first after {times[0] - begun:.2f} s with compiling"
     # The first tokens wait for programs to be compiled.
     if len(times) > 2 and times[-1] > times[1]:
         rate = facts["tokens_per_second"] = (len(times) - 2) / (times[-1] - times[1])
-        shown = f", then {rate:.1f} tokens per second"
-    console.emit(
-        "text", prompt=number, given=command.prompt[number], text=text, ids=made, reason=reason, **facts
-    )
-    first = f"the first after {times[0] - begun:.2f} s with compiling" if times else "none"
-    console.remark(f"{facts['tokens']} tokens, {first}{shown}; ended by {reason}")
+        shown += f", then {rate:.1f} tokens per second"
+    console.emit("text", prompt=number, **facts)
+    console.remark(f"{shown}; ended by {reason}")
 
 
 def _name_end(made: list[int], ending: Ending, text_model: TextModel, command: Generate) -> str:
-    """Name the reason for which a text ended."""
     if ending.is_reached:
         return "--stop"
     if made and made[-1] in text_model.stop_tokens:
@@ -123,14 +121,8 @@ def _name_end(made: list[int], ending: Ending, text_model: TextModel, command: G
 def _search(command: Generate, console: Console, text_model: TextModel, prompts: list[list[int]]) -> None:
     """Show the likeliest text for each prompt; JSON lines hold all that were found."""
     begun = time.perf_counter()
-    beams = beam_search(
-        text_model.model,
-        prompts,
-        num_beams=command.beams or 1,
-        max_tokens=command.max_tokens,
-        stop_tokens=text_model.stop_tokens,
-        start_token=text_model.start_token,
-    )
+    options = _limit(command, text_model)
+    beams = beam_search(text_model.model, prompts, num_beams=command.beams or 1, **options)
     for number, (texts, scores) in enumerate(zip(beams.rows(), beams.scores.tolist(), strict=True)):
         spelled = []
         for tokens, score in zip(texts, scores, strict=False):

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import numpy as np
 from rich.table import Table
 
 from regard import inspection, readouts
+from regard.cli import text_readers
 from regard.cli.commands import Inspect
 from regard.cli.console import Console, UsageError, expected_errors, new_table
 from regard.cli.continuation import spell_command
 from regard.cli.pictures import Picture, draw_trace, save_pictures, shorten_name
-from regard.cli.text_readers import DEFAULT_TEXT, demand_text_reader, encode, name_tokens, shorten_title
 from regard.inspection import Trace, figures
 from regard.inspection.words import WordReading, join_pieces
 from regard.models import Decoder
@@ -35,7 +36,7 @@ def run_inspecting(command: Inspect, console: Console, page: Path | None = None)
     if command.text is not None and not command.text.strip():
         raise UsageError("--text is empty; give a sentence")
     directory, out = command.model, command.out or Path("out") / "inspect"
-    text = DEFAULT_TEXT if command.text is None else command.text
+    text = text_readers.DEFAULT_TEXT if command.text is None else command.text
     with expected_errors():
         from regard.interop import huggingface
 
@@ -48,38 +49,36 @@ def run_inspecting(command: Inspect, console: Console, page: Path | None = None)
         raise UsageError(f"--layer must be in 0..{len(reading.weights) - 1}, got {drawn}")
     num_layers, num_heads = reading.weights.shape[:2]
     best, share = reading.most_read(reader)
+    most_read = np.array([*reading.words, None], object)[best]  # -1 is no word
     name = "all-MiniLM-L6-v2" if directory is None else str(directory)
-    console.say(
-        f"{name}: {loaded.kind}, {num_layers} layers of {num_heads} heads; {len(reading.words)} words"
-    )
-    console.say(f'the word that "{word}" reads most in every head, and the share of its attention')
-    console.say()
-    for part in _tabulate(reading, best, share, console.human.width):
+    size = f"{num_layers} layers of {num_heads} heads; {len(reading.words)} words"
+    console.say(f"{name}: {loaded.kind}, {size}")
+    console.say(f'the word that "{word}" reads most in every head, and the share of its attention\n')
+    for part in _tabulate(most_read, share, console.human.width):
         console.say(part)
         console.say()
     layer, head = np.unravel_index(share.argmax(), share.shape)
     if best[layer, head] >= 0:
-        read = reading.words[best[layer, head]]
         amount = f"{share[layer, head]:.2f} in layer {layer}, head {head}"
-        console.say(f'most of all, "{word}" reads "{read}": {amount}')
+        console.say(f'most of all, "{word}" reads "{most_read[layer, head]}": {amount}')
     drawings = itertools.chain(_draw(reading, reader, drawn, trace.title), draw_trace(trace))
     _write(command, console, trace, drawings, out, page)
     for layer, head in np.ndindex(best.shape):
-        read = None if best[layer, head] < 0 else reading.words[best[layer, head]]
-        console.emit("head", layer=layer, head=head, word=word, reads=read, share=float(share[layer, head]))
+        read, part = most_read[layer, head], float(share[layer, head])
+        console.emit("head", layer=layer, head=head, word=word, reads=read, share=part)
     return 0
 
 
 def watch_text(loaded: Any, text: str) -> tuple[WordReading, Trace]:
     """Return a model's attention over a text: between words, `(L, H, words, words)`, and the whole trace."""
-    demand_text_reader(loaded)
-    encoding = encode(loaded, text)
-    tokens = name_tokens(encoding)
-    with inspection.capture(loaded.model, tokens=tokens, title=shorten_title(text)) as trace:
+    text_readers.demand_text_reader(loaded)
+    encoding = text_readers.encode(loaded, text)
+    tokens, title = text_readers.name_tokens(encoding), text_readers.shorten_title(text)
+    with inspection.capture(loaded.model, tokens=tokens, title=title) as trace:
         loaded.model(jnp.asarray([encoding.ids], jnp.int32))
     if isinstance(loaded.model, Decoder):
-        spell = loaded.tokenizer.id_to_token
-        trace = inspection.predict_layers(trace, loaded.model, encoding.ids, lambda n: spell(n) or f"<{n}>")
+        spell = partial(text_readers.spell_token, loaded)
+        trace = inspection.predict_layers(trace, loaded.model, encoding.ids, spell)
     weights = np.stack([call.window() for call in trace.calls])
     return join_pieces(weights, encoding.tokens, encoding.offsets, text), trace
 
@@ -91,19 +90,15 @@ def _check_arguments(command: Inspect) -> None:
     if command.keep_qk and command.save is None:
         raise UsageError("--keep-qk says what --save keeps; give --save FILE.regard too")
     if command.save is not None and command.save.is_dir():
-        raise UsageError(
-            f"--save: {command.save} is a folder; give a file in it, such as {command.save / 'trace.regard'}"
-        )
+        file = command.save / "trace.regard"
+        raise UsageError(f"--save: {command.save} is a folder; give a file in it, such as {file}")
     if command.save is not None and not command.save.parent.is_dir():
         raise UsageError(f"--save: there is no folder {command.save.parent}")
     if command.model is not None and not command.model.is_dir():
         is_file = command.model.is_file()
         there = f"{command.model} is a file" if is_file else f"there is no {command.model}"
-        seen = (
-            f"; what is kept in a file is shown by: {spell_command('view', command.model)}"
-            if is_file and command.model.suffix == ".regard"
-            else ""
-        )
+        seen = f"; what is kept in a file is shown by: {spell_command('view', command.model)}"
+        seen = seen if is_file and command.model.suffix == ".regard" else ""
         raise UsageError(f"{there}; give the folder of a run, or of a Hugging Face model{seen}")
 
 
@@ -116,8 +111,7 @@ def _inspect_run(command: Inspect, directory: Path, console: Console, page: Path
         trace = task.watch(model, command.text)
         training = training_document(directory)
     layers = f"{len(trace.calls)} attention layer{'s' if len(trace.calls) != 1 else ''}"
-    console.say(f"{trace.title}: {type(model).__name__}, {layers}")
-    console.say()
+    console.say(f"{trace.title}: {type(model).__name__}, {layers}\n")
     table = new_table("attention", "head", "entropy", "largest logit", "reads")
     table.columns[0].no_wrap, table.columns[-1].justify = True, "left"
     for call in trace.calls:
@@ -168,24 +162,19 @@ def _choose_word(asked: str | None, reading: WordReading) -> str:
     return DEFAULT_WORD if DEFAULT_WORD in words else written[-1]
 
 
-def _tabulate(reading: WordReading, best: np.ndarray, share: np.ndarray, width: int) -> Iterator[Table]:
+def _tabulate(most_read: np.ndarray, share: np.ndarray, width: int) -> Iterator[Table]:
     """Lay heads down and layers across, in as many tables as the terminal's width asks for."""
-    num_tables = -(-len(best) // max(1, (width - 4) // CELL_WIDTH))
-    per_table = -(-len(best) // num_tables)
-    for first in range(0, len(best), per_table):
-        layers = range(first, min(first + per_table, len(best)))
+    num_tables = -(-len(share) // max(1, (width - 4) // CELL_WIDTH))
+    per_table = -(-len(share) // num_tables)
+    for first in range(0, len(share), per_table):
+        layers = range(first, min(first + per_table, len(share)))
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("head", justify="right")
         for layer in layers:
             table.add_column(f"layer {layer}", no_wrap=True, max_width=CELL_WIDTH)
-        for head in range(best.shape[1]):
-            cells = (
-                "-"
-                if best[layer, head] < 0
-                else f"{share[layer, head]:.2f} {reading.words[best[layer, head]]}"
-                for layer in layers
-            )
-            table.add_row(str(head), *cells)
+        for head in range(share.shape[1]):
+            parts = [(most_read[layer, head], share[layer, head]) for layer in layers]
+            table.add_row(str(head), *("-" if word is None else f"{part:.2f} {word}" for word, part in parts))
         yield table
 
 
@@ -194,13 +183,9 @@ def _draw(reading: WordReading, reader: int, layer: int, title: str) -> Iterator
     shown = slice(0, TOKENS_SHOWN)
     words, word = list(reading.words[shown]), reading.words[reader]
     layers, heads = reading.weights.shape[:2]
-    reads = figures.head_grid(
-        reading.weights[:, :, reader, shown],
-        head_labels=[f"Layer {number}" for number in range(layers)],
-        query_labels=list(map(str, range(heads))),
-        key_labels=words,
-        title=f'what "{word}" reads: {title}',
-    )
+    labels: Any = {"head_labels": [f"Layer {number}" for number in range(layers)], "key_labels": words}
+    labels |= {"query_labels": list(map(str, range(heads))), "title": f'what "{word}" reads: {title}'}
+    reads = figures.head_grid(reading.weights[:, :, reader, shown], **labels)
     for ax in reads.figure.axes:
         if ax.get_ylabel() == "Query position":
             ax.set_ylabel("Head")
@@ -208,7 +193,5 @@ def _draw(reading: WordReading, reader: int, layer: int, title: str) -> Iterator
             ax.set_xlabel("Word")
     yield "reads", reads
     weights, title = reading.weights[layer, :, shown, shown], f"layer {layer}: {title}"
-    yield (
-        f"heads-layer-{layer}",
-        figures.head_grid(weights, query_labels=words, key_labels=words, title=title),
-    )
+    heads_of_layer = figures.head_grid(weights, query_labels=words, key_labels=words, title=title)
+    yield f"heads-layer-{layer}", heads_of_layer

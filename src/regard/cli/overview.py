@@ -25,7 +25,6 @@ def print_overview(console: Console, task: Task, run: runs.Run, deployment: Depl
     table = new_table("module", "arrays", "parameters")
     for module, sizes in modules.items():
         table.add_row(module, str(len(sizes)), f"{sum(sizes):,}")
-    optimization = task.optimization
     first_line = (type(task).__doc__ or "").strip().splitlines()[:1]
     console.note("task", ": ".join([task.name, *first_line]))
     console.note("devices", describe_devices())
@@ -36,7 +35,7 @@ def print_overview(console: Console, task: Task, run: runs.Run, deployment: Depl
     console.say(Padding.indent(table, LABEL_WIDTH))
     for line in describe_attention(task, deployment):
         console.note("attention", line)
-    data = task.describe_data()
+    data, optimization = task.describe_data(), task.optimization
     rise = f"{optimization.warmup_steps} warm-up steps, then " if optimization.warmup_steps else ""
     rate = f"Adam at {optimization.learning_rate:g}, {rise}{optimization.schedule}"
     console.note("training", f"{optimization.steps:,} steps of {data.pop('batch')}, {rate}")

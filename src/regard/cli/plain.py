@@ -11,22 +11,13 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    NoReturn,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
 
-class Mark(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Mark:
     """The words that an annotation has for an option."""
 
     name: str | None = None
@@ -99,28 +90,22 @@ def _add_options(parser: Any, kind: Any) -> None:
             options["action"] = "store_true"
         else:
             options |= {"default": field.default, "required": is_required, "metavar": mark.metavar}
-            options["type"] = next(
-                plain for plain in (int, float, str) if plain in (hint, *get_args(hint), str)
-            )
+            kinds = (hint, *get_args(hint), str)
+            options["type"] = next(number for number in (int, float, str) if number in kinds)
             options["choices"] = get_args(hint) if get_origin(hint) is Literal else None
         parser.add_argument("--" + field.name.replace("_", "-"), **options)
 
 
 def _build(kind: Any, values: Mapping[str, Any]) -> Any:
     """Make a dataclass of the values of its fields, and of those of its groups."""
-    hints = {name: _unwrap(hint)[0] for name, hint in get_type_hints(kind, include_extras=True).items()}
-    return kind(
-        **{
-            field.name: _build(hints[field.name], values)
-            if dataclasses.is_dataclass(hints[field.name])
-            else values[field.name]
-            for field in dataclasses.fields(kind)
-        }
-    )
+    hints, fields = get_type_hints(kind), {}
+    for field in dataclasses.fields(kind):
+        inner = hints[field.name]
+        fields[field.name] = _build(inner, values) if dataclasses.is_dataclass(inner) else values[field.name]
+    return kind(**fields)
 
 
 def _unwrap(hint: Any) -> tuple[Any, ...]:
-    """Return a type and the marks that annotate it."""
     return get_args(hint) if get_origin(hint) is Annotated else (hint,)
 
 
@@ -137,5 +122,4 @@ def _read_texts(kind: Any) -> dict[str, str]:
 
 
 def _escape(text: str) -> str:
-    """Return a text that argparse prints as it is."""
     return text.replace("%", "%%")

@@ -1,8 +1,7 @@
 """Supervision of one of several processes that train: a parent outlives it and says what ended it.
 
 When JAX loses the other processes, it ends this one on the spot: no exception, no exit code of ours. So the
-command starts itself once more as a child, passes signals on to it, and puts its end into words. A child
-whose parent is gone ends too: what was killed does not go on training.
+command starts itself once more as a child, which ends when its parent is gone.
 """
 
 import os
@@ -28,7 +27,7 @@ LINE = "REGARD_SUPERVISED_BY"  # the environment variable that tells a child its
 JOINED, TOLD = b"j", b"t"
 # How the runtimes of JAX, gloo and NCCL speak of others that are gone.
 LOSS = re.compile(
-    r"gloo|nccl|unavailable|deadline|aborted|coordination|heartbeat|barrier|connection|socket", re.IGNORECASE
+    "(?i)gloo|nccl|unavailable|deadline|aborted|coordination|heartbeat|barrier|connection|socket"
 )
 
 
@@ -80,7 +79,6 @@ def _watch(command: Train, console: Console, words: Sequence[str], membership: M
 def _explain_end(
     number: int, joined: bool, command: Train, words: Sequence[str], membership: Membership
 ) -> str:
-    """Explain that a signal ended the child."""
     if not joined and number in (signal.SIGABRT, signal.SIGSEGV):
         return _explain_absence(membership)
     if number == signal.SIGABRT:
@@ -91,7 +89,6 @@ def _explain_end(
 
 
 def _explain_absence(membership: Membership) -> str:
-    """Explain that not all processes came."""
     return (
         f"{membership} did not find the others{_locate(membership)}: not all of them came in time, or the "
         "address is wrong; start them all with the same --coordinator, the address of process 0"
@@ -111,7 +108,6 @@ def explain_loss(detail: str, command: Train, words: Sequence[str], membership: 
 
 
 def _advise(command: Train, words: Sequence[str]) -> str:
-    """Return the command that goes on."""
     again = spell_continuation(words, lost_devices=True)
     return (
         f"nothing is lost but what came after: this {describe_start(command.directory)}, on one process or, "
@@ -126,7 +122,6 @@ def _advise(command: Train, words: Sequence[str]) -> str:
 def _take_part(
     command: Train, console: Console, words: Sequence[str], membership: Membership, patience: Patience
 ) -> int:
-    """Train together with the others."""
     line = _open_line()
     _redirect_foreign_output()
     import jax
@@ -166,25 +161,20 @@ def _take_part(
 
 @contextmanager
 def _announce_waiting(
-    console: Console,
-    line: socket.socket | None,
-    membership: Membership,
-    seconds: float = Patience.join_seconds,
+    console: Console, line: socket.socket | None, membership: Membership, seconds: float
 ) -> Iterator[None]:
     """Say now and then, while a block waits for the others, that it does; in the end, end this process."""
     came = threading.Event()
 
     def watch() -> None:
         passed = 0.0
-        moments = (ANNOUNCED_AFTER, *range(60, int(seconds), 60))
-        for moment in (moment for moment in moments if moment < seconds):
-            if came.wait(moment - passed):
-                return
-            passed = moment
-            console.remark(
-                f"{membership} has waited {moment:g} s for the others{_locate(membership)}; "
-                f"it gives up after {seconds:g} s"
-            )
+        waiting = f"for the others{_locate(membership)}; it gives up after {seconds:g} s"
+        for moment in (ANNOUNCED_AFTER, *range(60, int(seconds), 60)):
+            if moment < seconds:
+                if came.wait(moment - passed):
+                    return
+                passed = moment
+                console.remark(f"{membership} has waited {moment:g} s {waiting}")
         if not came.wait(seconds - passed):
             console.fail(_explain_absence(membership))
             _tell(line, TOLD)

@@ -1,6 +1,5 @@
 """Models that write text: a text run of Regard, or a folder as Hugging Face lays them out."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from regard.cli.spelling import ByteSpelling, TokenizerSpelling
 from regard.models import Decoder, EncoderDecoder
 from regard.training import runs
+from regard.training.metrics import read_object
 
 RIGHT_SOURCES = "give a run of `regard train text`, or a folder with a Hugging Face model"
 CONFIG, DEFAULTS, MODULES = "config.json", "generation_config.json", "modules.json"
@@ -53,33 +53,21 @@ def open_text_model(directory: Path) -> TextModel:
 
 def is_pretrained(directory: Path) -> bool:
     """Return whether a folder is laid out as Hugging Face's."""
-    return (directory / MODULES).is_file() or "model_type" in _read_json(directory / CONFIG)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read a file of settings; empty where there is none that can be read."""
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return settings if isinstance(settings, dict) else {}
+    return (directory / MODULES).is_file() or "model_type" in read_object(directory / CONFIG)
 
 
 def _open_pretrained(directory: Path) -> TextModel:
-    """Load a model with Hugging Face's names and tokenizer."""
     from regard.interop import huggingface
 
     loaded = huggingface.load(directory)
     model, tokenizer = loaded.model, loaded.tokenizer
-    settings = loaded.settings | _read_json(loaded.directory / DEFAULTS)
+    settings = loaded.settings | read_object(loaded.directory / DEFAULTS)
     if not isinstance(model, Decoder | EncoderDecoder):
-        raise ValueError(
-            f"{directory} holds {loaded.kind}, which reads and does not write; give another model"
-        )
+        kind = f"{loaded.kind}, which reads and does not write"
+        raise ValueError(f"{directory} holds {kind}; give another model")
     if tokenizer is None:
-        raise ValueError(
-            f"{directory} has no tokenizer; put its tokenizer.json (or vocab.json and merges.txt) there"
-        )
+        files = "its tokenizer.json (or vocab.json and merges.txt)"
+        raise ValueError(f"{directory} has no tokenizer; put {files} there")
     ends = _read_tokens(directory, settings, "eos_token_id")
     first = next(iter(_read_tokens(directory, settings, "bos_token_id")), None)
     start = None
@@ -92,19 +80,15 @@ def _open_pretrained(directory: Path) -> TextModel:
         if tokens or start is not None:
             return tokens
         if first is None:
-            raise ValueError(
-                f"--prompt {text!r} has no tokens, and the model none to begin with; give a text"
-            )
+            needs = "and the model none to begin with; give a text"
+            raise ValueError(f"--prompt {text!r} has no tokens, {needs}")
         return [first]
 
-    return TextModel(
-        model=model,
-        title=f"{loaded.kind}, {tokenizer.get_vocab_size()} tokens",
-        encode=encode,
-        spell=lambda prompt: TokenizerSpelling(tokenizer, prompt if start is None else ()),
-        stop_tokens=ends,
-        start_token=start,
-    )
+    def spell(prompt: list[int]) -> TokenizerSpelling:
+        return TokenizerSpelling(tokenizer, prompt if start is None else ())
+
+    title = f"{loaded.kind}, {tokenizer.get_vocab_size()} tokens"
+    return TextModel(model, title, encode, spell, ends, start)
 
 
 def _read_tokens(directory: Path, settings: dict[str, Any], name: str) -> tuple[int, ...]:
@@ -112,8 +96,6 @@ def _read_tokens(directory: Path, settings: dict[str, Any], name: str) -> tuple[
     value = settings.get(name)
     tokens = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token) is int for token in tokens):
-        raise ValueError(
-            f"{directory}: expected a token or a list of them as {name} of {CONFIG} or {DEFAULTS}, got"
-            f" {value!r}; correct it, or take it out"
-        )
+        entry = f"{name} of {CONFIG} or {DEFAULTS}, got {value!r}; correct it, or take it out"
+        raise ValueError(f"{directory}: expected a token or a list of them as {entry}")
     return tuple(tokens)

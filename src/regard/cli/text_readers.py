@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,56 +41,39 @@ def open_text_reader(directory: Path) -> TextReader | None:
         task, model = runs.load_run(directory)
         if not isinstance(task, tasks.Text):
             return None
-        recorder = Recorder(model, task.length, task.spell)
+        title, training, most, spell = str(directory), training_document(directory), task.length, task.spell
 
-        def record(text: str, **cut: Any) -> Trace:
+        def read(text: str) -> tuple[Tokens, str]:
             example = task.read_text(text)
-            return recorder.record(example.tokens[""], example.title, **cut)
+            return example.tokens[""], example.title
 
-        def tokenize(text: str) -> Tokens:
-            return task.read_text(text).tokens[""]
+    else:
+        from regard.interop import huggingface
 
-        questions = _answer_questions(model, recorder, tokenize, task.spell)
-        return TextReader(str(directory), record, training_document(directory), *questions)
-    from regard.interop import huggingface
+        loaded = huggingface.load(directory)
+        demand_text_reader(loaded)
+        model, title, training = loaded.model, f"{directory} ({loaded.kind})", None
+        most = loaded.config.max_length if loaded.config.positions == "learned" else None
+        spell = partial(spell_token, loaded)
 
-    loaded = huggingface.load(directory)
-    demand_text_reader(loaded)
-    config = loaded.config
-    spell = loaded.tokenizer.id_to_token
-    most = config.max_length if config.positions == "learned" else None
+        def read(text: str) -> tuple[Tokens, str]:
+            return name_tokens(encode(loaded, text)), shorten_title(text)
 
-    def spell_token(token: int) -> str:
-        return spell(token) or f"<{token}>"
+    recorder = Recorder(model, most, spell)
 
-    def tokenize_text(text: str) -> Tokens:
-        return name_tokens(encode(loaded, text))
-
-    recorder = Recorder(loaded.model, most, spell_token)
-
-    def read(text: str, **cut: Any) -> Trace:
-        return recorder.record(tokenize_text(text), shorten_title(text), **cut)
-
-    questions = _answer_questions(loaded.model, recorder, tokenize_text, spell_token)
-    return TextReader(f"{directory} ({loaded.kind})", read, None, *questions)
-
-
-def _answer_questions(
-    model: Any, recorder: Recorder, tokenize: Callable[[str], Tokens], spell: Callable[[int], str]
-) -> tuple[Any, Any]:
-    """Return the functions that explain and trace a text; None and None for a model that is no decoder."""
-    if not isinstance(model, Decoder):
-        return None, None
+    def record(text: str, **cut: Any) -> Trace:
+        return recorder.record(*read(text), **cut)
 
     def explain(text: str, **indices: Any) -> ScoreParts:
-        return decompose_score(model, np.asarray(tokenize(text).ids, np.int32), **indices)
+        return decompose_score(model, np.asarray(read(text)[0].ids, np.int32), **indices)
 
     def trace(text: str, query: int) -> tuple[Paths, str, Sequence[str]]:
-        tokens = tokenize(text)
+        tokens, _ = read(text)
         paths = recorder.trace_paths(np.asarray(tokens.ids), query)
         return paths, spell(paths.target), tokens.texts
 
-    return explain, trace
+    questions = (explain, trace) if isinstance(model, Decoder) else (None, None)
+    return TextReader(title, record, training, *questions)
 
 
 def demand_text_reader(loaded: Any) -> None:
@@ -106,6 +90,11 @@ def encode(loaded: Any, text: str) -> Any:
     if not encoding.ids:
         raise ValueError("text: expected at least one token, got none")
     return encoding
+
+
+def spell_token(loaded: Any, token: int) -> str:
+    """Return the text of a pretrained model's token."""
+    return loaded.tokenizer.id_to_token(token) or f"<{token}>"
 
 
 def name_tokens(encoding: Any) -> Tokens:

@@ -1,6 +1,7 @@
 """`regard train`: open the run, say what runs where, train, say what to do next."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,8 @@ from regard.training.sharding import Deployment
 from regard.training.tasks import Task, shrink
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-SMALLER = (
-    "give a smaller --batch-size or model, less held-out data, more --accumulate-steps, --remat full, or a "
-    "larger --mesh"
-)
+SMALLER = "give a smaller --batch-size or model, less held-out data, more --accumulate-steps, --remat full"
+SMALLER += ", or a larger --mesh"
 
 
 def run_training(command: Train, console: Console) -> int:
@@ -57,12 +56,10 @@ def run_training(command: Train, console: Console) -> int:
         console.say("To train it again: the same command with --force, or another --out.")
     else:
         console.say(f"finished: {result}")
-        console.say(
-            f"{outcome.seconds:.1f} s of training, {outcome.compile_seconds:.1f} s of compiling, "
-            f"{outcome.elapsed_seconds:.1f} s in all"
-        )
-        curve = draw_sparkline(metrics.columns(metrics.read(run.metrics_path), "loss")[1])
-        console.say(f"loss  {curve}")
+        times = f"{outcome.seconds:.1f} s of training, {outcome.compile_seconds:.1f} s of compiling"
+        console.say(f"{times}, {outcome.elapsed_seconds:.1f} s in all")
+        losses = metrics.columns(metrics.read(run.metrics_path), "loss")[1]
+        console.say(f"loss  {draw_sparkline(losses)}")
         # A model that is divided may be larger than the memory of one device.
         if task.writes_text and not (deployment and deployment.divides_model):
             sample = run.task.write_sample(runs.load_model(run.task, directory))
@@ -72,8 +69,7 @@ def run_training(command: Train, console: Console) -> int:
             console.say(f"\nsample\n{shown}\n")
     console.say(f"next: {spell_command('plot', directory)}")
     if task.writes_text:
-        again = spell_command("generate", directory, "--prompt", "In the beginning")
-        console.say(f"      {again}")
+        console.say(f"      {spell_command('generate', directory, '--prompt', 'In the beginning')}")
     return 0
 
 
@@ -85,15 +81,10 @@ def open_together(directory: Path, task: Task, **options: Any) -> runs.Run:
         if path in damaged:
             raise checkpoints.CheckpointError(damaged[path])
 
-    def look() -> runs.Run:
-        return runs.open_run(directory, task, check=check, **options)
-
-    def look_in_turn() -> runs.Run:
-        first = processes.alone(look)
-        return processes.everyone(lambda: first or look())
-
+    open_once = partial(runs.open_run, directory, task, check=check, **options)
     while True:
-        run = look_in_turn()
+        first = processes.alone(open_once)
+        run = processes.everyone(lambda first=first: first or open_once())
         processes.demand_same("checkpoint", str(run.start and run.start.step))
         faults = processes.gather("" if run.start is None else find_damage(run.start))
         if run.start is None or not any(faults):
@@ -113,10 +104,9 @@ def find_damage(checkpoint: checkpoints.Checkpoint) -> str:
 
 def choose_deployment(command: Train, task: Task) -> Deployment | None:
     """Choose the mesh that a command asks for; by default several processes divide the rows of a batch."""
-    text = command.mesh or ("data=*" if jax.process_count() > 1 else None)
-    if text is None:
+    if not command.mesh and jax.process_count() == 1:
         return None
-    spec = read_mesh(text)
+    spec = read_mesh(command.mesh or "data=*")
     deployment = Deployment.over(spec)
     spec.fit(jax.device_count()).demand_divides(task)
     return deployment
@@ -128,14 +118,13 @@ def advance_run(
     """Train, shown and ready to stop; return None after a divergence, which is reported."""
     steps, done = run.task.optimization.steps, run.start.step if run.start else 0
     together = jax.process_count() > 1
-    agreed = processes.watch_for_stop(done) if together else None
     try:
         with (
             enough_memory(run.task.name, SMALLER),
             catch_interrupts(processes.ask_to_stop if together else None) as is_interrupted,
             open_display(console, run.task.name, steps, done) as progress,
         ):
-            stop = agreed or is_interrupted
+            stop = processes.watch_for_stop(done) if together else is_interrupted
             return loop.train(run, progress=progress, stop=stop, deployment=deployment, profile=profile)
     except loop.DivergenceError as error:
         if processes.is_first():

@@ -24,17 +24,12 @@ def count_residuals(
 ) -> float:
     """Return the bytes per token that one of a decoder's blocks keeps, beside its parameters.
 
-    Args:
-        config: the decoder's `TransformerConfig`.
-        length: tokens of a sequence.
-        heads: devices that divide the heads and the feed-forward width.
-        precision: the dtype in which is computed.
-        remat: what the backward pass computes again, as in the config.
-        is_dense: True for a block with one feed-forward branch, False for one with experts.
-        has_rows: True where a device has whole rows of scores, which short calls keep.
+    `heads` devices divide heads and widths; a block that is not dense has experts. Where a device `has_rows`,
+    whole ones of scores, short calls keep them.
     """
     length = min(length, _LONGEST)
-    block = _build_block(_divide(config, heads, is_dense=is_dense))
+    own = _divide(config, heads, is_dense=is_dense)
+    block = nnx.eval_shape(lambda: Decoder(own, rngs=nnx.Rngs(0))).trunk.stack.blocks[0]
     graph, params, rest = nnx.split(block, nnx.Param, ...)
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, precision), params)
     x = jax.ShapeDtypeStruct((1, length, config.d_model), precision)
@@ -48,11 +43,10 @@ def count_residuals(
 
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         residuals = _count(jax.eval_shape(pull, params, x, rest)) - _count(params)
-    scores = (length, length)
     sizes = (
         count * math.prod(shape) * dtype.itemsize
         for (shape, dtype), count in residuals.items()
-        if has_rows or shape[-2:] != scores
+        if has_rows or shape[-2:] != (length, length)
     )
     return sum(sizes) / length
 
@@ -63,12 +57,11 @@ def _count(tree: Any) -> collections.Counter[tuple[tuple[int, ...], Any]]:
 
 def _divide(config: Any, heads: int, *, is_dense: bool) -> Any:
     """Return the config of one block of a device that has its part of the heads and widths."""
-    key_heads = max((config.num_key_heads or config.num_heads) // heads, 1)
     return dataclasses.replace(
         config,
         num_layers=1,
         num_heads=config.num_heads // heads,
-        num_key_heads=key_heads,
+        num_key_heads=max((config.num_key_heads or config.num_heads) // heads, 1),
         head_dim=config.head_width,
         d_ff=max(config.d_ff // heads, 1),
         expert_width=config.expert_width and max(config.expert_width // heads, 1),
@@ -77,7 +70,3 @@ def _divide(config: Any, heads: int, *, is_dense: bool) -> Any:
         dense_layers=(),
         windows=(None,),
     )
-
-
-def _build_block(config: Any) -> Any:
-    return nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))).trunk.stack.blocks[0]

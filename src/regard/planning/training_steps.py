@@ -215,31 +215,17 @@ class _Model:
         return sum(self.parts.values())
 
     @functools.cached_property
-    def branches(self) -> tuple[int, int]:
-        """The layers with one branch for all tokens, and those with experts."""
-        return count_branches(self.config)
-
-    @functools.cached_property
-    def outside(self) -> int:
-        """Parameters of the embedding and the head."""
-        return self.parts["embedding"] + self.parts["head"]
-
-    @functools.cached_property
     def block(self) -> int:
         """Parameters of the largest block."""
         counts, experts = count_block(self.config), self.config.num_experts or 0
-        dense, sparse = self.branches
-        branches = (
-            (dense > 0) * counts["feed_forward"],
-            (sparse > 0) * (counts["routers"] + experts * counts["experts"]),
-        )
-        return counts["attention"] + counts["norms"] + max(branches)
+        dense, sparse = count_branches(self.config)
+        mixture = counts["routers"] + experts * counts["experts"]
+        branch = max((dense > 0) * counts["feed_forward"], (sparse > 0) * mixture)
+        return counts["attention"] + counts["norms"] + branch
 
-    def weigh(self, candidate: Candidate) -> Beside:
+    def weigh(self, candidate: Candidate, fsdp: int | None = None) -> Beside:
         """Return seconds and bytes beside attention."""
-        return self._weigh(candidate, self.fsdp(candidate))
-
-    def _weigh(self, candidate: Candidate, fsdp: int) -> Beside:
+        fsdp = self.fsdp(candidate) if fsdp is None else fsdp
         times = self.time(candidate, fsdp)
         seconds = times["sums"] + times["update"] + max(times["products"], times["weights"])
         held = self.hold(candidate, fsdp)
@@ -249,7 +235,7 @@ class _Model:
         """Return how many of the devices that divide rows divide parameters, too: none, if that is faster."""
         if {"data", "fsdp"} & self.fixed.keys():
             return self.fixed.get("fsdp", 1)
-        whole, divided = self._weigh(candidate, 1), self._weigh(candidate, candidate.data)
+        whole, divided = self.weigh(candidate, 1), self.weigh(candidate, candidate.data)
         room = self.chip.memory_bytes * self.shares.memory_share
         return 1 if whole.bytes <= room and whole.seconds <= divided.seconds else candidate.data
 
@@ -276,37 +262,33 @@ class _Model:
         fsdp = self.fsdp(candidate) if fsdp is None else fsdp
         sizes = {"parameters": _STATE["parameters"], "gradients": self.size, "optimizer": _STATE["optimizer"]}
         held = {name: size * self.total / (fsdp * heads) for name, size in sizes.items()}
-        dense, sparse = self.branches
+        dense, sparse = count_branches(config)
         branches = {is_dense: count for is_dense, count in ((True, dense), (False, sparse)) if count}
-        block_bytes = [
+        blocks = sum(
             count * self.keep(candidate, is_dense, config.remat) for is_dense, count in branches.items()
-        ]
+        )
         # Beside what blocks keep: one that is differentiated, or the loss; attention alone has its own bytes.
         is_again = config.scan_layers or config.remat is not None
-        inside = is_again and max(
-            (self.keep(candidate, is_dense, None) for is_dense in branches), default=0.0
-        )
+        inside = is_again * max((self.keep(candidate, is_dense, None) for is_dense in branches), default=0.0)
         # In float32, with their gradient; and as they are computed.
         logits = 2 * (4 + self.size * (self.size < 4)) * (config.vocab_size or 0) / heads
         attention = self.peak(candidate) if is_again else 0.0
         working = max(tokens * max(inside, logits) - attention, 0.0)
         # Those outside of blocks, this layer's and the next one's; or those of all. One map's of all tiles.
-        copied = self.total if not config.scan_layers else self.outside + 2 * self.block
+        outside = self.parts["embedding"] + self.parts["head"]
+        copied = outside + 2 * self.block if config.scan_layers else self.total
         gathered = (fsdp > 1 or self.size < 4) * copied
         gathered += sparse and self.lay(tokens)[0] * config.d_model * (config.expert_width or config.d_ff)
-        held |= {"gathered": self.size * gathered / heads, "activations": tokens * sum(block_bytes)}
+        held |= {"gathered": self.size * gathered / heads, "activations": tokens * blocks}
         return held | {"attention": attention, "working": working}
 
     def keep(self, candidate: Candidate, is_dense: bool, remat: Any) -> float:
         """Return the bytes per token that a block keeps."""
         from regard.planning.residuals import count_residuals  # which loads models
 
-        options = {
-            "remat": remat,
-            "is_dense": is_dense,
-            "has_rows": candidate.sequence * candidate.heads == 1,
-        }
-        return count_residuals(self.config, self.sizes["length"], candidate.heads, self.precision, **options)
+        sizes, has_rows = (self.sizes["length"], candidate.heads), candidate.sequence * candidate.heads == 1
+        options = {"remat": remat, "is_dense": is_dense, "has_rows": has_rows}
+        return count_residuals(self.config, *sizes, self.precision, **options)
 
     def time(self, candidate: Candidate, fsdp: int | None = None) -> dict[str, float]:
         """Return seconds by part."""
@@ -315,7 +297,7 @@ class _Model:
         chip = chip.divide(candidate.devices) if chip.shared else chip
         tokens, heads, devices = self.tokens(candidate), candidate.heads, candidate.devices
         trips = 3 if config.remat is None else 4
-        dense, sparse = self.branches
+        dense, sparse = count_branches(config)
         rows = sparse and math.prod(self.lay(tokens))
         multiplied = tokens * sum(self.parts[name] for name in ("attention", "feed_forward", "routers"))
         multiplied += rows * self.parts["experts"] / (config.num_experts or 1)

@@ -38,10 +38,8 @@ def measure_tokens(
 
 def count_right(right: Bool[Array, "B T"], real: Bool[Array, "B T"]) -> Metrics:
     """Return the accuracy by sequence and by token."""
-    return {
-        "accuracy": _measure_share((right | ~real).all(-1)),
-        "token_accuracy": jnp.mean(right, where=real, dtype=jnp.float32),
-    }
+    token_accuracy = jnp.mean(right, where=real, dtype=jnp.float32)
+    return {"accuracy": _measure_share((right | ~real).all(-1)), "token_accuracy": token_accuracy}
 
 
 def _measure_share(right: Bool[Array, " B"]) -> jax.Array:

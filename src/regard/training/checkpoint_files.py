@@ -38,19 +38,13 @@ def write_index(
     draft: Path, step: int, kinds: Mapping[str, Any], record: Mapping[str, Any], *, divided: bool
 ) -> None:
     """Write checkpoint.json: arrays and files, with their digests unless the processes divide this work."""
-    files = sorted(path for path in draft.rglob("*") if path.is_file())
     marks = {
         str(path.relative_to(draft)): [path.stat().st_size, None if divided else _digest(path)]
-        for path in files
+        for path in sorted(draft.rglob("*"))
+        if path.is_file()
     }
-    body = {
-        "format": DIVIDED_FORMAT if divided else FORMAT,
-        "step": step,
-        "record": dict(record),
-        "arrays": dict(kinds),
-        "files": marks,
-    }
-    _write_sealed(draft / INDEX, body)
+    body = {"format": DIVIDED_FORMAT if divided else FORMAT, "step": step, "record": dict(record)}
+    _write_sealed(draft / INDEX, body | {"arrays": dict(kinds), "files": marks})
 
 
 def start_digests(path: Path, process: int) -> None:
@@ -59,7 +53,8 @@ def start_digests(path: Path, process: int) -> None:
     def take() -> None:
         with suppress(OSError, CheckpointError):  # it was dropped, or its sizes will have to do
             names = [name for name in read_index(path)["files"] if _find_writer(name) == process]
-            _write_sealed(_name_digests(path, process), {name: _digest(path / name) for name in names})
+            digests = {name: _digest(path / name) for name in names}
+            _write_sealed(path / f"digests-{process}.json", digests)
 
     _DIGESTING.submit(take)
 
@@ -74,9 +69,8 @@ def read_index(path: Path) -> dict[str, Any]:
     body = _read_sealed(path, path / INDEX)
     version = body.get("format") if isinstance(body, dict) else None
     if _is_count(version) and version not in (FORMAT, DIVIDED_FORMAT):
-        raise CheckpointError(
-            f"{path / INDEX} has format {version}, this version of Regard reads {FORMAT} and {DIVIDED_FORMAT}"
-        )
+        readable = f"{FORMAT} and {DIVIDED_FORMAT}"
+        raise CheckpointError(f"{path / INDEX} has format {version}, this version of Regard reads {readable}")
     for expected, value in _list_faults(body):
         raise _expected(path / INDEX, expected, value)
     for digests in sorted(path.glob("digests-*.json")):
@@ -85,10 +79,7 @@ def read_index(path: Path) -> dict[str, Any]:
 
 
 def find_share(files: Files, process: int, count: int) -> list[str]:
-    """Return the files that one of several processes checks: those that it wrote, if as many wrote them.
-
-    Other numbers of processes divide the files by size.
-    """
+    """Return the files that a process checks: what it wrote, or its share by size if others wrote them."""
     writers = {name: _find_writer(name) for name in files}
     if set(writers.values()) == set(range(count)):
         return [name for name in files if writers[name] == process]
@@ -119,10 +110,6 @@ def _find_writer(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _name_digests(path: Path, process: int) -> Path:
-    return path / f"digests-{process}.json"
-
-
 def _read_digests(path: Path, file: Path, files: Files) -> dict[str, list[Any]]:
     """Return the marks of the files whose digests are in this one."""
     digests = _read_sealed(path, file)
@@ -142,20 +129,19 @@ def _write_sealed(file: Path, body: Any) -> None:
 
 
 def _read_sealed(path: Path, file: Path) -> Any:
-    """Read what `_write_sealed` wrote of a checkpoint, and check it against its own digest."""
+    """Read what `_write_sealed` wrote, and check it against its own digest."""
     try:
         sealed = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(sealed, dict) or sealed.keys() != {"body", "sha256"}:
             raise ValueError(f"expected an object of body and sha256, got {str(sealed)[:80]!r}")
         body = sealed["body"]
-        seal = hashlib.sha256(json.dumps(body).encode()).hexdigest()
+        if sealed["sha256"] != hashlib.sha256(json.dumps(body).encode()).hexdigest():
+            raise ValueError("its contents do not match their SHA-256")
+        return body
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is not a complete Regard checkpoint: it has no {file.name}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged: {error}") from error
-    if sealed["sha256"] != seal:
-        raise CheckpointError(f"{file} is damaged: its contents do not match their SHA-256")
-    return body
 
 
 def _expected(file: Path, what: str, value: Any) -> CheckpointError:
@@ -173,13 +159,13 @@ def _list_faults(body: Any) -> Iterator[tuple[str, Any]]:
             yield f"an object as {name}", body.get(name)
             return
     for name, kind in body["arrays"].items():
-        pair = kind if isinstance(kind, list) and len(kind) == 2 else (None, None)
-        if not (isinstance(pair[0], list) and all(map(_is_count, pair[0])) and _is_dtype(pair[1])):
+        shape, dtype = kind if isinstance(kind, list) and len(kind) == 2 else (None, None)
+        if not (isinstance(shape, list) and all(map(_is_count, shape)) and _is_dtype(dtype)):
             yield f"a shape and a dtype as arrays[{name!r}]", kind
-    is_divided = body["format"] == DIVIDED_FORMAT
+    digest_kind = str | None if body["format"] == DIVIDED_FORMAT else str
     for name, mark in body["files"].items():
-        pair = mark if isinstance(mark, list) and len(mark) == 2 else (None, None)
-        if not (_is_count(pair[0]) and (is_divided if pair[1] is None else isinstance(pair[1], str))):
+        size, digest = mark if isinstance(mark, list) and len(mark) == 2 else (None, None)
+        if not (_is_count(size) and isinstance(digest, digest_kind)):
             yield f"a size and a SHA-256 as files[{name!r}]", mark
 
 

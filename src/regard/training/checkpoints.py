@@ -3,13 +3,10 @@
 A checkpoint is a folder named after its step with the arrays (written by orbax) and `checkpoint.json`, which
 lists every array's shape and dtype and every file (`checkpoint_files`). It is assembled under a hidden name
 and moved into place in one step, so a kill leaves either the old checkpoints or the old ones and the new one.
+Nothing in it depends on the mesh over which its arrays were divided.
 
 Orbax writes while training goes on. Its CheckpointManager would number, commit and drop checkpoints too, but
-has no public hook between its last write and its commit, where the digests must be taken; without them,
-damage to metadata passes unseen.
-
-Arrays that are divided over a mesh are written by the processes that hold them, and read back in whatever
-parts are wanted: nothing in a checkpoint depends on the mesh.
+has no public hook between its last write and its commit, where the digests must be taken.
 """
 
 import functools
@@ -33,35 +30,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax.traverse_util import unflatten_dict
 
-from regard.training import processes
-from regard.training.checkpoint_files import (
-    INDEX,
-    Check,
-    CheckpointError,
-    Files,
-    finish_digests,
-    read_index,
-    start_digests,
-    verify_files,
-    write_index,
-)
+from regard.training import checkpoint_files, processes
+from regard.training.checkpoint_files import INDEX, Check, CheckpointError, finish_digests, verify_files
 
-__all__ = [
-    "INDEX",
-    "Check",
-    "Checkpoint",
-    "CheckpointError",
-    "Saving",
-    "finish_digests",
-    "fit",
-    "list_checkpoints",
-    "load",
-    "load_newest",
-    "save",
-    "start_saving",
-    "tidy",
-    "verify_files",
-]
+__all__ = ["INDEX", "Check", "Checkpoint", "CheckpointError", "Saving", "finish_digests", "fit"]
+__all__ += ["list_checkpoints", "load", "load_newest", "save", "start_saving", "tidy", "verify_files"]
 
 _SAVES = itertools.count()  # of all processes, which save alike
 
@@ -74,7 +47,7 @@ class Checkpoint:
     step: int
     kinds: dict[str, tuple[tuple[int, ...], np.dtype]]  # by path in the state, such as `params/head/kernel`
     record: dict[str, Any]  # what was saved beside the arrays, plain JSON values
-    files: Files = field(default_factory=dict)  # the size and the SHA-256 of each file, by path
+    files: checkpoint_files.Files = field(default_factory=dict)  # size and SHA-256 of each, by path
 
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -89,12 +62,8 @@ class Checkpoint:
     def note(self) -> str | None:
         """Say which files had no digests yet when their processes ended; None when all had."""
         bare = sum(digest is None for _, digest in self.files.values())
-        if not bare:
-            return None
-        return (
-            f"{bare} of {len(self.files)} files of {self.path} were checked by size alone: training "
-            "ended before it had taken their SHA-256"
-        )
+        counted = f"{bare} of {len(self.files)} files of {self.path} were checked by size alone"
+        return f"{counted}: training ended before it had taken their SHA-256" if bare else None
 
     def read(self, templates: Mapping[str, Any]) -> dict[str, Any]:
         """Read arrays in the form of templates: NumPy arrays, or `jax.ShapeDtypeStruct` with a sharding."""
@@ -146,12 +115,11 @@ def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, k
 def start_saving(
     directory: Path, step: int, state: Any, record: Mapping[str, Any], *, keep: int = 2
 ) -> Saving:
-    """Save a state so that it appears complete or not at all, then drop all but the newest checkpoints.
+    """Save a state so that it appears complete or not at all, then drop all but the `keep` newest ones.
 
     Returns when the state was copied: an update may then take its memory. Where there are several processes,
     all of them call this; each writes what it holds. `step`, the updates done so far, names the checkpoint,
-    `record` holds JSON values to keep beside the arrays, and `keep`, at least 1, counts the checkpoints to
-    keep. One checkpoint is written at a time: wait for it before the next. Nothing is overwritten.
+    and `record` holds JSON values to keep beside the arrays. Wait for one checkpoint before the next.
     """
     target, draft = directory / f"{step:08d}", directory / f".{step:08d}.draft"
     # Orbax gets arrays of one device as NumPy arrays; those that share memory with JAX's keep it.
@@ -174,7 +142,7 @@ def start_saving(
         writer.save((draft / "state").absolute(), args=ocp.args.StandardSave(_nest(arrays)))
 
     def commit() -> None:
-        write_index(draft, step, kinds, record, divided=divided)
+        checkpoint_files.write_index(draft, step, kinds, record, divided=divided)
         draft.rename(target)
         _sync_folder(directory)
         for stale in list_checkpoints(directory)[:-keep]:
@@ -192,7 +160,7 @@ def start_saving(
             meet = ocp.multihost.get_barrier_sync_fn()  # nobody looks before the folder is in its place
             meet(key=f"regard save {number}", timeout_ms=1000 * seconds)
         if divided:
-            start_digests(target, jax.process_index())
+            checkpoint_files.start_digests(target, jax.process_index())
 
     return Saving(target, finish)
 
@@ -213,7 +181,7 @@ def list_checkpoints(directory: Path) -> list[Path]:
 
 def load(path: Path, *, check: Check = verify_files) -> Checkpoint:
     """Open one checkpoint after checking its files; by default, that every one is what was written."""
-    index = read_index(path)
+    index = checkpoint_files.read_index(path)
     check(path, index["files"])
     kinds = {name: (tuple(shape), jax.numpy.dtype(dtype)) for name, (shape, dtype) in index["arrays"].items()}
     return Checkpoint(path, index["step"], kinds, index["record"], index["files"])
@@ -233,11 +201,9 @@ def load_newest(
             damaged[newest] = error
             if saved and skip_damaged:
                 continue
-            before = f"go on from step {int(saved[-1].name)}" if saved else "start again"
-            raise CheckpointError(
-                f"{error}\nnothing was changed; remove {newest} to {before}"
-                + ("; regard train --resume newest-whole does so by itself" if saved else "")
-            ) from error
+            then = f"go on from step {int(saved[-1].name)}" if saved else "start again"
+            hint = "; regard train --resume newest-whole does so by itself" if saved else ""
+            raise CheckpointError(f"{error}\nnothing was changed; remove {newest} to {then}{hint}") from error
     return None, damaged
 
 
@@ -255,15 +221,16 @@ def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "", places: Any 
         if expected.get(name) != saved.get(name)
     ]
     if differences:
-        more = [f"  and {len(differences) - 8} more"] if len(differences) > 8 else []
-        lines = "\n".join(differences[:8] + more)
+        if len(differences) > 8:
+            differences[8:] = [f"  and {len(differences) - 8} more"]
+        lines = "\n".join(differences)
         raise CheckpointError(f"{checkpoint.path} holds another model or optimizer:\n{lines}")
     if places is None:
         arrays = {name: jax.numpy.asarray(checkpoint.arrays[name]) for name in expected}
     else:
-        wanted = dict(zip(expected, jax.tree.leaves(places), strict=True))
+        placed = zip(expected.items(), jax.tree.leaves(places), strict=True)
         arrays = checkpoint.read(
-            {name: jax.ShapeDtypeStruct(*kind, sharding=wanted[name]) for name, kind in expected.items()}
+            {name: jax.ShapeDtypeStruct(*kind, sharding=sharding) for (name, kind), sharding in placed}
         )
     return jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in expected])
 
@@ -289,20 +256,14 @@ def _writing(draft: Path, target: Path) -> Iterator[None]:
         with _hush_writers():
             yield
     except Exception as error:  # tensorstore tells troubles of the system in the text of a ValueError
-        _discard(draft)
+        deadline = time.monotonic() + 3
+        while draft.exists() and time.monotonic() < deadline:
+            shutil.rmtree(draft, ignore_errors=True)
+            time.sleep(0.1)  # writers that were still under way may put more there
         code = re.search(r"os_error_code='(\d+)'", str(error))
         if code is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(target)) from error
-
-
-def _discard(draft: Path) -> None:
-    """Remove a draft that failed, and what writers that were still under way put there."""
-    for _ in range(30):
-        shutil.rmtree(draft, ignore_errors=True)
-        time.sleep(0.1)
-        if not draft.exists():
-            return
 
 
 @contextmanager

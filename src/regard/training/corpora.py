@@ -1,14 +1,11 @@
-"""Documents to learn a language from: Python's own manual, or files of the user's; read, never written.
-
-Files may be larger than memory: documents are places in them, which are read when their text is wanted.
-"""
+"""Documents to learn a language from: Python's own manual, or places in files that are larger than memory."""
 
 import codecs
 import hashlib
 import itertools
 import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -20,6 +17,7 @@ ProgressHook = Callable[[str, int, int], None]  # is told what is done, how much
 PART_BYTES = 2**18
 # Before the white space after a line, or after a word: no line is cut in two, and no word of BPE.
 LINE_END, WORD_END = re.compile(r"(?s).*\S(?=\r?\n)"), re.compile(r"(?s).*\S(?=[ \t\n])")
+HIDDEN = re.compile(r"(^|/)\.")
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,8 @@ class Documents:
     @classmethod
     def of_texts(cls, texts: Collection[str]) -> Self:
         """Take texts that are in memory."""
-        sources = tuple(text.encode() for text in texts)
-        return cls(sources, _list_places((index, 0, len(text)) for index, text in enumerate(sources)))
+        sources = tuple(map(str.encode, texts))
+        return cls(sources, _list_whole(map(len, sources)))
 
     def __len__(self) -> int:
         return len(self.places)
@@ -89,19 +87,17 @@ class Documents:
 
 
 def read_manual() -> dict[str, str]:
-    """Read the topics of Python's language manual that come with Python for `help()`, sorted by name.
+    """Read the topics of Python's manual that come with it for `help()`, without excerpts, sorted by name.
 
-    A topic is left out when half of it stands line by line in larger ones, as `while` does in `compound`:
-    held out, it would measure what has been learned by heart.
+    Held out, an excerpt, as `while` is of `compound`, would measure what has been learned by heart.
 
     Reference: "The Python Language Reference", https://docs.python.org/3/reference, Python's licence.
     """
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
-        raise ImportError(
-            "this Python came without pydoc_data, the default corpus; give your own text: --files FILE ..."
-        ) from error
+        remedy = "give your own text: --files FILE ..."
+        raise ImportError(f"this Python came without pydoc_data, the default corpus; {remedy}") from error
     return leave_out_excerpts(topics)
 
 
@@ -112,9 +108,8 @@ def list_files(files: Sequence[str | Path]) -> list[tuple[Path, bool]]:
     check_kind("files", files, list, tuple)
     if not all(map(str, files)):
         raise ValueError("files: expected files and directories, got an empty name; . is this directory")
-    paths = sorted(
-        (path, path != Path(root)) for root in files for path in _list_below(read_path("files", root))
-    )
+    roots = [read_path("files", root) for root in files]
+    paths = sorted((path, path != root) for root in roots for path in _list_below(root))
     seen: set[Path] = set()
     for path, _ in paths:
         if path.resolve() in seen:
@@ -150,17 +145,15 @@ def read_documents(
     skipped: list[str] = []
     for path, is_found in paths:
         try:
-            digest = _digest_text(path, add)
+            digests += _digest_text(path, add)
+            sources.append(path)
         except _NotTextError:
             if not is_found:
                 raise
             skipped.append(str(path))
-        else:
-            sources.append(path)
-            digests += digest
-    places = _list_places((index, 0, path.stat().st_size) for index, path in enumerate(sources))
+    places = _list_whole(path.stat().st_size for path in sources)
     if len(sources) == 1:
-        digests = bytearray()
+        digests.clear()
         places = _list_places(_cut(sources[0], piece_bytes, digests))
     first = np.unique(np.frombuffer(digests, "V16"), return_index=True)[1]
     if len(first) < 2:
@@ -204,10 +197,8 @@ def describe_skipped(paths: Sequence[str]) -> str:
     """
     if not paths:
         return ""
-    shown = ", ".join([*paths[:3], *(["..."] if len(paths) > 3 else [])])
-    counted = (
-        "1 file that is not text was" if len(paths) == 1 else f"{len(paths)} files that are not text were"
-    )
+    shown = ", ".join(paths[:3]) + (", ..." if len(paths) > 3 else "")
+    counted = f"{len(paths)} files that are not text were" if paths[1:] else "1 file that is not text was"
     return f"; {counted} skipped ({shown})"
 
 
@@ -235,7 +226,7 @@ def split_documents(
     if is_held.any():
         return documents._take(order[~is_held]), documents._take(order[is_held])
     smallest = int(sizes.argmin())
-    held_out = documents._take(order[smallest : smallest + 1])
+    held_out = documents._take(order[[smallest]])
     source, start, stop = held_out.places[0].tolist()
     cut = start if stop - start <= most else _find_start(documents.sources[source], stop - most, stop)
     if cut == start:
@@ -284,24 +275,24 @@ def _measure_part(lines: Sequence[str], seen: Collection[str]) -> float:
 
 def _list_below(path: Path) -> list[Path]:
     """List the file itself, or the visible files below a directory that are not empty."""
-    if path.is_dir():
-        files = [
-            entry
-            for entry in path.rglob("*")
-            if not any(part.startswith(".") for part in entry.relative_to(path).parts)
-            and entry.is_file()
-            and entry.stat().st_size
-        ]
-        if not files:
-            raise ValueError(f"files: expected text in {path}, got a directory without a file that holds any")
-        return files
     if not path.exists():
         raise ValueError(f"files: expected a file or a directory, got {path}, which does not exist")
-    return [path]
+    if not path.is_dir():
+        return [path]
+    visible = (entry for entry in path.rglob("*") if not HIDDEN.search(entry.relative_to(path).as_posix()))
+    files = [entry for entry in visible if entry.is_file() and entry.stat().st_size]
+    if not files:
+        raise ValueError(f"files: expected text in {path}, got a directory without a file that holds any")
+    return files
 
 
-def _list_places(places: Iterator[tuple[int, int, int]]) -> Int[np.ndarray, "D 3"]:
+def _list_places(places: Iterable[tuple[int, int, int]]) -> Int[np.ndarray, "D 3"]:
     return np.fromiter(itertools.chain.from_iterable(places), np.int64).reshape(-1, 3)
+
+
+def _list_whole(sizes: Iterable[int]) -> Int[np.ndarray, "D 3"]:
+    """Return the places of documents that are a source each."""
+    return _list_places((index, 0, size) for index, size in enumerate(sizes))
 
 
 class _NotTextError(ValueError):
@@ -318,18 +309,15 @@ def _digest_text(path: Path, report: Callable[[int], None]) -> bytes:
                 waiting, data = len(decoder.getstate()[0]), file.read(PART_BYTES)
                 digest.update(data)
                 if (offset := data.find(b"\0")) >= 0:
-                    raise _NotTextError(
-                        f"files: {path} is binary, not text: a zero byte at offset {start + offset}; "
-                        "leave it out"
-                    )
+                    what = f"a zero byte at offset {start + offset}"
+                    raise _NotTextError(f"files: {path} is binary, not text: {what}; leave it out")
                 try:
                     decoder.decode(data, final=not data)
                 except UnicodeDecodeError as error:
-                    byte, offset = error.object[error.start], start - waiting + error.start
-                    raise _NotTextError(
-                        f"files: {path} is not UTF-8: byte 0x{byte:02x} at offset {offset} "
-                        f"({error.reason}); convert it to UTF-8, or leave it out"
-                    ) from error
+                    offset = start - waiting + error.start
+                    what = f"byte 0x{error.object[error.start]:02x} at offset {offset} ({error.reason})"
+                    remedy = "convert it to UTF-8, or leave it out"
+                    raise _NotTextError(f"files: {path} is not UTF-8: {what}; {remedy}") from error
                 start += len(data)
                 report(len(data))
     except OSError as error:

@@ -4,7 +4,7 @@ Collapsing entropy and growing logits announce a training that is about to fail,
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -37,7 +37,10 @@ def measure_heads(task: Task, model: Any, batch: Batch) -> HeadStats:
         ((4,), ['entropy', 'max_score'])
     """
     stats: HeadStats = {name: {} for name in AUX}
-    for layer, seen in _walk(task.read(model, batch, AUX)[1]):
+    aux = task.read(model, batch, AUX)[1]
+    layers = jax.tree.leaves_with_path(aux, is_leaf=lambda part: isinstance(part, dict) and AUX[0] in part)
+    for path, seen in layers:
+        layer = jax.tree_util.keystr(path, simple=True, separator=".")
         entropy, largest = seen["entropy"], seen["max_score"]
         reads = largest != -jnp.inf
         stats["entropy"][layer] = jnp.mean(entropy, axis=(0, 2), where=reads)
@@ -49,13 +52,10 @@ def measure_heads(task: Task, model: Any, batch: Batch) -> HeadStats:
 
 def describe_stats(step: int, stats: HeadStats) -> dict[str, Any]:
     """Return the line of metrics.jsonl for what `measure_heads` found: {"split": "heads", ...}."""
-    fetched = jax.device_get(stats)
     line: dict[str, Any] = {"step": step, "split": HEADS}
-    for name, layers in fetched.items():
-        line[name] = {
-            layer: [float(f"{value:.{DIGITS}g}") for value in layers[layer]]
-            for layer in sorted(layers, key=_place)
-        }
+    for name, layers in jax.device_get(stats).items():
+        ordered = sorted(layers, key=_place)
+        line[name] = {layer: [float(f"{value:.{DIGITS}g}") for value in layers[layer]] for layer in ordered}
     return line
 
 
@@ -87,9 +87,3 @@ def read_heads(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int]
 def _place(layer: str) -> list[tuple[int, str]]:
     """Return a key that sorts layers by number: compiled functions return dicts sorted by letter."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in layer.split(".")]
-
-
-def _walk(seen: Any) -> Iterator[tuple[str, Mapping[str, jax.Array]]]:
-    """Return every attention layer of what a model returned beside its output, by its dotted place in it."""
-    layers = jax.tree.leaves_with_path(seen, is_leaf=lambda part: isinstance(part, dict) and AUX[0] in part)
-    return ((jax.tree_util.keystr(path, simple=True, separator="."), layer) for path, layer in layers)

@@ -16,26 +16,22 @@ class LazyModule:
         return getattr(importlib.import_module(self._name), attribute)
 
 
+__all__ = ["compilation", "corpora", "figures", "inspection", "jax", "jnp", "masks", "models", "np"]
+__all__ += ["optax", "token_files", "vocabularies"]
+
 if TYPE_CHECKING:
-    import jax as jax
+    import jax
     import jax.numpy as jnp
     import numpy as np
-    import optax as optax
-    from flax import nnx as nnx
+    import optax
 
-    from regard import inspection as inspection
-    from regard import masks as masks
-    from regard import models as models
-    from regard.inspection import figures as figures
-    from regard.training import compilation as compilation
-    from regard.training import corpora as corpora
-    from regard.training import token_files as token_files
-    from regard.training import vocabularies as vocabularies
+    from regard import inspection, masks, models
+    from regard.inspection import figures
+    from regard.training import compilation, corpora, token_files, vocabularies
 else:
     jax, jnp, np = LazyModule("jax"), LazyModule("jax.numpy"), LazyModule("numpy")
-    optax, nnx = LazyModule("optax"), LazyModule("flax.nnx")
+    optax, masks, models = LazyModule("optax"), LazyModule("regard.masks"), LazyModule("regard.models")
     inspection, figures = LazyModule("regard.inspection"), LazyModule("regard.inspection.figures")
-    masks, models = LazyModule("regard.masks"), LazyModule("regard.models")
-    compilation = LazyModule("regard.training.compilation")
-    corpora, vocabularies = LazyModule("regard.training.corpora"), LazyModule("regard.training.vocabularies")
+    compilation, corpora = LazyModule("regard.training.compilation"), LazyModule("regard.training.corpora")
     token_files = LazyModule("regard.training.token_files")
+    vocabularies = LazyModule("regard.training.vocabularies")

@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from regard.training import processes
+from regard.training.metrics import read_object
 
 LOCK, HOLDER = ".lock", ".lock.json"
 FILES = (LOCK, HOLDER)
@@ -42,7 +43,6 @@ def demand_free(directory: Path) -> None:
 
 @contextmanager
 def _hold(directory: Path) -> Iterator[None]:
-    """Hold the lock in this process."""
     missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     lock = FileLock(directory.absolute() / LOCK, is_singleton=True)
@@ -52,9 +52,8 @@ def _hold(directory: Path) -> Iterator[None]:
     try:
         lock.acquire(blocking=False)
     except Timeout as error:
-        raise LockError(
-            f"{directory} is in use by {_read_holder(directory)}; wait for its end, or give another --out"
-        ) from error
+        use = f"in use by {_read_holder(directory)}"
+        raise LockError(f"{directory} is {use}; wait for its end, or give another --out") from error
     try:
         since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
         holder = {"host": socket.gethostname(), "process": os.getpid(), "since": since}
@@ -72,8 +71,7 @@ def _hold(directory: Path) -> Iterator[None]:
 
 def _read_holder(directory: Path) -> str:
     """Describe the holder, as far as it has said who it is."""
-    try:
-        holder = json.loads((directory / HOLDER).read_text(encoding="utf-8"))
-        return f"process {holder['process']} on {holder['host']} since {holder['since']}"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    holder = read_object(directory / HOLDER)
+    if not {"process", "host", "since"} <= holder.keys():
         return "another process"
+    return f"process {holder['process']} on {holder['host']} since {holder['since']}"

@@ -1,7 +1,6 @@
 """The training loop: one compiled step that makes its own batch, measured, saved, resumable bit for bit.
 
-The state is parameters and optimizer; everything random in step n is a function of (seed, n). So a run that
-was interrupted and resumed does exactly what an uninterrupted one does.
+Everything random in step n is a function of (seed, n): a resumed run does what an uninterrupted one does.
 """
 
 import math
@@ -9,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,9 +112,6 @@ def train(
         profile: steps, after the first, that JAX's profiler traces into the directory profile, which
             TensorBoard and Perfetto open; 0 traces none.
 
-    Returns:
-        The step and the metrics at the end.
-
     Raises:
         DivergenceError: when a metric is NaN or infinite; the last good checkpoint stays.
         checkpoints.CheckpointError: when the starting checkpoint does not fit the model; nothing is written.
@@ -134,11 +129,11 @@ def train(
             return Outcome("already finished", run.start.step, **_read_record(run))
         session = _Session(run, progress or Progress(), log, profile)
         with session.progress.preparing():
-            advance = _prepare(session, deployment)
-        return advance(stop)
+            _prepare(session, deployment)
+        return session.advance(stop)
 
 
-def _prepare(session: "_Session", deployment: Deployment | None) -> Callable[[Callable[[], bool]], Outcome]:
+def _prepare(session: "_Session", deployment: Deployment | None) -> None:
     """Make ready to train a run whose lock is held; everything that steps need is compiled here."""
     run = session.run
     kept_files = processes.everyone(run.task.keep)
@@ -149,29 +144,25 @@ def _prepare(session: "_Session", deployment: Deployment | None) -> Callable[[Ca
     processes.alone(lambda: run.begin(kept_files))
     processes.everyone(run.demand_begun)
     num_devices = 1 if deployment is None else deployment.mesh.size
-    session.progress.began(
-        count_work(run.task, program.shapes.params, num_devices, jax.devices()[0].device_kind)
-    )
-    return session.prepare(program, state)
+    device_kind = jax.devices()[0].device_kind
+    session.progress.began(count_work(run.task, program.shapes.params, num_devices, device_kind))
+    session.prepare(program, state)
 
 
 def _read_record(run: Run) -> dict[str, Any]:
-    """Return the clocks and metrics of the sessions before, as the checkpoint of a run that goes on has them.
-
-    Raises:
-        checkpoints.CheckpointError: when they are no numbers.
-    """
-    own = run.start.record if run.start is not None and run.source is None else {}
-    clocks = {name: own.get(name, 0.0) for name in ("seconds", "compile_seconds", "elapsed_seconds")}
-    held_out = own.get("held_out", {})
-    numbers = [*clocks.values(), *held_out.values()] if isinstance(held_out, dict) else [None]
+    """Return the clocks and metrics of the sessions before, from the checkpoint of a run that goes on."""
+    record: dict[str, Any] = {"seconds": 0.0, "compile_seconds": 0.0, "elapsed_seconds": 0.0, "held_out": {}}
+    if run.start is None or run.source is not None:
+        return record
+    record = {name: run.start.record.get(name, value) for name, value in record.items()}
+    *clocks, held_out = record.values()
+    numbers = [*clocks, *held_out.values()] if isinstance(held_out, dict) else [None]
     if not all(type(number) in (int, float) for number in numbers):
-        assert run.start is not None
         raise checkpoints.CheckpointError(
             f"{run.start.path / checkpoints.INDEX} is damaged: expected seconds and metrics as record, got"
-            f" {str(own)[:80]!r}"
+            f" {str(run.start.record)[:80]!r}"
         )
-    return clocks | {"held_out": held_out}
+    return record
 
 
 class _Session:
@@ -181,82 +172,68 @@ class _Session:
         self, run: Run, progress: Progress, log: Callable[[Mapping[str, Any]], Any] | None, profile: int
     ):
         self.task, self.run, self.progress, self.log, self.profile = run.task, run, progress, log, profile
-        self.began = time.perf_counter()
         self.first, self.saved = (run.start.step, run.start.path) if run.start else (0, None)
-        own = _read_record(run)
-        self.seconds: float = own["seconds"]
-        self.compile_seconds: float = own["compile_seconds"]
-        self.elapsed_before: float = own["elapsed_seconds"]
-        self.held_out: dict[str, float] = own["held_out"]
+        self.record = _read_record(run)
+        # As if the sessions had followed one another without a gap.
+        self.began = time.perf_counter() - self.record["elapsed_seconds"]
         self.saving: tuple[int, checkpoints.Saving] | None = None
         self.pending: list[tuple[int, Metrics]] = []
         self.head_stats: list[tuple[int, head_statistics.HeadStats]] = []
-        self.settled = (self.first, self.seconds)
+        self.settled = (self.first, self.record["seconds"])
         self.skipped = 0  # updates in a row
 
-    def prepare(self, program: Program, state: State) -> Callable[[Callable[[], bool]], Outcome]:
-        """Compile everything; return the function that advances until a stop, and compiles nothing."""
-        feed = make_feed(self.task, self.run.seed, program.deployment)
-        held_out = program.place(self.task.held_out)
-        update = self._compile("train step", program, program.update, state, np.int32(0), feed(0))
-        measure = self._compile("evaluation", program, program.evaluate, state.evaluated, held_out)
-        watch_heads = self._prepare_heads(program, state)
-        return partial(
-            self._advance,
-            state,
-            lambda state, step: update(state, np.int32(step - 1), feed(step - 1)),
-            lambda state: measure(state.evaluated, held_out),
-            watch_heads,
-        )
+    def prepare(self, program: Program, state: State) -> None:
+        """Compile everything; nothing that follows compiles."""
+        self.program, self.state = program, state
+        self.feed = make_feed(self.task, self.run.seed, program.deployment)
+        self.held_out = program.place(self.task.held_out)
+        self.update = self._compile("train step", program.update, state, np.int32(0), self.feed(0))
+        self.measure = self._compile("evaluation", program.evaluate, state.evaluated, self.held_out)
+        self.watch_heads = self._prepare_heads()
 
-    def _advance(
-        self,
-        state: State,
-        update: Callable[[State, int], tuple[State, Metrics]],
-        measure: Callable[[State], Metrics],
-        watch_heads: Callable[[int, State], None],
-        stop: Callable[[], bool],
-    ) -> Outcome:
+    def advance(self, stop: Callable[[], bool]) -> Outcome:
         """Update, measure and save until the end or a stop."""
         cadence, steps = self.task.cadence, self.task.optimization.steps
         self.mark = time.perf_counter()
         if self.first == 0:
-            watch_heads(0, state)
+            self.watch_heads(0)
         with self._leave_in_order(), ExitStack() as tracing:
             for step in range(self.first + 1, steps + 1):
                 self._trace(step - self.first - 1, tracing)
-                state, measured = update(state, step)
+                self.state, measured = self.update(self.state, np.int32(step - 1), self.feed(step - 1))
                 self.pending.append((step, measured))
-                watch_heads(step, state)
+                self.watch_heads(step)
                 last = stop() or step == steps
                 if step % cadence.evaluate_every == 0 or step == steps:
-                    self._evaluate(step, partial(measure, state))
+                    self._evaluate(step)
                 elif step % cadence.log_every == 0:
                     # Read one logging interval late: the device is never waited for while it has work.
                     self._settle(step - cadence.log_every)
                 if step % cadence.checkpoint_every == 0 or last:
-                    record = self._save(step, state)
+                    self._save(step)
                 elif self.saving is not None and self.saving[1].is_done and jax.process_count() == 1:
                     self._finish_saving()
                 if last:
                     break
             self._finish_saving()
             processes.everyone(checkpoints.finish_digests)
-        return Outcome("finished" if step == steps else "interrupted", step, **record)
+        return Outcome("finished" if step == steps else "interrupted", step, **self.record)
 
-    def _prepare_heads(self, program: Program, state: State) -> Callable[[int, State], None]:
+    def _prepare_heads(self) -> Callable[[int], None]:
         """Return a function that measures the heads at the steps that are due; it waits for nothing."""
         every, steps = self.task.cadence.heads_every, self.task.optimization.steps
         if not every:
-            return lambda step, state: None
-        probe = program.place(self.task.probe)
+            return lambda step: None
+        probe = self.program.place(self.task.probe)
         # A few measurements are over before an optimized program would be compiled.
         options = LITTLE_WORK if steps < FEW_MEASUREMENTS * every else None
-        measure = self._compile("heads", program, program.measure_heads, state.params, probe, options=options)
+        measure = self._compile(
+            "heads", self.program.measure_heads, self.state.params, probe, options=options
+        )
 
-        def watch(step: int, state: State) -> None:
+        def watch(step: int) -> None:
             if step % every == 0 or step == steps:
-                self.head_stats.append((step, measure(state.params, probe)))
+                self.head_stats.append((step, measure(self.state.params, probe)))
 
         return watch
 
@@ -269,31 +246,28 @@ class _Session:
                 jax.profiler.start_trace(str(self.run.directory / "profile"))
                 tracing.callback(jax.profiler.stop_trace)
 
-    def _compile(
-        self, what: str, program: Program, function: Any, *arguments: Any, options: Any = None
-    ) -> Any:
+    def _compile(self, what: str, function: Any, *arguments: Any, options: Any = None) -> Any:
         """Compile ahead of the first call, so that compiling can be announced and timed apart."""
         start = time.perf_counter()
         with self.progress.compiling(what):
-            compiled = program.compile(function, *arguments, options=options)
-        self.compile_seconds += time.perf_counter() - start
+            compiled = self.program.compile(function, *arguments, options=options)
+        self.record["compile_seconds"] += time.perf_counter() - start
         return compiled
 
     @contextmanager
     def _pause(self) -> Iterator[None]:
         """Wait for the steps under way, then stop the clock of training."""
         jax.block_until_ready((self.pending, self.head_stats))
-        self.seconds += time.perf_counter() - self.mark
+        self.record["seconds"] += time.perf_counter() - self.mark
         self.mark = math.nan
         yield
         self.mark = time.perf_counter()
 
-    def _evaluate(self, step: int, evaluate: Callable[[], Metrics]) -> None:
-        """Measure on held-out data and log the result with this step."""
+    def _evaluate(self, step: int) -> None:
         with self._pause():
-            self.held_out = _fetch(evaluate())
-            self._settle(step, {f"held_out_{name}": value for name, value in self.held_out.items()})
-            self.progress.evaluated(step, self.held_out)
+            held_out = self.record["held_out"] = _fetch(self.measure(self.state.evaluated, self.held_out))
+            self._settle(step, {f"held_out_{name}": value for name, value in held_out.items()})
+            self.progress.evaluated(step, held_out)
 
     def _settle(self, last: int, extra: Mapping[str, float] | None = None) -> None:
         """Fetch the metrics up to a step, check each of them, and write the lines that are due."""
@@ -323,7 +297,7 @@ class _Session:
 
     def _training_seconds(self) -> float:
         running = 0.0 if math.isnan(self.mark) else time.perf_counter() - self.mark
-        return self.seconds + running
+        return self.record["seconds"] + running
 
     def _rate(self, step: int) -> float:
         """Return the steps per second of training since the last logged step."""
@@ -331,21 +305,14 @@ class _Session:
         self.settled = (step, now)
         return (step - before) / (now - then) if now > then else math.nan
 
-    def _save(self, step: int, state: State) -> dict[str, Any]:
-        """Begin to save a checkpoint once every metric up to it proved finite; return its record."""
+    def _save(self, step: int) -> None:
+        """Begin to save a checkpoint once every metric up to it proved finite."""
         with self._pause():
             self._settle(step)
             self._finish_saving()
-            record = {
-                "held_out": self.held_out,
-                "seconds": self.seconds,
-                "compile_seconds": self.compile_seconds,
-                "elapsed_seconds": self.elapsed_before + time.perf_counter() - self.began,
-            }
-            keep = self.task.cadence.keep_checkpoints
-            path = self.run.checkpoints_path
-            self.saving = step, checkpoints.start_saving(path, step, state, record, keep=keep)
-        return record
+            self.record["elapsed_seconds"] = time.perf_counter() - self.began
+            path, keep = self.run.checkpoints_path, self.task.cadence.keep_checkpoints
+            self.saving = step, checkpoints.start_saving(path, step, self.state, dict(self.record), keep=keep)
 
     @contextmanager
     def _leave_in_order(self) -> Iterator[None]:
@@ -358,7 +325,6 @@ class _Session:
                     self.saving[1].end()
 
     def _finish_saving(self) -> None:
-        """Wait for the checkpoint that is being written, if there is one."""
         if self.saving is not None:
             (step, saving), self.saving = self.saving, None
             self.saved = saving.wait()

@@ -38,9 +38,7 @@ class Membership:
     index: int | None
 
     def __str__(self) -> str:
-        if self.count is None:
-            return "this process"
-        return f"process {self.index} of {self.count}"
+        return "this process" if self.count is None else f"process {self.index} of {self.count}"
 
 
 def find_membership(
@@ -88,10 +86,7 @@ def find_membership(
 
 
 def _read(environment: Mapping[str, str], name: str) -> int | None:
-    """Read a whole number from the environment."""
     text = environment.get(name)
-    if text is None:
-        return None
-    if not text.isdecimal():
+    if text is not None and not text.isdecimal():
         raise ValueError(f"{name}: expected a number, got {text!r}")
-    return int(text)
+    return None if text is None else int(text)

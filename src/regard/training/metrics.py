@@ -73,6 +73,15 @@ def first_not_finite(values: Mapping[str, float]) -> str | None:
     return next((name for name, value in values.items() if not math.isfinite(value)), None)
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the object of a JSON file; an empty one where there is none that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def replace_text(path: Path, text: str) -> None:
     """Write a file so that a reader, or a kill, sees either the old text or the new one."""
     draft = path.with_name(f".{path.name}.draft")
@@ -99,9 +108,8 @@ def _parse(path: Path, number: int, line: bytes) -> Line:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
     if not isinstance(parsed, dict) or not isinstance(parsed.get("step"), int):
-        raise ValueError(
-            f"{path}, line {number} must be an object with a whole-number step, got {line[:80]!r}"
-        )
+        start = line[:80]
+        raise ValueError(f"{path}, line {number} must be an object with a whole-number step, got {start!r}")
     for name, value in parsed.items():
         if not _is_logged(value, parsed.get("split")) and name not in ("step", "split"):
             raise ValueError(f"{path}, line {number} has a {name} that training never logs: {value!r:.80}")

@@ -1,7 +1,4 @@
-"""A training run as pure functions: the first state, the update that makes its own batch, evaluation.
-
-The state is parameters and optimizer; everything random in step n is a function of (seed, n).
-"""
+"""A training run as pure functions of seed and step: the first state, updates, evaluation."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -36,10 +33,10 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """The pure functions of a run, before compilation, and the shapes of its state.
+    """The pure functions of a run, before compilation, and the shapes of its state; on one device by default.
 
     `start` makes the first state, on a mesh divided from the beginning; `update` turns state, index and what
-    `make_feed` reads into the next state and metrics. Without a deployment everything is on one device.
+    `make_feed` reads into the next state and metrics.
     """
 
     shapes: State
@@ -52,13 +49,12 @@ class Program:
     def compile(self, function: Any, *arguments: Any, options: dict[str, Any] | None = None) -> Any:
         """Compile one of the functions for arguments like these; an update reuses its state's memory."""
         updates = function is self.update
-        donated: dict[str, Any] = {"donate_argnums": 0} if updates else {}
-        if self.deployment is None:
-            return jax.jit(function, **donated).lower(*arguments).compile(options)
-        whole = self.deployment.everywhere
-        places = (self.deployment.divide_state(self.shapes), whole) if updates else whole
-        with self.deployment.within():
-            return jax.jit(function, out_shardings=places, **donated).lower(*arguments).compile(options)
+        jitted: dict[str, Any] = {"donate_argnums": 0} if updates else {}
+        if self.deployment is not None:
+            whole = self.deployment.everywhere
+            jitted["out_shardings"] = (self.deployment.divide_state(self.shapes), whole) if updates else whole
+        with nullcontext() if self.deployment is None else self.deployment.within():
+            return jax.jit(function, **jitted).lower(*arguments).compile(options)
 
     def place(self, batch: Any) -> Any:
         """Put a batch that every process has where the functions want it."""
@@ -95,9 +91,8 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
     optimizer, schedule = make_optimizer(optimization), make_schedule(optimization)
 
     def build() -> nnx.Module:
-        return task.make_model(
-            nnx.Rngs(params=make_stream(seed, INITIALISATION), dropout=make_stream(seed, DROPOUT))
-        )
+        params, dropout = make_stream(seed, INITIALISATION), make_stream(seed, DROPOUT)
+        return task.make_model(nnx.Rngs(params=params, dropout=dropout))
 
     # The model is split from its parameters once: jax.jit on plain arrays takes 5 ms a step, nnx.jit 9.
     shapes = nnx.eval_shape(build)
@@ -177,23 +172,20 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
         return call
 
     evaluate, measure_heads = at_rest(task.evaluate), at_rest(partial(head_statistics.measure_heads, task))
-
     start = partial(run_once, draw_state, places=places)
     return Program(state_shapes, start, update, evaluate, measure_heads, deployment)
 
 
 def _cast(tree: Any, dtype: Any) -> Any:
-    """Cast the floating-point arrays of a tree."""
-    return jax.tree.map(
-        lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree
-    )
+    def cast(leaf: jax.Array) -> jax.Array:
+        return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    return jax.tree.map(cast, tree)
 
 
 def _lend_whole(params: Any, cast: Callable[[Any], Any]) -> tuple[Any, AbstractContextManager[None]]:
-    """Return the parameters that a model computes with on one device, and the context in which it does."""
     return cast(params), nullcontext()
 
 
 def _leave(tree: Any) -> Any:
-    """Return the tree as it is: on one device there is nothing to divide."""
     return tree

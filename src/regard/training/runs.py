@@ -1,7 +1,5 @@
 """A run directory: config.json (settings and versions), metrics.jsonl, checkpoints/, and later figures/.
 
-A task may keep files of its own beside them: see `Task.keep`.
-
 Opening a run only reads, and decides to go on, to start or to refuse; `begin` is the first to write.
 """
 
@@ -13,7 +11,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from flax import nnx
 from flax.traverse_util import flatten_dict
@@ -64,9 +62,8 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """True when every step is done already."""
-        return (
-            self.start is not None and self.source is None and self.start.step >= self.task.optimization.steps
-        )
+        steps = self.task.optimization.steps
+        return self.start is not None and self.source is None and self.start.step >= steps
 
     @property
     def metrics_path(self) -> Path:
@@ -89,11 +86,7 @@ class Run:
             raise RunError(f"{self.directory} has changed since it was opened; give the same command again")
 
     def clear(self) -> Self:
-        """Delete the run that this one replaces, config.json last: a kill leaves a run to delete again.
-
-        Returns:
-            The same run, which replaces nothing any more.
-        """
+        """Delete the run that this one replaces, config.json last, as a kill may come; return the rest."""
         for name in reversed(self.replaces):
             path = self.directory / name
             if path.is_dir():
@@ -112,8 +105,11 @@ class Run:
                 metrics.jsonl is damaged; nothing is written.
         """
         read = [self.source, None if self.replaces else self.directory]
-        for directory in filter(None, read):
-            _demand_sound(directory / "metrics.jsonl")
+        try:
+            for directory in filter(None, read):
+                metrics.read(directory / "metrics.jsonl")
+        except ValueError as error:
+            raise RunError(f"{error}; mend or delete that line, and give the same command again") from error
         for name, text in (self.task.kept or {}).items():
             if kept.get(name, text) != text:
                 raise RunError(f"{self.directory / name} is not what the run began with; give another --out")
@@ -141,23 +137,18 @@ class Run:
     def describe(self, kept: Mapping[str, str]) -> str:
         """Return a line that would differ if another process trained something else."""
         config = self._describe(kept)
-        listed = ", ".join(
-            f"{name} {hashlib.sha256(json.dumps(config[name], sort_keys=True).encode()).hexdigest()[:8]}"
-            for name in ("settings", "kept", "versions")
-        )
+        texts = {name: json.dumps(config[name], sort_keys=True) for name in ("settings", "kept", "versions")}
+        listed = ", ".join(f"{name} {digest[:8]}" for name, digest in _digest(texts).items())
         step = self.start.step if self.start else 0
         return f"{self.task.name} on {self.mesh} from step {step} with seed {self.seed}, {listed}"
 
     def demand_begun(self) -> None:
         """Raise a RunError in a process that does not see the directory that `begin` has prepared."""
         if not (self.directory / "config.json").exists():
-            raise RunError(
-                f"{self.directory}: expected what the first process wrote there; give an --out on a file "
-                "system that all processes share"
-            )
+            remedy = "give an --out on a file system that all processes share"
+            raise RunError(f"{self.directory}: expected what the first process wrote there; {remedy}")
 
     def _describe(self, kept_files: Mapping[str, str]) -> dict[str, Any]:
-        """Return the contents of config.json."""
         return {
             "format": FORMAT,
             "task": self.task.name,
@@ -168,16 +159,6 @@ class Run:
             "continued_from": None if self.source is None else str(self.source),
             "versions": read_versions(),
         }
-
-
-class _Config(NamedTuple):
-    """The contents of config.json that decide how a run goes on."""
-
-    task: tasks.Task
-    seed: int
-    versions: dict[str, str]
-    digests: dict[str, str]  # of the files that the task keeps, by name
-    continued_from: str | None
 
 
 def open_run(
@@ -218,26 +199,26 @@ def open_run(
         raise RunError(f"seed: expected a number from -2**63 to 2**63 - 1, got {seed}")
     locks.demand_free(directory)
     there = _read_config(directory)
-    replaces = (*OWN_ENTRIES, *there.task.keeps) if there is not None and force else ()
+    replaces = (*OWN_ENTRIES, *there["task"].keeps) if there is not None and force else ()
     options = {"mesh": mesh, "saved": _date_checkpoints(directory), "replaces": replaces}
     existing = None if force else there
     if existing is not None and resume == "never":
-        raise RunError(
-            f"{directory} holds a run already; give another --out, or --force to delete it and start again"
-        )
+        remedy = "give another --out, or --force to delete it and start again"
+        raise RunError(f"{directory} holds a run already; {remedy}")
     note, own, damaged = None, None, {}
     if existing is not None:
         remedy = "give another --out, or --force to delete that run and start again"
         _demand_same(directory, existing, task, seed, remedy)
-        note = compare_versions(existing.versions)
         folder, skips = directory / "checkpoints", resume == "newest-whole"
         own, damaged = checkpoints.load_newest(folder, check=check, skip_damaged=skips)
-        note = "; ".join(filter(None, [note, *map(str, damaged.values()), own and own.note])) or None
+        changed = compare_versions(existing["versions"])
+        note = _join_notes(changed, *map(str, damaged.values()), own and own.note)
     if own is not None or resume in ("auto", "newest-whole", "never"):
-        if own is None and existing is not None and existing.continued_from is not None:
+        source = None if own is not None or existing is None else existing["continued_from"]
+        if source is not None:
             raise RunError(
-                f"{directory} was to start from {existing.continued_from} and has no checkpoint of its own "
-                f"yet; give --resume {existing.continued_from}, or --force to start from nothing"
+                f"{directory} was to start from {source} and has no checkpoint of its own yet; "
+                f"give --resume {source}, or --force to start from nothing"
             )
         files = None if existing is None or own is None else _read_kept(directory, existing)
         return Run(directory, task.restore(files), seed, own, note=note, damaged=tuple(damaged), **options)
@@ -255,25 +236,19 @@ def load_run(directory: str | Path) -> tuple[tasks.Task, Any]:
     config = _read_config(directory := read_path("directory", directory))
     if config is None:
         raise RunError(f"{directory} is not a Regard run: it has no config.json")
-    task = config.task.restore(_read_kept(directory, config))
+    task = config["task"].restore(_read_kept(directory, config))
     return task, load_model(task, directory)
 
 
 def is_run(directory: Path) -> bool:
     """Return True for a directory that holds a run, sound or damaged, going by its config.json."""
-    try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(config, dict) and {"task", "settings", "seed"} <= config.keys()
+    return {"task", "settings", "seed"} <= metrics.read_object(directory / "config.json").keys()
 
 
 def load_model(task: tasks.Task, directory: Path) -> Any:
     """Build a task's model, in evaluation mode, with the parameters of a run's latest checkpoint.
 
-    Raises:
-        RunError: when the run has no checkpoint yet.
-        checkpoints.CheckpointError: when the checkpoint is damaged or holds another model.
+    Raises what `load_run` does for a checkpoint that is missing, damaged, or of another model.
     """
     check_kind("task", task, tasks.Task)
     checkpoint, _ = checkpoints.load_newest(read_path("directory", directory) / "checkpoints")
@@ -293,17 +268,17 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
     return nnx.merge(structure, params, rest)
 
 
-def _read_kept(directory: Path, config: _Config) -> dict[str, str]:
+def _read_kept(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return the files that the task of a run keeps, text by name; none for a missing one."""
     kept_files = {}
-    for path in (directory / name for name in config.task.keeps):
+    for path in (directory / name for name in config["task"].keeps):
         if path.is_file():
             try:
                 kept_files[path.name] = path.read_bytes().decode()
             except (OSError, UnicodeError) as error:
                 raise RunError(f"{path} cannot be read ({error}); bring it back as it was") from error
     for name, digest in _digest(kept_files).items():
-        if config.digests.get(name, digest) != digest:
+        if config["kept"].get(name, digest) != digest:
             raise RunError(f"{directory / name} is not what this run began with; bring it back as it was")
     return kept_files
 
@@ -314,53 +289,46 @@ def _digest(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _date_checkpoints(directory: Path) -> dict[Path, int]:
-    """Return the times at which the checkpoints of a run directory were written, by path."""
     paths = checkpoints.list_checkpoints(directory / "checkpoints")
     return {path: path.stat().st_mtime_ns for path in paths}
 
 
-def _read_config(directory: Path) -> _Config | None:
-    """Read config.json; None for a missing or empty directory, an error for anything but a run."""
+def _read_config(directory: Path) -> dict[str, Any] | None:
+    """Read config.json, with the task itself; None for a missing or empty directory, an error for no run."""
     if refusal := describe_store(directory):
         raise RunError(refusal)
     if not directory.exists():
         return None
     if not directory.is_dir():
         raise RunError(f"{directory} is a file, not a run directory; give another --out")
-    entries = sorted(
-        path.name
-        for path in directory.iterdir()
-        if not path.name.endswith(".draft") and path.name not in locks.FILES
-    )
+    names = sorted(path.name for path in directory.iterdir())
+    entries = [name for name in names if not name.endswith(".draft") and name not in locks.FILES]
     if not entries:
         return None
     path = directory / "config.json"
     if not path.exists():
-        shown = ", ".join(entries[:5]) + (", ..." if len(entries) > 5 else "")
-        raise RunError(
-            f"{directory} is not empty and not a Regard run (it holds {shown}); give another --out"
-        )
+        holds = f"it holds {', '.join(entries[:5])}{', ...' if len(entries) > 5 else ''}"
+        raise RunError(f"{directory} is not empty and not a Regard run ({holds}); give another --out")
     try:
         config = check_entries(json.loads(path.read_text(encoding="utf-8")))
-        task = tasks.from_settings(config["task"], config["settings"])
+        return config | {"task": tasks.from_settings(config["task"], config["settings"])}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
             f"{path} is damaged or not Regard's ({type(error).__name__}: {error}); "
             "bring the file back from a copy, or train with another --out"
         ) from error
-    return _Config(task, config["seed"], config["versions"], config["kept"], config["continued_from"])
 
 
 def _demand_same(
-    directory: Path, config: _Config, task: tasks.Task, seed: int, remedy: str, free: tuple[str, ...] = ()
+    directory: Path, config: Mapping[str, Any], task: tasks.Task, seed: int, remedy: str, *free: str
 ) -> None:
     """Raise with every setting, but for the free ones, in which a run differs from the one asked for."""
-    saved = {"task": config.task.name, "seed": config.seed, **tasks.to_settings(config.task)}
+    saved = {"task": config["task"].name, "seed": config["seed"], **tasks.to_settings(config["task"])}
     wanted = {"task": task.name, "seed": seed, **tasks.to_settings(task)}
     there, asked = flatten_dict(saved, sep="."), flatten_dict(wanted, sep=".")
     differences = [
         f"  {name}: it has {there.get(name)!r}, asked for {asked.get(name)!r}"
-        for name in (asked | there if config.task.name == task.name else ["task"])
+        for name in (asked | there if there["task"] == task.name else ["task"])
         if there.get(name) != asked.get(name) and not name.startswith(free)
     ]
     if differences:
@@ -372,14 +340,12 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, check
     source = path.parent.parent if path.parent.name == "checkpoints" else path
     config = _read_config(source)
     if config is None:
-        raise RunError(
-            f"--resume {path} is not a Regard run; "
-            "give auto, newest-whole, never, a run directory or a checkpoint"
-        )
+        choices = "auto, newest-whole, never, a run directory or a checkpoint"
+        raise RunError(f"--resume {path} is not a Regard run; give {choices}")
     if source.resolve() == directory.resolve():
         raise RunError(f"--resume {path} is inside --out; to go on in place, leave --resume out")
     free = ("optimization.", "cadence.", "seed")
-    _demand_same(source, config, task, seed, "ask for the same data and model", free)
+    _demand_same(source, config, task, seed, "ask for the same data and model", *free)
     checkpoint = checkpoints.load(path, check=check) if path != source else None
     start = checkpoint or checkpoints.load_newest(source / "checkpoints", check=check)[0]
     if start is None:
@@ -387,13 +353,9 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, check
     steps = task.optimization.steps
     if start.step >= steps:
         raise RunError(f"--resume {path} is at step {start.step} already; ask for more than --steps {steps}")
-    note = "; ".join(filter(None, [compare_versions(config.versions), start.note])) or None
+    note = _join_notes(compare_versions(config["versions"]), start.note)
     return Run(directory, task.restore(_read_kept(source, config)), seed, start, source=source, note=note)
 
 
-def _demand_sound(path: Path) -> None:
-    """Raise a RunError for a damaged line of metrics.jsonl."""
-    try:
-        metrics.read(path)
-    except ValueError as error:
-        raise RunError(f"{error}; mend or delete that line, and give the same command again") from error
+def _join_notes(*notes: str | None) -> str | None:
+    return "; ".join(filter(None, notes)) or None

@@ -38,9 +38,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self), include_extras=True).items():
-            for allowed in getattr(kind, "__metadata__", ()):
-                if not isinstance(allowed, Range):
-                    continue
+            ranges = [mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, Range)]
+            for allowed in ranges:
                 value, origin = getattr(self, name), kind.__origin__
                 if value is None and type(None) in get_args(origin):
                     continue
@@ -158,18 +157,16 @@ class DecoderSizes(LayerSizes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = "d_model / num_heads must be even, as rotary positions turn pairs"
-        is_even = (self.head_dim or self.d_model // self.num_heads) % 2 == 0
-        self._demand(is_even, rule if self.head_dim is None else "head_dim must be even", *self._width_names)
+        if self.head_dim is None:
+            rule = "d_model / num_heads must be even, as rotary positions turn pairs"
+            self._demand(self.d_model // self.num_heads % 2 == 0, rule, "d_model", "num_heads")
+        else:
+            self._demand(self.head_dim % 2 == 0, "head_dim must be even", "head_dim")
         is_divisor = self.num_heads % (self.num_key_heads or 1) == 0
         self._demand(is_divisor, "num_key_heads must divide num_heads", "num_key_heads", "num_heads")
         is_less = self.experts_per_token <= (self.num_experts or 1)
         names = ("experts_per_token", "num_experts")
         self._demand(is_less, "experts_per_token must be at most num_experts", *names)
-
-    @property
-    def _width_names(self) -> tuple[str, ...]:
-        return ("d_model", "num_heads") if self.head_dim is None else ("head_dim",)
 
 
 @dataclass(frozen=True)

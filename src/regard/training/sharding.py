@@ -55,8 +55,7 @@ def divide_array(
     """Return the axes, of so many devices, that divide a parameter, or an array of the optimizer for one.
 
     `in_use` asks how a layer computes with it, not how it is kept: then what "fsdp" divides is gathered, and
-    so are tables whose vocabulary does not divide. Vectors are not divided along "fsdp": there are many, and
-    gathering one takes a message, however short it is.
+    so are tables whose vocabulary does not divide. Vectors, each a message to gather, are whole along "fsdp".
 
     Example:
         >>> divide_array("blocks/0/feed_forward/widen/kernel", (64, 256), {"fsdp": 2, "tensor": 4})
@@ -104,10 +103,9 @@ class Deployment:
         """The sharding of an array that is whole on every device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
-    def divide_state(self, shapes: Any, *, in_use: bool = False) -> Any:
-        """Return shardings in the structure of a state, or of its parameters; in_use as in `divide_array`."""
-
-        return jax.tree_util.tree_map_with_path(partial(self._place, in_use=in_use), shapes)
+    def divide_state(self, shapes: Any) -> Any:
+        """Return shardings in the structure of a state, or of its parameters."""
+        return jax.tree_util.tree_map_with_path(self._place, shapes)
 
     def divide_batch(self, shape: tuple[int, ...]) -> NamedSharding:
         """Return the sharding of a batch's array, rows and then positions; what does not divide is whole."""
@@ -117,22 +115,15 @@ class Deployment:
 
     def constrain(self, batch: Any) -> Any:
         """Divide a batch inside a compiled program, so that every device makes no more than its own rows."""
-        return jax.tree.map(
-            lambda array: jax.lax.with_sharding_constraint(array, self.divide_batch(array.shape)), batch
-        )
+        shardings = jax.tree.map(lambda array: self.divide_batch(array.shape), batch)
+        return jax.lax.with_sharding_constraint(batch, shardings)
 
     def gather(self, params: Any) -> Any:
-        """Gather what a device needs to compute; gradients are divided again.
-
-        Said aloud, as the compiler would else now and then divide what is computed, not the rows.
-        """
+        """Gather what a device computes with, lest the compiler divide it; gradients are divided again."""
         return jax.tree_util.tree_map_with_path(self._gather_array, params)
 
     def lend(self, params: Any, cast: Callable[[Any], Any]) -> tuple[Any, AbstractContextManager[None]]:
-        """Return parameters to compute with, and the context in which blocks gather their own.
-
-        What is outside of blocks is cast and gathered at once.
-        """
+        """Return parameters, cast and gathered outside of blocks, and the context in which blocks do so."""
 
         def place(path: Any, leaf: jax.Array) -> jax.Array:
             return leaf if BLOCK.search(_name(path)) else self._gather_array(path, cast(leaf))
@@ -142,13 +133,11 @@ class Deployment:
     def spread(self, batch: Any) -> Any:
         """Put a batch that every process has on the mesh; each process gives its part."""
 
-        def put(array: Any) -> jax.Array:
-            array = np.asarray(array)
-            return jax.make_array_from_callback(
-                array.shape, self.divide_batch(array.shape), array.__getitem__
-            )
+        def put(array: np.ndarray) -> jax.Array:
+            sharding = self.divide_batch(array.shape)
+            return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
-        return jax.tree.map(put, batch)
+        return jax.tree.map(put, jax.tree.map(np.asarray, batch))
 
     def feed(self, fetch: Callable[[np.ndarray], dict[str, np.ndarray]], chosen: np.ndarray) -> Batch:
         """Put the batch of the rows chosen on the mesh; each process fetches no rows but those it has."""
@@ -171,20 +160,17 @@ class Deployment:
     def count_bytes(self, state: Any) -> tuple[int, int]:
         """Return the bytes of a state's arrays on one device, and in all."""
         shapes, places = jax.tree.leaves(state), jax.tree.leaves(self.divide_state(state))
-        own = [
-            math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-            for leaf, sharding in zip(shapes, places, strict=True)
-        ]
+        pairs = zip(shapes, places, strict=True)
+        own = [math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf, sharding in pairs]
         return sum(own), sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
 
-    def _place(self, path: Any, leaf: Any, *, in_use: bool) -> NamedSharding:
+    def _place(self, path: Any, leaf: Any, *, in_use: bool = False) -> NamedSharding:
         return NamedSharding(self.mesh, divide_array(_name(path), leaf.shape, self.mesh.shape, in_use=in_use))
 
     def _gather_array(self, path: Any, leaf: jax.Array) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
-        used = self._place(path, leaf, in_use=True)
-        return _gather(leaf, used, self._place(path, leaf, in_use=False))
+        return _gather(leaf, self._place(path, leaf, in_use=True), self._place(path, leaf))
 
     def _count(self, *axes: str) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)
@@ -194,18 +180,14 @@ def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value")
 
 
-def _place_as_used(array: jax.Array, used: NamedSharding, stored: NamedSharding) -> jax.Array:
-    return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(array, stored), used)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _gather(array: jax.Array, used: NamedSharding, stored: NamedSharding) -> jax.Array:
     """Place an array as used and its gradient as stored: the plain rule would gather that, too."""
-    return _place_as_used(array, used, stored)
+    return _gather_forward(array, used, stored)[0]
 
 
 def _gather_forward(array: jax.Array, used: NamedSharding, stored: NamedSharding) -> tuple[jax.Array, None]:
-    return _place_as_used(array, used, stored), None
+    return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(array, stored), used), None
 
 
 def _gather_backward(

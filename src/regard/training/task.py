@@ -1,7 +1,7 @@
-"""The interface of a task: settings, and from them a model, data, a measure, an example and pictures.
+"""The interface of a task. Importing this module loads no JAX, so that the command line reads settings fast.
 
 Batches are pure functions of a random key, so the training step makes its own; held-out data never come from
-the stream of training. Importing this module loads no JAX, so that the command line can read settings fast.
+the stream of training.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 Batch: TypeAlias = "dict[str, jax.Array]"
 Metrics: TypeAlias = "dict[str, jax.Array]"
-ProgressHook: TypeAlias = (
-    "Callable[[str, int, int], None]"  # is told what is done, how much of it, and of how much
-)
+ProgressHook: TypeAlias = "Callable[[str, int, int], None]"  # hears what is done, how much, and of how much
 Picture: TypeAlias = "tuple[str, Drawing]"
 # Streams of one seed. Held-out data have their own: no seed makes training draw what is held out.
 INITIALISATION, TRAINING, DROPOUT, HELD_OUT = range(4)
@@ -149,10 +147,8 @@ class Task(Settings, abc.ABC):
 
     def describe_data(self) -> dict[str, str]:
         """Return descriptions of a batch and of the held-out data."""
-        return {
-            "batch": f"{self.optimization.batch_size} examples",
-            "held out": f"{len(jax.tree.leaves(self.held_out)[0]):,} examples",
-        }
+        held_out = len(jax.tree.leaves(self.held_out)[0])
+        return {"batch": f"{self.optimization.batch_size} examples", "held out": f"{held_out:,} examples"}
 
     def write_sample(self, model: Any) -> str:
         """Return a text that a trained model writes, where it writes."""
@@ -232,8 +228,6 @@ def draw_heads(
 ) -> Iterator[Picture]:
     """Draw one head as an annotated heatmap (the one with most focus) and all heads side by side."""
     head = 0 if focus is None else int(np.argmax(focus))
-    heatmap = figures.attention_heatmap(
-        weights[head], query_labels=queries, key_labels=keys, title=f"{title} (head {head})"
-    )
-    yield name, heatmap
-    yield f"{name}-heads", figures.head_grid(weights, query_labels=queries, key_labels=keys, title=title)
+    labels: Any = {"query_labels": queries, "key_labels": keys}
+    yield name, figures.attention_heatmap(weights[head], **labels, title=f"{title} (head {head})")
+    yield f"{name}-heads", figures.head_grid(weights, **labels, title=title)

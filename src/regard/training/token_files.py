@@ -19,15 +19,8 @@ from filelock import FileLock
 from jaxtyping import Int
 
 from regard.engine.flash.measurements import cache_file
-from regard.training.corpora import (
-    Documents,
-    ProgressHook,
-    count_up,
-    describe_size,
-    list_files,
-    measure_overlap,
-    read_manual,
-)
+from regard.training import corpora
+from regard.training.corpora import Documents, ProgressHook, describe_size
 from regard.training.metrics import replace_text
 from regard.training.vocabularies import ByteVocabulary
 
@@ -86,11 +79,7 @@ def open_tokens(
     """
     text, inputs = vocabulary.to_json(), _digest_inputs(files)
     tokenizer = None if text is None else _digest(text)
-    key = {
-        "files": [str(Path(file).absolute()) for file in files],
-        "split": list(split),
-        "tokenizer": tokenizer,
-    }
+    paths = [str(Path(file).absolute()) for file in files]
     dtype = np.min_scalar_type(vocabulary.size - 1)
 
     def make(folder: Path) -> dict[str, Any]:
@@ -99,11 +88,9 @@ def open_tokens(
         size = describe_size((total + sum(map(len, sides)) + 2) * dtype.itemsize)
         most = "" if text is None else "at most "
         what = f"{describe_size(total)} of text to {most}{size} of tokens in {folder.with_suffix('')}"
-        add = count_up(report, what, total)
-        written = [
-            write_tokens(folder / name, vocabulary, documents, add)
-            for name, documents in zip(SIDES, sides, strict=True)
-        ]
+        add = corpora.count_up(report, what, total)
+        pairs = zip(SIDES, sides, strict=True)
+        written = [write_tokens(folder / name, vocabulary, documents, add) for name, documents in pairs]
         if _digest_inputs(files) != inputs:
             raise ValueError("files: they changed while they were read; give the same command again")
         facts = {
@@ -113,9 +100,9 @@ def open_tokens(
             "sha256": [digest for _, digest in written],
             "tokenizer": tokenizer,
         }
-        overlap = measure_overlap(*sides)
-        return {"facts": facts, "overlap": overlap, "skipped": list(sides[0].skipped)}
+        return {"facts": facts, "overlap": corpora.measure_overlap(*sides), "skipped": list(sides[0].skipped)}
 
+    key = {"files": paths, "split": list(split), "tokenizer": tokenizer}
     folder, record = keep(key, inputs, make)
     counts = record["facts"]["tokens"]
     sides = [TokenFile(folder / name, dtype, count) for name, count in zip(SIDES, counts, strict=True)]
@@ -203,8 +190,8 @@ def _group(parts: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]
 def _digest_inputs(files: Sequence[str]) -> str:
     """Return a digest that changes with the files, by their names, sizes and times, or with the manual."""
     if not files:
-        return _digest(json.dumps(read_manual()))
-    listed = [(str(path), path.stat()) for path, _ in list_files(files)]
+        return _digest(json.dumps(corpora.read_manual()))
+    listed = [(str(path), path.stat()) for path, _ in corpora.list_files(files)]
     return _digest(json.dumps([(name, stat.st_size, stat.st_mtime_ns) for name, stat in listed]))
 
 

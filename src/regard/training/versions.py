@@ -28,8 +28,6 @@ def compare_versions(recorded: Mapping[str, str]) -> str | None:
         >>> compare_versions(read_versions() | {"numpy": "1.0"})  # doctest: +ELLIPSIS
         'begun under other versions, so bits may differ: numpy 1.0 -> ...'
     """
-    now = read_versions()
-    changed = [
-        f"{name} {recorded.get(name)} -> {now[name]}" for name in now if recorded.get(name) != now[name]
-    ]
+    now = read_versions().items()
+    changed = [f"{name} {recorded.get(name)} -> {new}" for name, new in now if recorded.get(name) != new]
     return f"begun under other versions, so bits may differ: {', '.join(changed)}" if changed else None

@@ -52,10 +52,7 @@ class ByteVocabulary:
 
 
 class PairVocabulary(ByteVocabulary):
-    """Byte-level BPE: the 256 bytes and merges of frequent pairs, and then the mark between documents.
-
-    The mark is no token of the tokenizer.json that `train_pairs` made: no text, whatever it holds, is encoded
-    to it.
+    """Byte-level BPE: the 256 bytes, merges of frequent pairs, and then the mark, which no text holds.
 
     Reference: R. Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units", 2016,
     section 3.2; over bytes as in A. Radford et al., "Language Models are Unsupervised Multitask Learners",
@@ -70,16 +67,13 @@ class PairVocabulary(ByteVocabulary):
             raise ValueError(f"tokenizer.json is damaged: {error}") from error
         letters = _read_letters()
         spelled = sorted((token, name) for name, token in self._tokenizer.get_vocab().items())
-        if [token for token, _ in spelled] != list(range(len(spelled))) or not all(
-            set(name) <= set(letters) for _, name in spelled
-        ):
-            raise ValueError(
-                "tokenizer.json must hold byte-level BPE without special tokens, got one that spells none"
-            )
+        is_dense = [token for token, _ in spelled] == list(range(len(spelled)))
+        if not (is_dense and all(set(name) <= letters.keys() for _, name in spelled)):
+            expected = "byte-level BPE without special tokens"
+            raise ValueError(f"tokenizer.json must hold {expected}, got one that spells none")
         self._text = text
         self._bytes = tuple(bytes(letters[letter] for letter in name) for _, name in spelled)
-        self.mark = len(spelled)
-        self.size = len(spelled) + 1
+        self.mark, self.size = len(spelled), len(spelled) + 1
 
     def encode(self, text: str) -> Int[np.ndarray, " T"]:
         return self.encode_all([text])[0]
@@ -105,10 +99,7 @@ def train_pairs(documents: Iterable[str], vocab_size: int) -> PairVocabulary:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        initial_alphabet=sorted(_read_letters()),
-        min_frequency=2,
-        show_progress=False,
+        vocab_size=vocab_size, initial_alphabet=sorted(_read_letters()), min_frequency=2, show_progress=False
     )
     tokenizer.train_from_iterator(documents, trainer)
     return PairVocabulary(tokenizer.to_str())
@@ -124,9 +115,8 @@ def _read_letters() -> dict[str, int]:
     """Return the byte for each letter of a tokenizer.json: itself if printable, others from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(NUM_BYTES) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(NUM_BYTES + index): byte for index, byte in enumerate(others)
-    }
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(NUM_BYTES + index): byte for index, byte in enumerate(others)}
 
 
 def _import_tokenizers() -> Any:

@@ -23,13 +23,8 @@ OPTIONAL = {
     "safetensors": ("published weights", "weights"),
     "tokenizers": ("published weights", "weights"),
 }
-SETTINGS = (
-    "JAX_PLATFORMS",
-    "JAX_ENABLE_X64",
-    "JAX_THREEFRY_PARTITIONABLE",
-    "XLA_FLAGS",
-    "CUDA_VISIBLE_DEVICES",
-)
+SETTINGS = ("JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_THREEFRY_PARTITIONABLE")
+SETTINGS += ("XLA_FLAGS", "CUDA_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True)
@@ -51,9 +46,8 @@ class Doctor(Command):
             sys.stdout.write(json.dumps(facts, indent=2) + "\n")
             return 0
         console.note("system", f"Python {facts['python']}, {facts['system']}, {facts['cpu_cores']} cores")
-        console.note(
-            "packages", ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
-        )
+        packages = (f"{name} {version}" for name, version in facts["packages"].items())
+        console.note("packages", ", ".join(packages))
         console.note("devices", "\n".join(facts["devices"]))
         for name, answer in facts["backends"].items():
             console.note("backend", f"{name}: {answer}")
@@ -96,7 +90,6 @@ def _list_devices() -> list[str]:
 
 
 def _ask_costs() -> str:
-    """Say whose costs the choice of tiles goes by."""
     from regard.engine.flash.measurements import describe_costs
 
     try:
@@ -106,7 +99,6 @@ def _ask_costs() -> str:
 
 
 def _ask_backends() -> dict[str, str]:
-    """Collect each backend's answer to a plain call."""
     import jax
 
     from regard import explain

@@ -69,7 +69,6 @@ def _parse_shape(flag: str, text: str) -> tuple[int, ...]:
     except ValueError:
         shape = ()
     if len(shape) < 2 or min(shape) < 0 or max(shape) > most:
-        raise UsageError(
-            f"{flag} must be whole numbers up to {most} such as 1,8,4096,64, at least two, got {text!r}"
-        )
+        wanted = f"whole numbers up to {most} such as 1,8,4096,64, at least two"
+        raise UsageError(f"{flag} must be {wanted}, got {text!r}")
     return shape

@@ -86,7 +86,6 @@ class Plan(Command):
         return 0
 
     def _plan_attention(self, console: Console, top: int) -> None:
-        """Print the plan of attention alone."""
         if self.heads is None:
             raise UsageError("plan needs --heads, or a --model that says them")
         if self.remat:
@@ -114,7 +113,6 @@ class Plan(Command):
         console.say(f"\n{report.code()}")
 
     def _plan_step(self, console: Console, model: str) -> None:
-        """Print the plan of a training step."""
         from regard.models import preset
         from regard.planning import plan_step
 
@@ -153,26 +151,20 @@ def spell_training(step: Step, config: Any) -> str:
     asked = step.request
     sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(DecoderSizes)}
     trained = configure(DecoderSizes(**sizes), config.vocab_size, asked["length"])
-    others = [
-        field.name
-        for field in dataclasses.fields(config)
-        if getattr(config, field.name) != getattr(trained, field.name) and field.name != "max_length"
-    ]
+    names = [field.name for field in dataclasses.fields(config) if field.name != "max_length"]
+    others = ", ".join(name for name in names if getattr(config, name) != getattr(trained, name))
     plain = dataclasses.asdict(DecoderSizes())
     flags = {name: size for name, size in sizes.items() if size != plain[name]}
     flags |= {"vocab_size": config.vocab_size, "length": asked["length"], "batch_size": asked["batch"]}
     flags |= {"precision": asked["precision"]} if asked["precision"] != "float32" else {}
     mesh = ",".join(f"{axis}={size}" for axis, size in step.mesh.items())
     words = ["regard train text", *([f"--mesh {mesh}"] if mesh else [])]
-    words += [_spell_flag(name.replace("_", "-"), value) for name, value in flags.items()]
-    remark = f"# otherwise than in {', '.join(others)}\n" if others else ""
+    for name, value in flags.items():
+        flag = name.replace("_", "-")
+        switch = f"--{flag}" if value else f"--no-{flag}"
+        words.append(switch if isinstance(value, bool) else f"--{flag} {value}")
+    remark = f"# otherwise than in {others}\n" if others else ""
     return remark + " ".join(words)
-
-
-def _spell_flag(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return f"--{name}" if value else f"--no-{name}"
-    return f"--{name} {value}"
 
 
 def _change(config: Any, text: str, **changes: Any) -> Any:
@@ -180,10 +172,8 @@ def _change(config: Any, text: str, **changes: Any) -> Any:
     for word in filter(None, text.split(",")):
         name, _, value = word.partition("=")
         if not hasattr(config, name) or not value.isdecimal():
-            raise UsageError(
-                "--model: expected fields of TransformerConfig with whole numbers, such as num_layers=4; got"
-                f" {word!r}"
-            )
+            expected = "fields of TransformerConfig with whole numbers, such as num_layers=4"
+            raise UsageError(f"--model: expected {expected}; got {word!r}")
         changes[name] = int(value)
     return dataclasses.replace(config, **changes)
 
@@ -191,20 +181,17 @@ def _change(config: Any, text: str, **changes: Any) -> Any:
 def _parse_sizes(text: str | None) -> dict[str, int]:
     """Read sizes such as data=2,heads=1."""
     sizes = {}
-    for word in (text or "").split(","):
-        if not word.strip():
-            continue
-        name, _, size = word.partition("=")
-        if not size.strip().isdecimal():
+    for word in filter(str.strip, (text or "").split(",")):
+        name, _, size = map(str.strip, word.partition("="))
+        if not size.isdecimal():
             raise UsageError(f"--fix must be sizes of axes such as data=2,heads=1, got {text!r}")
-        if name.strip() in sizes:
-            raise UsageError(f"--fix: expected every axis once, got {name.strip()} twice in {text!r}")
-        sizes[name.strip()] = int(size)
+        if name in sizes:
+            raise UsageError(f"--fix: expected every axis once, got {name} twice in {text!r}")
+        sizes[name] = int(size)
     return sizes
 
 
 def _tabulate(report: Report, top: int) -> Table:
-    """Return a table of the first meshes, one a row."""
     from rich.table import Table
 
     from regard.engine.dispatch.explanation import scaled

@@ -18,8 +18,7 @@ class Plot(Command):
     """
 
     runs: Annotated[
-        conf.Positional[tuple[Path, ...]],
-        conf.arg(metavar="RUN ...", help_behavior_hint="(required)"),
+        conf.Positional[tuple[Path, ...]], conf.arg(metavar="RUN ...", help_behavior_hint="(required)")
     ]
     """Run directories."""
     format: Literal["png", "svg", "pdf"] = "png"

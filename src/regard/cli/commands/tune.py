@@ -47,9 +47,8 @@ class Tune(Command):
             console.say(table)
         console.say()
         if findings.unasked:
-            console.say(
-                f"not asked in {self.seconds:g} s: {', '.join(findings.unasked)}; --seconds gives more"
-            )
+            unasked = ", ".join(findings.unasked)
+            console.say(f"not asked in {self.seconds:g} s: {unasked}; --seconds gives more")
         console.emit("tuning", **dataclasses.asdict(findings.tuning), ratio=findings.ratio)
         path = engine_tuning.cache_file()
         if self.dry_run:
@@ -64,7 +63,6 @@ class Tune(Command):
 
 
 def _gain(findings: Findings) -> str:
-    """Say what the tuning is worth."""
     if not findings.ratios:
         return "gained: nothing, the defaults are as fast here as anything that was tried"
     count = len(findings.ratios)

@@ -91,10 +91,8 @@ class View(Command):
                 shown |= {"cuts": True, "explain": reader.explain, "trace": reader.trace}
                 return serve_live(reader.record, text=self.text or DEFAULT_TEXT, **shown)
         if self.text is not None:
-            raise UsageError(
-                "--text is what a model of text reads; give a run of text or a pretrained model, without"
-                " --compare"
-            )
+            readers = "give a run of text or a pretrained model, without --compare"
+            raise UsageError(f"--text is what a model of text reads; {readers}")
         trace, training = open_source(self.source)
         other = None if self.compare is None else open_source(self.compare)[0]
         console.note("trace", repr(trace))
@@ -128,14 +126,12 @@ def open_source(path: Path) -> tuple[Trace, dict[str, Any] | None]:
     if not path.exists():
         raise UsageError(f"there is no {path}; give a file of `regard inspect --save`, or a run")
     if path.suffix.lower() in (".html", ".htm"):
-        raise UsageError(
-            f"{path} is a page; open it in a browser. `regard view` takes .regard files and runs"
-        )
+        wanted = "`regard view` takes .regard files and runs"
+        raise UsageError(f"{path} is a page; open it in a browser. {wanted}")
     return inspection.load(path), None
 
 
 def _has_browser() -> bool:
     """Return whether a window can open: without a screen, a browser of text would take the terminal."""
-    if sys.platform in ("win32", "darwin"):
-        return True
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return bool(has_screen) or sys.platform in ("win32", "darwin")

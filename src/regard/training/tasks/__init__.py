@@ -36,6 +36,7 @@ SMOKE: dict[str, dict[str, int]] = {
     "optimization": {"steps": 20, "batch_size": 16, "warmup_steps": 0},
     "cadence": {"log_every": 5, "evaluate_every": 10, "checkpoint_every": 10, "heads_every": 5},
 }
+_EXPECTED = "REGARD_TASKS: expected files or modules with tasks"
 
 
 def find_task(name: str) -> type[Task]:
@@ -116,9 +117,7 @@ def _import_file(path: Path) -> Any:
         raise ValueError(f"REGARD_TASKS: the name of {path} is that of another module; rename the file")
     spec = importlib.util.spec_from_file_location(path.stem, path.absolute())
     if spec is None or spec.loader is None or not path.is_file():
-        raise ValueError(
-            f"REGARD_TASKS: expected files or modules with tasks, got {path}, which does not exist"
-        )
+        raise ValueError(f"{_EXPECTED}, got {path}, which does not exist")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses look their module up
     try:
@@ -135,13 +134,10 @@ def _import_module(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != name.partition(".")[0] and error.name != name:
             raise
-        raise ValueError(
-            f"REGARD_TASKS: expected files or modules with tasks, got {name}, which Python does not find"
-        ) from error
+        raise ValueError(f"{_EXPECTED}, got {name}, which Python does not find") from error
 
 
 def _list_subclasses(kind: type[Task]) -> Iterator[type[Task]]:
-    """Yield the subclasses of a class, theirs too."""
     for subclass in kind.__subclasses__():
         yield subclass
         yield from _list_subclasses(subclass)
@@ -154,24 +150,16 @@ def shrink(task: Task) -> Task:
         >>> shrink(Copy(length=5)).optimization.steps, shrink(Copy(length=5)).length
         (20, 5)
     """
-    default = type(task)()
-    groups = {
-        name: _shrink_record(getattr(task, name), getattr(default, name), small)
-        for name, small in SMOKE.items()
-    }
+    default, groups = type(task)(), {}
+    for name, small in SMOKE.items():
+        groups[name] = _shrink_record(getattr(task, name), getattr(default, name), small)
     return dataclasses.replace(_shrink_record(task, default, {"held_out_size": 64}), **groups)
 
 
 def _shrink_record(record: Any, default: Any, small: dict[str, int]) -> Any:
-    """Return a dataclass with the small value of each field that it has and that was left at its default.
-
-    Where those do not fit the other values, it has as many of them as do.
-    """
-    changes = {
-        name: value
-        for name, value in small.items()
-        if hasattr(record, name) and getattr(record, name) == getattr(default, name)
-    }
+    """Give the fields of a dataclass that are at their defaults small values, as many of them as fit."""
+    own = [name for name in small if hasattr(record, name)]
+    changes = {name: small[name] for name in own if getattr(record, name) == getattr(default, name)}
     for count in range(len(changes), 0, -1):
         for chosen in itertools.combinations(changes.items(), count):
             with contextlib.suppress(ValueError):
@@ -199,7 +187,7 @@ def _rebuild(record: Any, settings: Any, where: str) -> Any:
     """Build a dataclass from its dictionary, nested dataclasses included; name what does not fit."""
     kinds = get_type_hints(record)
     fields = {field.name: field for field in dataclasses.fields(record) if field.init}
-    if not isinstance(settings, dict) or not set(settings) <= set(fields):
+    if not isinstance(settings, dict) or not settings.keys() <= fields.keys():
         got = sorted(settings) if isinstance(settings, dict) else settings
         raise ValueError(f"{where} must have the settings {sorted(fields)}, got {got}")
     for name, field in fields.items():

@@ -1,9 +1,8 @@
 """The text task: rows of documents, what a token may see in them, and what the text costs in bits per byte.
 
-Documents lie end to end in one stream, a mark before, between and after them. A training row is the stream
-from a random place on. The mark belongs to the document after it: there a token sees the mark and what has
-been read since, and predicts the next; the last one predicts the next mark. So every token is predicted from
-its own document alone, and none is left out.
+Documents lie end to end in one stream, a mark before, between and after them; a training row is the stream
+from a random place on. The mark belongs to the document after it, whose last token predicts the next mark:
+every token is predicted from its own document alone, and none is left out.
 """
 
 from __future__ import annotations
@@ -123,8 +122,7 @@ class Text(Task):
         """Tokens; those of BPE as the run keeps them, trained on the training documents for a new run."""
         if self.vocab_size == NUM_BYTES:
             return vocabularies.ByteVocabulary()
-        tokenizer = self._recall(TOKENIZER)
-        if tokenizer is not None:
+        if (tokenizer := self._recall(TOKENIZER)) is not None:
             return vocabularies.PairVocabulary(tokenizer)
         documents = self.documents[0]
         size = min(documents.num_bytes, LEARNED_BYTES)
@@ -144,8 +142,7 @@ class Text(Task):
                 f"length must be below the {len(tokens.training)} training tokens, got {self.length}; "
                 "ask for a shorter --length, or give more text"
             )
-        facts = self._recall(FACTS)
-        if facts is not None:
+        if (facts := self._recall(FACTS)) is not None:
             _demand_same_facts(facts, tokens.facts)
         return tokens
 
@@ -158,11 +155,10 @@ class Text(Task):
 
     def _recall(self, name: str) -> str | None:
         """Return a file that the run kept; None for a new run."""
-        if self.kept is not None and name not in self.kept:
-            raise ValueError(
-                f"{name} of this run is gone; bring it back as it was, or train again with another --out"
-            )
-        return None if self.kept is None else self.kept[name]
+        if self.kept is None or name in self.kept:
+            return None if self.kept is None else self.kept[name]
+        remedy = "bring it back as it was, or train again with another --out"
+        raise ValueError(f"{name} of this run is gone; {remedy}")
 
     @property
     def config(self) -> models.TransformerConfig:
@@ -201,9 +197,11 @@ class Text(Task):
 
     def read(self, model: Any, batch: Batch, aux: tuple[str, ...] = ()) -> Any:
         """Compute logits of the next token, every token seeing its own document up to itself."""
-        inputs = batch["inputs"]
+        return model(batch["inputs"], mask=self._separate(batch["inputs"]), aux=aux)
+
+    def _separate(self, inputs: jax.Array) -> masks.Mask:
         documents = number_documents(inputs, self.vocabulary.mark)
-        return model(inputs, mask=masks.segments(documents, documents), aux=aux)
+        return masks.segments(documents, documents)
 
     def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
         return _average(self._add_up(model, batch))
@@ -212,10 +210,9 @@ class Text(Task):
         """Measure as many rows at a time as in training: memory that holds those is enough."""
         count = len(batch["inputs"])
         at_once = min(count, self.optimization.batch_size)
-        missing = -count % at_once
 
         def group(values: jax.Array) -> jax.Array:
-            padded = jnp.pad(values, ((0, missing), *((0, 0),) * (values.ndim - 1)))
+            padded = jnp.pad(values, ((0, -count % at_once), *((0, 0),) * (values.ndim - 1)))
             return padded.reshape(-1, at_once, *values.shape[1:])
 
         sums = jax.lax.map(lambda rows: self._add_up(model, rows), jax.tree.map(group, batch))
@@ -223,10 +220,8 @@ class Text(Task):
         return {"loss": loss, **metrics}
 
     def attention_calls(self) -> dict[str, tuple[int, int, masks.Mask | None]]:
-        length = self.length
-        row = self.tokens.training.read(0, length)
-        documents = number_documents(jnp.asarray(row), self.vocabulary.mark)
-        return {"self-attention": (length, length, masks.causal() & masks.segments(documents, documents))}
+        documents = self._separate(jnp.asarray(self.tokens.training.read(0, self.length)))
+        return {"self-attention": (self.length, self.length, masks.causal() & documents)}
 
     def keep(self) -> dict[str, str]:
         """Return tokenizer.json where there is one, and corpus.json, by which a changed corpus is known."""
@@ -236,13 +231,10 @@ class Text(Task):
 
     def write_sample(self, model: Any) -> str:
         """Return the beginning of a document that the model makes up, the same one every time."""
+        mark, rng = self.vocabulary.mark, jax.random.key(0)
+        sampling = models.Sampling(temperature=SAMPLE_TEMPERATURE)
         written = models.generate(
-            model,
-            [[self.vocabulary.mark]],
-            max_tokens=self.length,
-            sampling=models.Sampling(temperature=SAMPLE_TEMPERATURE),
-            stop_tokens=(self.vocabulary.mark,),
-            rng=jax.random.key(0),
+            model, [[mark]], max_tokens=self.length, sampling=sampling, stop_tokens=(mark,), rng=rng
         )
         return self.vocabulary.decode(written.rows()[0])
 
@@ -252,9 +244,8 @@ class Text(Task):
         epochs = optimization.steps * optimization.batch_size * length / num_tokens
         describe = "{:,} documents of {:,} bytes".format
         training, held_out = map(describe, tokens.facts["documents"], tokens.facts["bytes"])
-        kind = (
-            "bytes" if self.vocabulary.size == NUM_BYTES + 1 else f"{self.vocabulary.mark:,} strings of bytes"
-        )
+        strings = self.vocabulary.mark
+        kind = "bytes" if strings == NUM_BYTES else f"{strings:,} strings of bytes"
         return {
             "batch": f"{optimization.batch_size} rows of {length} tokens, {epochs:.1f} epochs in all",
             "corpus": f"{training}; {num_tokens:,} tokens, which are {kind} and a mark"
@@ -265,9 +256,8 @@ class Text(Task):
 
     def example(self) -> Example:
         """Choose the first row of held-out text."""
-        return self._make_example(
-            np.asarray(self.held_out["inputs"][0]), "text: what each token of held-out text reads"
-        )
+        row = np.asarray(self.held_out["inputs"][0])
+        return self._make_example(row, "text: what each token of held-out text reads")
 
     def read_text(self, text: str) -> Example:
         """Make an example of a text, as the beginning of a document."""
@@ -285,9 +275,7 @@ class Text(Task):
     def complete(self, trace: inspection.Trace, model: Any, example: Example) -> inspection.Trace:
         """Add what each layer would predict, and what each head adds to it."""
         row = example.batch["inputs"]
-        documents = number_documents(row, self.vocabulary.mark)
-        mask = masks.segments(documents, documents)
-        return inspection.predict_layers(trace, model, row, self.spell, mask=mask)
+        return inspection.predict_layers(trace, model, row, self.spell, mask=self._separate(row))
 
     def pictures(self, model: nnx.Module) -> Iterator[Picture]:
         """Draw the beginning of the held-out text: what each token reads to predict the next."""
@@ -370,15 +358,15 @@ def _average(sums: Metrics) -> tuple[jax.Array, Metrics]:
 def _demand_same_facts(recorded: str, facts: dict[str, Any]) -> None:
     """Raise with the differences from the text that the run began with, as its corpus.json has it."""
     try:
-        first_facts = json.loads(recorded)
-        if not isinstance(first_facts, dict):
-            raise ValueError(f"expected an object, got {str(first_facts)[:80]!r}")
+        before = json.loads(recorded)
+        if not isinstance(before, dict):
+            raise ValueError(f"expected an object, got {str(before)[:80]!r}")
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{FACTS} of this run is damaged ({error}); bring it back as it was") from error
     differences = "".join(
-        f"  {name}: it had {first_facts.get(name)}, now {value}\n"
+        f"  {name}: it had {before.get(name)}, now {value}\n"
         for name, value in facts.items()
-        if first_facts.get(name) != value
+        if before.get(name) != value
     )
     if differences:
         raise ValueError(

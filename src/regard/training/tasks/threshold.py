@@ -41,9 +41,8 @@ class Threshold(SyntheticTask):
 
     @property
     def config(self) -> models.TransformerConfig:
-        return models.TransformerConfig(
-            vocab_size=self.vocab_size, max_length=self.length, **asdict(self.model)
-        )
+        sizes = {"vocab_size": self.vocab_size, "max_length": self.length}
+        return models.TransformerConfig(**sizes, **asdict(self.model))
 
     def make_model(self, rngs: nnx.Rngs) -> models.Classifier:
         return models.Classifier(self.config, 2, pooling="mean", rngs=rngs)
