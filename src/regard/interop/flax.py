@@ -64,9 +64,8 @@ def attention_fn(
     - `options` of `attend` that Flax lacks, such as score, scale or sinks, are bound by `functools.partial`.
 
     Args:
-        query: `(*B, Q, H, D)`; *B may be any number of axes, none included.
-        key: `(*B, K, heads, D)`, whose heads divide H.
-        value: `(*B, K, heads, E)`.
+        query, key, value: `(*B, Q, H, D)`, `(*B, K, heads, D)` and `(*B, K, heads, E)`, where heads divide H
+            and *B may be any number of axes, none included.
         bias: floating-point, added to the scaled scores; broadcasts to `(*B, H, Q, K)`.
         mask: nonzero = may attend; broadcasts to `(*B, H, Q, K)`. Floating-point masks are read, too, because
             those that Flax makes are float32, but may hold only 0 and 1: other numbers are refused, or, where
@@ -79,14 +78,11 @@ def attention_fn(
         dtype: dtype of the computation; None means what query, key and value promote to.
         precision: as in `attend`.
         module: where to sow the weights before dropout, `(*B, H, Q, K)`, as `attention_weights`: the
-            `intermediates` of a linen module, `nnx.Intermediate` of an nnx module. None means nowhere. The
-            output is the same.
+            `intermediates` of a linen module, `nnx.Intermediate` of an nnx module. None means nowhere.
         promote_dtype: what casts `(query, key, value)` to `dtype`, as in nnx.
         is_causal: keep keys up to the query's position only.
         force_fp32_for_softmax: whether weights are sown in float32 instead of `dtype`.
-        einsum_dot_general: None; Regard multiplies by its own means.
-        qk_attn_weights_einsum: None, likewise.
-        attn_weights_value_einsum: None, likewise.
+        einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum: None.
         input_positions: None; rotate query and key before.
         options: all others of `regard.attend`, as they are there.
 
@@ -124,7 +120,7 @@ def attention_fn(
     options = layouts.further_options(options, rng="dropout_rng")
     promoted = promote_dtype((query, key, value), dtype=dtype)
     unbatched = np.ndim(promoted[0]) == 3
-    arrays = layouts.heads_first(promoted[0], promoted[1], promoted[2], range(3, 33))
+    arrays = layouts.heads_first(*promoted, range(3, 33))
     full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
     options = layouts.from_the_first(options, mask, full)
     mask, sound = _read_mask(mask)

@@ -79,8 +79,7 @@ def load(
     pickle is opened. Gemma's norms hold what its files do, `scale_less_one`, and add the 1 in float32.
 
     Args:
-        directory: a folder with config.json and model.safetensors or its shards; one of
-            sentence-transformers works too.
+        directory: a folder with config.json and weights, in shards or not, or one of sentence-transformers.
         dtype: dtype of the parameters, such as jnp.bfloat16; None means each as stored, float64 as float32
             unless JAX's x64 mode is on.
         sharding: where parameters go: a `jax.sharding.Sharding` for all, or a function of a parameter's path
@@ -93,8 +92,7 @@ def load(
 
     Raises:
         TypeError: a dtype that is not of floating point.
-        ValueError: an unsupported model_type or setting; tensors that are missing, extra or misshapen, all
-            in one error.
+        ValueError: an unsupported model_type or setting; all tensors that are missing, extra or misshapen.
         WeightFileError: no weights, damaged ones, or pickled ones.
 
     Example:
@@ -130,8 +128,7 @@ def load(
     if config.tied_output and table.has_own_head(weights):
         config = dataclasses.replace(config, tied_output=False)
     model = nnx.eval_shape(lambda: family.build(config, settings, nnx.Rngs(0)))
-    parameters = parameter_paths(model)
-    shapes = {path: tuple(leaf.shape) for path, leaf in parameters.items()}
+    shapes = {path: tuple(leaf.shape) for path, leaf in parameter_paths(model).items()}
     filled = {}
     for path, array, stored in read_parameters(table, shapes, weights, {**family.assumed, **settings}):
         filled[path] = _place(path, array, stored if dtype is None else dtype, sharding)
@@ -146,11 +143,9 @@ def load(
 
 def _place(path: str, array: np.ndarray, dtype: Any, sharding: Placement) -> Array:
     """Return a parameter in its dtype, where it belongs."""
-    wanted = jax.dtypes.canonicalize_dtype(dtype)
-    array = np.ascontiguousarray(array, dtype=wanted)
-    if sharding is None or isinstance(sharding, jax.sharding.Sharding):
-        return jax.device_put(array, sharding)
-    return jax.device_put(array, sharding(path, array.shape))
+    array = np.ascontiguousarray(array, dtype=jax.dtypes.canonicalize_dtype(dtype))
+    is_function = sharding is not None and not isinstance(sharding, jax.sharding.Sharding)
+    return jax.device_put(array, sharding(path, array.shape) if is_function else sharding)
 
 
 def save(
@@ -187,8 +182,7 @@ def save(
 
     Raises:
         TypeError: settings that JSON cannot hold, a dtype that is not of floating point.
-        ValueError: an unknown kind, or a model that it cannot describe: the fields that would come back
-            different are listed.
+        ValueError: an unknown kind, or a model that it cannot describe, with the fields that would differ.
         WeightFileError: files there, without `force`.
 
     Example:
@@ -243,7 +237,7 @@ def find_minilm() -> Path:
         The folder, as `load` takes it.
 
     Raises:
-        FileNotFoundError: the package is not installed; says how to install it.
+        FileNotFoundError: the package is not installed.
 
     Example:
         >>> from regard.interop import huggingface

@@ -1,7 +1,5 @@
 """Checks and conversions of arguments in other libraries' order of axes."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import operator

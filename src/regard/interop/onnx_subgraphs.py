@@ -1,7 +1,5 @@
 """ONNX subgraphs of elementwise operators, evaluated for one score at a time."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -12,10 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import LARGEST
 from regard.axes import Array
 from regard.interop.onnx_tensors import FLOATS
-
-_LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,8 @@ class Cell:
             raise NotImplementedError(
                 f"a tensor of shape {value.shape} does not broadcast to the scores {self.shape}"
             )
-        if jnp.issubdtype(value.dtype, jnp.integer) and value.size and np.abs(value).max() > _LARGEST:
-            raise NotImplementedError(f"expected whole numbers of at most {_LARGEST}, got {value.tolist()}")
+        if jnp.issubdtype(value.dtype, jnp.integer) and value.size and np.abs(value).max() > LARGEST:
+            raise NotImplementedError(f"expected whole numbers of at most {LARGEST}, got {value.tolist()}")
         value = value.astype(self.kind(value.dtype))
         varying = [axis for axis in range(-value.ndim, 0) if value.shape[axis] > 1]
         if not varying:
@@ -168,9 +165,9 @@ def _elementwise(function: Callable[..., Any], reach: Callable[..., float] = max
         entry = function(jnp, *entries, **attributes)
         whole = jnp.issubdtype(entry.dtype, jnp.integer)
         most = reach(0, *map(_find_most, operands)) if whole else math.inf
-        if _LARGEST < most < math.inf:
+        if LARGEST < most < math.inf:
             raise NotImplementedError(
-                f"expected whole numbers of at most {_LARGEST}, these may reach {most:.0f}; cast them to"
+                f"expected whole numbers of at most {LARGEST}, these may reach {most:.0f}; cast them to"
                 " floating point first"
             )
         return Spread(entry, shape, 1 if entry.dtype == bool else most)
@@ -212,8 +209,7 @@ def _clip(library: ModuleType, a: Any, low: Any = None, high: Any = None) -> Any
     return a if high is None else library.minimum(a, high)
 
 
-def _cast(cell: Cell, value: Value, to: int, **rounding: Any) -> Value:
-    del rounding  # of 8-bit numbers
+def _cast(cell: Cell, value: Value, to: int, **_: Any) -> Value:  # the rounding of 8-bit numbers
     if to not in _ELEMENTS:
         raise NotImplementedError(f"element type {to} is not known here")
     if isinstance(value, np.ndarray):
@@ -222,11 +218,10 @@ def _cast(cell: Cell, value: Value, to: int, **rounding: Any) -> Value:
     return Spread(value.entry.astype(cell.kind(_ELEMENTS[to])), value.shape, value.most)
 
 
-def _evaluate_known(node: Any, cell: Cell, *arguments: Value | None) -> Value:
+def _evaluate_known(node: Any, _: Cell, *arguments: Value | None) -> Value:
     """Evaluate a node on what is known before the scores are, by ONNX's own evaluator."""
     from onnx.reference import ReferenceEvaluator
 
-    del cell
     if any(isinstance(argument, Spread) for argument in arguments):
         raise NotImplementedError("expected tensors that depend neither on scores nor on two positions")
     feeds = {name: array for name, array in zip(node.input, arguments, strict=True) if name}
@@ -234,8 +229,7 @@ def _evaluate_known(node: Any, cell: Cell, *arguments: Value | None) -> Value:
     return np.asarray(results[0])
 
 
-def _shape(cell: Cell, value: Value, start: int = 0, end: int | None = None) -> np.ndarray:
-    del cell
+def _shape(_: Cell, value: Value, start: int = 0, end: int | None = None) -> np.ndarray:
     return np.asarray(value.shape[start:end], np.int64)
 
 

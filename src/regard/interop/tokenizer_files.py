@@ -1,7 +1,5 @@
 """Tokenizers from the files beside a model's weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,7 @@ def read_tokenizer(directory: Path) -> Any:
 
     tokenizer.json is taken where there is one; otherwise vocab.txt is read as BERT's word pieces, lower-cased
     unless tokenizer_config.json says otherwise, and a gpt2's vocab.json with merges.txt as its bytes; other
-    kinds cut these up in ways of their own. Truncation and padding, which some files ask for, are left out:
-    whoever calls decides.
+    kinds cut these up in ways of their own. Truncation and padding are left to whoever calls.
     """
     try:
         tokenizer = _read(directory)

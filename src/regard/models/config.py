@@ -107,8 +107,7 @@ class TransformerConfig:
     rotary_scaling: Scaling | None = None
     """The scaling by which rotary positions serve longer sequences than in training."""
     rotary_window_base: float | None = None
-    """The rotary_base of layers that have a window, which then have no rotary_scaling; None means that they
-    are as the others."""
+    """The rotary_base of layers with a window, which then have no rotary_scaling; None means as others."""
     relative_buckets: int = 32
     """Rows of the table of relative positions, which all layers share."""
     relative_max_distance: int = 128
@@ -235,15 +234,11 @@ class TransformerConfig:
                 check_rate(name, number)
             elif number is None and is_optional:
                 continue
-            elif kind == "int" and (
-                isinstance(number, bool) or not isinstance(number, int) or number < least
-            ):
-                raise ValueError(f"{name}: expected an integer of at least {least}, got {number!r}")
             elif kind == "bool":
                 check_flag(name, number)
-            elif kind == "float" and (
-                isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf
-            ):
+            elif kind == "int" and not (_is_number(number, int) and number >= least):
+                raise ValueError(f"{name}: expected an integer of at least {least}, got {number!r}")
+            elif kind == "float" and not (_is_number(number, int | float) and 0 < number < math.inf):
                 raise ValueError(f"{name}: expected a number above 0, got {number!r}")
 
     def _check_heads(self) -> None:
@@ -263,9 +258,8 @@ class TransformerConfig:
         windows = self.windows
         if not isinstance(windows, tuple) or not windows:
             raise ValueError(f"windows: expected a tuple such as (None,) or (4095, None), got {windows!r}")
-        for window in windows:
-            if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
-                raise ValueError(f"windows: expected None or numbers of keys of at least 0, got {windows!r}")
+        if not all(window is None or (_is_number(window, int) and window >= 0) for window in windows):
+            raise ValueError(f"windows: expected None or numbers of keys of at least 0, got {windows!r}")
 
     def _check_mixers(self) -> None:
         if not isinstance(self.mixers, tuple) or not self.mixers:
@@ -307,6 +301,10 @@ class TransformerConfig:
             raise ValueError("class_token: expected real vectors, input_width; tokens have one of their own")
         if self.num_token_types and self.vocab_size is None:
             raise ValueError(f"num_token_types: expected 0 without vocab_size, got {self.num_token_types}")
+
+
+def _is_number(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def check_config(config: Any) -> None:

@@ -1,7 +1,5 @@
 """Depth: blocks one after another, unrolled or as one compiled loop, and the policy of rematerialization."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

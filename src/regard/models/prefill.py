@@ -1,7 +1,5 @@
 """The start of every generation: a model split for compiled programs, and prompts read into its cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

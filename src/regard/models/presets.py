@@ -43,14 +43,8 @@ class Preset:
 
     def build(self, *, rngs: nnx.Rngs) -> Encoder | Decoder | EncoderDecoder:
         """Build the model with fresh parameters; `regard.interop.huggingface.load` has trained ones."""
-        return build_model(self.kind, self.config, rngs=rngs)
-
-
-def build_model(kind: Kind, config: TransformerConfig, *, rngs: nnx.Rngs) -> Any:
-    """Build the model of a kind with fresh parameters."""
-    return {"encoder": Encoder, "decoder": Decoder, "encoder_decoder": EncoderDecoder}[kind](
-        config, rngs=rngs
-    )
+        models = {"encoder": Encoder, "decoder": Decoder, "encoder_decoder": EncoderDecoder}
+        return models[self.kind](self.config, rngs=rngs)
 
 
 def preset(name: str) -> Preset:
@@ -111,12 +105,7 @@ GEMMA2: dict[str, Any] = {
     "tied_output": True,
     "output_softcap": 30.0,
 }
-GEMMA3: dict[str, Any] = {
-    **GEMMA2,
-    "attention_softcap": None,
-    "output_softcap": None,
-    "query_key_norm": True,
-}
+GEMMA3: dict[str, Any] = {**GEMMA2, "attention_softcap": None, "output_softcap": None, "query_key_norm": True}
 QWEN3_5: dict[str, Any] = {**LLAMA, "query_key_norm": True, "output_gate": True}
 GPT_OSS: dict[str, Any] = {
     **LLAMA,
@@ -142,8 +131,7 @@ _DROPOUT = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1}
 
 def _scale(d_model: int, num_heads: int, num_layers: int, **choices: Any) -> TransformerConfig:
     """Build a config whose feed-forward branches are four times as wide as the model."""
-    sizes = {"d_model": d_model, "num_heads": num_heads, "num_layers": num_layers}
-    return TransformerConfig(**sizes, d_ff=4 * d_model, **choices)
+    return TransformerConfig(d_model, num_heads, 4 * d_model, num_layers, **choices)
 
 
 def _bert(*sizes: int, source: str = "Devlin et al., BERT, 2019, section 3") -> Preset:

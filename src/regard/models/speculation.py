@@ -1,7 +1,5 @@
 """Speculative decoding: a small model proposes tokens, and the model that writes reads them at once."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

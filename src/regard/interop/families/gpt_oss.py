@@ -1,9 +1,6 @@
 """gpt-oss: alternating windows, sinks, YaRN, and experts, whose weights may be packed in four bits each."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -15,7 +12,7 @@ from regard.interop.families.llama import BLOCK, LAYER, Llama
 from regard.interop.families.rotary import read_rotary
 from regard.interop.families.sliding_windows import read_windows, write_windows
 from regard.interop.weight_files import Stored, WeightFiles
-from regard.interop.weight_maps import Pair, Settings, linear, take_every
+from regard.interop.weight_maps import Fields, Pair, Settings, linear, take_every
 from regard.models import TransformerConfig
 from regard.models.presets import GPT_OSS
 
@@ -43,12 +40,7 @@ class GptOss(Llama):
     choices: ClassVar = GPT_OSS
     # Its experts have an activation of their own, whatever hidden_act says.
     required: ClassVar = {**Llama.required, "hidden_act": "silu", "swiglu_alpha": 1.702}
-    harmless: ClassVar = (
-        *Llama.harmless,
-        "output_router_logits",
-        "router_aux_loss_coef",
-        "quantization_config",
-    )
+    harmless = f"{Llama.harmless} output_router_logits router_aux_loss_coef quantization_config"
     packings: ClassVar = ("mxfp4",)
     weights = dataclasses.replace(
         Llama.weights,
@@ -67,7 +59,7 @@ class GptOss(Llama):
     )
     head_dim = 64
 
-    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         inherited = super().read_more(settings, fields, length)
         # As the first release says them once more.
         demand_same(settings, "experts_per_token", fields["experts_per_token"], "num_experts_per_tok")

@@ -1,14 +1,11 @@
 """Llama, and what later decoders share with it."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from regard.interop.families.entries import read_size
 from regard.interop.families.family import Family
 from regard.interop.families.rotary import read_rotary, write_rotary
-from regard.interop.weight_maps import TRANSPOSED, Pair, Settings, WeightMap, linear
+from regard.interop.weight_maps import TRANSPOSED, Fields, Pair, Settings, WeightMap, linear
 from regard.models import TransformerConfig
 from regard.models.presets import LLAMA
 
@@ -46,8 +43,7 @@ class Llama(Family):
 
     Attributes:
         head_dim: width of a head where config.json leaves it out; None is hidden_size / num_attention_heads.
-        num_key_heads: heads of keys where config.json leaves them out; None is as many as of queries, which
-            is what null says there.
+        num_key_heads: heads of keys where config.json leaves them out; None, as null, is as many as queries.
     """
 
     kind = "llama"
@@ -65,7 +61,7 @@ class Llama(Family):
         "is_encoder_decoder": False,
         "add_cross_attention": False,
     }
-    harmless: ClassVar = ("is_llama_config", "is_decoder")
+    harmless = "is_llama_config is_decoder"
     # Its relatives have some of these tensors each.
     weights = build_map(
         Pair(f"{LAYER}.self_attn.q_norm.weight", f"{BLOCK}.attention.query_norm.scale"),
@@ -77,7 +73,7 @@ class Llama(Family):
     head_dim: int | None = None
     num_key_heads: int | None = None
 
-    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         head_dim = settings.get("head_dim")
         key_heads = settings.get("num_key_value_heads", self.num_key_heads)
         head_dim = self.head_dim if head_dim is None else read_size("head_dim", head_dim)

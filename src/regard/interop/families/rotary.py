@@ -1,7 +1,5 @@
 """Rotary positions as config.json spells them, in the old way and in that of transformers 5."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
