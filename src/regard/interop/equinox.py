@@ -77,7 +77,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         heads: Any = [jax.vmap(project)(x).reshape((x.shape[0], self.num_heads, -1)) for project, x in inputs]
         if process_heads is not None:
             heads = process_heads(*heads)
-        arrays = layouts.heads_first(*heads, range(3, 4))
+        arrays = layouts.heads_first(*heads, ranks=range(3, 4))
         full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
         options = layouts.from_the_first(options, mask, full)
         rate = 0.0 if (self.dropout.inference if inference is None else inference) else self.dropout.p

@@ -120,7 +120,7 @@ def attention_fn(
     options = layouts.further_options(options, rng="dropout_rng")
     promoted = promote_dtype((query, key, value), dtype=dtype)
     unbatched = np.ndim(promoted[0]) == 3
-    arrays = layouts.heads_first(*promoted, range(3, 33))
+    arrays = layouts.heads_first(*promoted, ranks=range(3, 33))
     full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
     options = layouts.from_the_first(options, mask, full)
     mask, sound = _read_mask(mask)

@@ -144,8 +144,7 @@ def load(
 def _place(path: str, array: np.ndarray, dtype: Any, sharding: Placement) -> Array:
     """Return a parameter in its dtype, where it belongs."""
     array = np.ascontiguousarray(array, dtype=jax.dtypes.canonicalize_dtype(dtype))
-    is_function = sharding is not None and not isinstance(sharding, jax.sharding.Sharding)
-    return jax.device_put(array, sharding(path, array.shape) if is_function else sharding)
+    return jax.device_put(array, sharding(path, array.shape) if callable(sharding) else sharding)
 
 
 def save(

@@ -236,9 +236,9 @@ class TransformerConfig:
                 continue
             elif kind == "bool":
                 check_flag(name, number)
-            elif kind == "int" and not (_is_number(number, int) and number >= least):
+            elif kind == "int" and not _is_number(number, int, least):
                 raise ValueError(f"{name}: expected an integer of at least {least}, got {number!r}")
-            elif kind == "float" and not (_is_number(number, int | float) and 0 < number < math.inf):
+            elif kind == "float" and not (_is_number(number, int | float, 0) and number != 0):
                 raise ValueError(f"{name}: expected a number above 0, got {number!r}")
 
     def _check_heads(self) -> None:
@@ -258,7 +258,7 @@ class TransformerConfig:
         windows = self.windows
         if not isinstance(windows, tuple) or not windows:
             raise ValueError(f"windows: expected a tuple such as (None,) or (4095, None), got {windows!r}")
-        if not all(window is None or (_is_number(window, int) and window >= 0) for window in windows):
+        if not all(window is None or _is_number(window, int, 0) for window in windows):
             raise ValueError(f"windows: expected None or numbers of keys of at least 0, got {windows!r}")
 
     def _check_mixers(self) -> None:
@@ -303,8 +303,9 @@ class TransformerConfig:
             raise ValueError(f"num_token_types: expected 0 without vocab_size, got {self.num_token_types}")
 
 
-def _is_number(value: Any, kind: Any) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
+def _is_number(value: Any, kind: Any, least: int) -> bool:
+    """Return whether a value is a finite number of a kind, and at least so large."""
+    return isinstance(value, kind) and not isinstance(value, bool) and least <= value < math.inf
 
 
 def check_config(config: Any) -> None:

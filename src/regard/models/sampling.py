@@ -43,7 +43,7 @@ class Sampling:
     """
 
     temperature: float = 0.0
-    """Divides logits, 0 or at least 1e-20: below 1 sharper, above 1 flatter; 0 takes the most probable token."""
+    """Divides logits, at least 1e-20: below 1 sharper, above 1 flatter; or 0, for the most probable token."""
     top_k: int | None = None
     """Only the k most probable tokens, at least 1."""
     top_p: float | None = None
