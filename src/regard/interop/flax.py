@@ -141,17 +141,10 @@ def attention_fn(
         )
     asked = tuple(options.pop("aux", ()))
     names = asked if module is None else tuple(dict.fromkeys((*asked, "weights")))
+    options |= {"mask": allowed, "bias": layouts.align_bias("bias", bias, full), "precision": precision}
+    options |= {"dropout_rate": rate, "rng": dropout_rng, "aux": names}
     with nullcontext() if module is None else called_by(module):
-        result = layouts.attend(
-            *arrays,
-            mask=allowed,
-            bias=layouts.align_bias("bias", bias, full),
-            dropout_rate=rate,
-            rng=dropout_rng,
-            precision=precision,
-            aux=names,
-            **options,
-        )
+        result = layouts.attend(*arrays, **options)
     output, aux = result if names else (result, {})
     if sound is not None:
         output = jnp.where(sound, output, jnp.nan)
@@ -166,13 +159,14 @@ def attention_fn(
 
 
 def _refuse(**unsupported: Any) -> None:
-    reasons = {
-        "input_positions": "rotate query and key with regard.positions.rotary in an attention_fn of your own,"
-        " and call this one from it",
-    }
     for name, value in unsupported.items():
         if value is not None:
-            reason = reasons.get(name, "Regard forms no product by einsum; use Flax's own attention function")
+            reason = "Regard forms no product by einsum; use Flax's own attention function"
+            if name == "input_positions":
+                reason = (
+                    "rotate query and key with regard.positions.rotary in an attention_fn of your own, and"
+                )
+                reason += " call this one from it"
             raise NotImplementedError(f"{name}: expected None, got {type(value).__name__}; {reason}")
 
 

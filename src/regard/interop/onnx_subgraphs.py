@@ -54,25 +54,18 @@ class Cell:
         if not varying:
             return jnp.asarray(value.reshape(()))
         if len(varying) == 1 and value.dtype.kind != "b":
-            entry = self._on_a_line(value.reshape(-1), self.place[varying[0]])
-            if entry is not None:
-                return entry
-        index = [self.place[axis] if axis in varying else 0 for axis in range(-value.ndim, 0)]
-        return jnp.asarray(value)[tuple(index)]
+            line, index = value.reshape(-1), self.place[varying[0]]
+            first, step = line[0], line[1] - line[0]
+            if np.array_equal(first + step * np.arange(line.size).astype(line.dtype), line):
+                return jnp.asarray(first) + jnp.asarray(step) * index.astype(line.dtype)  # no look-up
+        places = (self.place[axis] if axis in varying else 0 for axis in range(-value.ndim, 0))
+        return jnp.asarray(value)[tuple(places)]
 
     def kind(self, dtype: np.dtype) -> Any:
         """Return the dtype to compute in: that of the scores, or of positions for integers."""
         if np.issubdtype(dtype, np.bool_):
             return dtype
         return self.dtype if jnp.issubdtype(dtype, jnp.floating) else np.int32
-
-    def _on_a_line(self, values: np.ndarray, index: Array) -> Array | None:
-        """Return first + step * index where the values are such a range, which needs no look-up."""
-        first, step = values[0], values[1] - values[0]
-        line = first + step * np.arange(len(values)).astype(values.dtype)
-        if not np.array_equal(line, values):
-            return None
-        return jnp.asarray(first) + jnp.asarray(step) * index.astype(values.dtype)
 
 
 def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
@@ -105,10 +98,9 @@ def _compile(name: str, serialized: bytes, shape: tuple[int, ...]) -> Callable[.
     steps = []
     for node in graph.node:
         if node.op_type not in (*_OPERATORS, *_ON_KNOWN) or node.domain not in ("", "ai.onnx"):
-            operators = ", ".join(sorted((*_OPERATORS, *_ON_KNOWN)))
             raise NotImplementedError(
                 f"{name}: the operator {node.op_type} cannot be evaluated one score at a time; known are"
-                f" {operators}"
+                f" {', '.join(sorted((*_OPERATORS, *_ON_KNOWN)))}"
             )
         operate = functools.partial(_evaluate_known, node)
         if node.op_type in _OPERATORS:

@@ -21,19 +21,15 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Conversion:
-    """A rule in both directions; the default changes nothing.
+    """A rule in both directions: from a tensor to a parameter, and from the parameters that it joins back.
 
-    Attributes:
-        load: the parameter, from the tensor that stores it.
-        store: the tensor, from the parameters that it joins, in order, and config.json.
-        stored_shape: the tensor's shape, from the parameter's, and config.json.
-        order: place of the parameter among those that are joined.
+    It also gives the tensor's shape from the parameter's. The default changes nothing.
     """
 
     load: Callable[[np.ndarray], np.ndarray] = lambda tensor: tensor
     store: Callable[[Sequence[np.ndarray], Settings], np.ndarray] = lambda parameters, _: parameters[0]
     stored_shape: Callable[[Shape, Settings], Shape] = lambda shape, _: shape
-    order: int = 0
+    order: int = 0  # of the parameter among those that are joined
 
 
 TRANSPOSED = Conversion(
@@ -147,21 +143,13 @@ def norm(tensor: str, parameter: str) -> tuple[Pair, Pair]:
 
 @dataclass(frozen=True)
 class WeightMap:
-    """The table of one architecture.
+    """The table of one architecture."""
 
-    Attributes:
-        pairs: tensor names, without `prefix`, and parameter paths.
-        prefix: what names of the body may begin with, in files of a model with a head.
-        writes_prefix: whether names are written with the prefix, but for the head's.
-        ignored: patterns of tensors that mean nothing here: buffers, poolers and heads of other tasks.
-        respelled: endings of older files and their present ones.
-    """
-
-    pairs: tuple[Pair, ...]
-    prefix: str = ""
-    writes_prefix: bool = False
-    ignored: tuple[str, ...] = ()
-    respelled: tuple[tuple[str, str], ...] = ()
+    pairs: tuple[Pair, ...]  # without the prefix
+    prefix: str = ""  # what names of the model's body may begin with, in files of a model with a head
+    writes_prefix: bool = False  # but for the head's
+    ignored: tuple[str, ...] = ()  # patterns: buffers, poolers and heads of other tasks
+    respelled: tuple[tuple[str, str], ...] = ()  # endings of older files and their present ones
 
     def spell(self, name: str) -> str:
         """Return a file's name for a tensor as the table writes it."""
@@ -217,7 +205,7 @@ def read_parameters(
 ) -> Iterator[tuple[str, np.ndarray, np.dtype]]:
     """Check that all tensors fit, then read every parameter's path, array and stored dtype, one at a time.
 
-    One error lists all tensors that do not fit. `shapes` are those of the model's parameters, by path.
+    One error lists all tensors that do not fit. `shapes` are those of the parameters, by path.
     """
     held = {table.spell(name): name for name in weights}
     if len(held) < len(weights):

@@ -56,33 +56,23 @@ class Family:
     Subclass it in a file of its own and list an instance in `families.FAMILIES`; `huggingface.load` and
     `huggingface.save` do the rest. What follows from more than one entry of config.json is read by
     `read_more` and written by `write_more`.
-
-    Attributes:
-        kind: `model_type` of config.json.
-        architecture: the class of transformers that saved models name.
-        model: the class of `regard.models` that it is loaded as.
-        sizes: entries that must be there, integers, and the fields of TransformerConfig that they are.
-        entries: entries that may be left out, and their fields, but for those in `entries.IGNORED`.
-        layer_counts: entries that are numbers of layers, or of experts that have tensors of their own.
-        choices: fields that all of the family have, and what entries mean that are left out.
-        required: entries of which one value is supported; any other is refused.
-        harmless: entries that change no number, beside `entries.HARMLESS`, separated by spaces.
-        assumed: entries to write where `save` is not given them.
-        packings: `quant_method` of weights that `unpack` reads exactly.
-        weights: names of the tensors.
     """
 
-    kind: ClassVar[str]
-    architecture: ClassVar[str]
+    kind: ClassVar[str]  # `model_type` of config.json
+    architecture: ClassVar[str]  # the class of transformers that saved models name
     model: ClassVar[type[Model]] = Decoder
+    # Fields of TransformerConfig by the entries that say them: integers that must be there, and others, which
+    # may be left out, but for those in `entries.IGNORED`.
     sizes: ClassVar[Mapping[str, str]] = {**SIZES, **TOKENS}
     entries: ClassVar[Mapping[str, str]] = {}
-    layer_counts: ClassVar[tuple[str, ...]] = ("num_hidden_layers",)
-    choices: ClassVar[Mapping[str, Any]] = {}
-    required: ClassVar[Mapping[str, Any]] = {}
-    harmless: ClassVar[str] = ""
-    assumed: ClassVar[Mapping[str, Any]] = {}
-    packings: ClassVar[tuple[str, ...]] = ()
+    layer_counts: ClassVar[tuple[str, ...]] = (
+        "num_hidden_layers",
+    )  # or of experts with tensors of their own
+    choices: ClassVar[Mapping[str, Any]] = {}  # fields of the whole family, and of entries that are left out
+    required: ClassVar[Mapping[str, Any]] = {}  # entries of which one value is supported
+    harmless: ClassVar[str] = ""  # entries that change no number, beside `entries.HARMLESS`
+    assumed: ClassVar[Mapping[str, Any]] = {}  # entries to write where `save` is not given them
+    packings: ClassVar[tuple[str, ...]] = ()  # `quant_method` of weights that `unpack` reads exactly
     weights: ClassVar[WeightMap]
 
     def read(self, settings: Settings, length: int | None = None) -> TransformerConfig:

@@ -39,12 +39,7 @@ def build_map(*norms: Pair) -> WeightMap:
 
 
 class Llama(Family):
-    """Llama as a Decoder.
-
-    Attributes:
-        head_dim: width of a head where config.json leaves it out; None is hidden_size / num_attention_heads.
-        num_key_heads: heads of keys where config.json leaves them out; None, as null, is as many as queries.
-    """
+    """Llama as a Decoder."""
 
     kind = "llama"
     architecture = "LlamaForCausalLM"
@@ -70,6 +65,7 @@ class Llama(Family):
         Pair(f"{LAYER}.post_attention_layernorm.weight", f"{BLOCK}.feed_forward_residual.norm.scale"),
         Pair("norm.weight", "trunk.stack.final_norm.scale"),
     )
+    # Where config.json leaves them out; None is d_model / num_heads, and as many as queries have.
     head_dim: int | None = None
     num_key_heads: int | None = None
 
