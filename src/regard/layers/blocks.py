@@ -192,18 +192,7 @@ class DeltaBlock(nnx.Module):
         cache: DeltaCache | None = None,
         counts: ArrayLike | None = None,
     ) -> Any:
-        """Run the block.
-
-        Args:
-            x: `(*B, T, M)`, the residual stream.
-            segments, cache, counts: as in `GatedDeltaNet`.
-
-        Returns:
-            Array of x's shape; with a cache, also a dict that holds the longer one as "cache".
-
-        Raises:
-            ValueError: an input of the wrong rank or width.
-        """
+        """Run the block on x, the residual stream `(*B, T, M)`, as `GatedDeltaNet` is called."""
         x = check_features("x", x, self.delta.d_model)
         result = self.delta(self.delta_residual.enter(x), segments=segments, cache=cache, counts=counts)
         read, seen = unpack(result, cache is not None)
@@ -298,11 +287,10 @@ class DecoderBlock(nnx.Module):
         """Run the block.
 
         Args:
-            x: `(*B, T, M)`, the residual stream.
+            x, aux: as in `EncoderBlock`.
             memory: `(*B, S, W)`, what the cross-attention reads, or what its `remember` made of it.
             mask, score, positions, cache, counts: of the self-attention, as in `EncoderBlock`.
             memory_mask: who may attend to what in the memory; None means everyone to everything.
-            aux: as in `MultiHeadAttention`.
 
         Returns:
             Array of x's shape; with `aux` or a cache, also {"self": dict, "cross": dict}.

@@ -111,9 +111,8 @@ def derive(
 def _spread(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any, Memory | None]:
     """Return the inputs with the layer's number of axes, and a memory projected before."""
     memory = key if isinstance(key, Memory) else None
-    least = 3 if memory is None else memory.key.ndim - 1
     arrays = [None if x is None or x is memory else jnp.asarray(x) for x in (query, key, value)]
-    rank = max(least, *(x.ndim for x in arrays if x is not None))
+    rank = max(3 if memory is None else memory.key.ndim - 1, *(x.ndim for x in arrays if x is not None))
     inputs = [None if x is None else jax.lax.broadcast_to_rank(x, rank) for x in arrays]
     return inputs[0], inputs[1], inputs[2], memory
 

@@ -253,7 +253,6 @@ def _canonicalize(
 
 
 def _keep(cache: Any, writing: Writing, draft: Any) -> TextCache:
-    """Return the cache of a text for the next call."""
     read, drafts = (cache, None) if draft is None else cache
     return TextCache(read, writing.newest, writing.seen, drafts)
 

@@ -110,20 +110,11 @@ class Stack(nnx.Module):
         counts: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
     ) -> tuple[Array, tuple[dict[str, Any], ...]]:
-        """Run every block on x.
+        """Run every block on x, `(*B, T, M)`; return the residual stream, and one aux dict per block.
 
-        Args:
-            x: the residual stream, `(*B, T, M)`.
-            memory: what the cross-attention of decoder blocks reads; or, per block, what it remembers.
-            mask: who may attend to whom, besides causality and windows.
-            segments: packed documents, for blocks of the delta rule, which take no mask.
-            caches: in decoding, one per block.
-            memory_mask, positions, counts: as in the blocks.
-            aux: names as in `attend`, or "hidden", the stream after each block.
-
-        Returns:
-            The residual stream, and one aux dict per block (empty dicts without `aux`); with caches, they
-            hold the longer ones as "cache" (for decoder blocks within "self").
+        `memory` is what the cross-attention of decoder blocks reads or, per block, what it remembers. `mask`
+        goes beside causality and windows, `segments` to blocks of the delta rule, which take no mask. `aux`
+        may name "hidden", the stream after each block; with caches, one per block, dicts hold longer ones.
         """
         asked = tuple(name for name in aux if name != "hidden")
         shared = {"score": self._scores(), "aux": asked, "positions": positions}
