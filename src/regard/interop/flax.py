@@ -58,8 +58,7 @@ def attention_fn(
 
     - `mask` may also be a `masks.Mask`, save with `decode=True`, where Flax joins it with an array.
     - A query that may attend to nothing gets output 0 and weights 0; Flax gives it the mean of all values.
-    - Scores and softmax are float32 (float64 for float64), whether or not `force_fp32_for_softmax` is on;
-      the output has the dtype of the computation.
+    - Scores and softmax are float32 (float64 for float64); the output has the dtype of the computation.
     - `is_causal` and a padding mask may come together; the width of values may differ from that of keys.
     - `options` of `attend` that Flax lacks, such as score, scale or sinks, are bound by `functools.partial`.
 
@@ -69,7 +68,7 @@ def attention_fn(
         bias: floating-point, added to the scaled scores; broadcasts to `(*B, H, Q, K)`.
         mask: nonzero = may attend; broadcasts to `(*B, H, Q, K)`. Floating-point masks are read, too, because
             those that Flax makes are float32, but may hold only 0 and 1: other numbers are refused, or, where
-            they are traced, make the output NaN. None means all may.
+            they are traced, make the output NaN.
         broadcast_dropout: taken, without effect: every weight is dropped by a draw of its own, also where
             Flax would share a draw among batch and heads. Both are right on average.
         dropout_rng: random key, needed where something drops. The pattern is that of `attend`, not Flax's.

@@ -82,8 +82,8 @@ def load(
         directory: a folder with config.json and weights, in shards or not, or one of sentence-transformers.
         dtype: dtype of the parameters, such as jnp.bfloat16; None means each as stored, float64 as float32
             unless JAX's x64 mode is on.
-        sharding: where parameters go: a `jax.sharding.Sharding` for all, or a function of a parameter's path
-            and shape that returns one. None means the default device.
+        sharding: where parameters go: a `jax.sharding.Sharding` for all, or a function of a path and a shape
+            that returns one. None means the default device.
         length: as in `read_config`.
         scan_layers, remat: as in `TransformerConfig`; files say nothing of them.
 
@@ -173,8 +173,7 @@ def save(
             unless given here.
         dtype: dtype to write; None means that of the parameters.
         force: whether files there may be replaced.
-        shard_bytes: write several files of at most so many bytes of tensors, with an index; a tensor larger
-            than that has a file of its own. None writes one file.
+        shard_bytes: write files of at most so many bytes, or a larger tensor, with an index. None writes one.
 
     Returns:
         The folder.

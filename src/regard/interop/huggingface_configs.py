@@ -53,8 +53,7 @@ def read_config(
         `EncoderDecoder` (t5).
 
     Raises:
-        ValueError: an unsupported model_type or setting, with what is supported; a setting that is missing,
-            or that is unknown and may change what the model computes.
+        ValueError: an unsupported model_type, or a setting that is missing, unsupported or unknown.
 
     Example:
         >>> from regard.interop import huggingface_configs

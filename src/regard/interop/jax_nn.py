@@ -58,8 +58,7 @@ def dot_product_attention(
         is_causal: keep keys up to the query's position only.
         query_seq_lengths: one integer per batch row, in 0..T; queries from there on have output 0.
         key_value_seq_lengths: one integer per batch row, in 0..S; keys from there on are padding.
-        local_window_size: (left, right), how many keys before and after the query's own may be attended to,
-            or one integer for both. None means all.
+        local_window_size: (left, right), how many keys before and after its own a query sees, or one number.
         implementation: None, "xla" or "cudnn", a hint that is not taken: Regard picks its own backend.
         return_residual: also return the log of the sum of exponentials.
         options: all others of `regard.attend`, as they are there.

@@ -41,8 +41,7 @@ def rotary_embedding(
         features: floating-point, `(batch, num_heads, T, D)`, or packed `(batch, T, num_heads * D)`.
         cos_cache: cosines of F pairs: with position_ids a table `(positions, F)`, else `(batch, T, F)`.
         sin_cache: sines, of the same shape.
-        position_ids: integers `(batch, T)`, rows of the tables; may be traced. A row beyond the table gives
-            NaN. None means that the caches are per token.
+        position_ids: integers `(batch, T)`, rows of the tables, beyond which is NaN. None: caches per token.
         interleaved: nonzero pairs feature 2i with 2i + 1, zero i with i + F.
         num_heads: needed where the features are packed; None or their axis elsewhere.
         rotary_embedding_dim: how many features of a head, from the first, are turned; 0 means all.

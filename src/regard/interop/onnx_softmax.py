@@ -56,18 +56,14 @@ def attention(
 
     Args:
         query: floating-point, `(batch, q_num_heads, T, D)`, or packed `(batch, T, q_num_heads * D)`.
-        key, value: floating-point, `(batch, kv_num_heads, S, D)` and `(batch, kv_num_heads, S, E)`, or
-            packed; heads are grouped as in `attend`.
+        key, value: floating-point, `(batch, kv_num_heads, S, D or E)` or packed; grouped as in `attend`.
         attn_mask: boolean (True = may attend) or floating-point (added to scores), broadcast to
             `(batch, q_num_heads, T, past + S)`. A shorter last axis is filled up with keys that nobody may
             attend to. None means all may.
-        past_key, past_value: `(batch, kv_num_heads, past, D)` and `(batch, kv_num_heads, past, E)`, put
-            before `key` and `value`.
-        nonpad_kv_seqlen: one integer per batch row: how many keys, from the first, are real; may be traced.
-            None means all. Not together with `past_key`.
+        past_key, past_value: `(batch, kv_num_heads, past, D or E)`, put before `key` and `value`.
+        nonpad_kv_seqlen: how many keys of each batch row, from the first, are real; not beside `past_key`.
         is_causal: nonzero for key s <= p only.
-        q_num_heads, kv_num_heads: heads of query, and of key and value; needed where inputs are packed, None
-            or the size of their axis elsewhere.
+        q_num_heads, kv_num_heads: heads of query, and of key and value; needed where inputs are packed.
         scale: factor on the scores; None means 1/sqrt(D).
         softcap: bound of the scores; 0 means none.
         softmax_precision: ONNX's number of a float type. 11, float64, needs JAX's 64-bit types; for any

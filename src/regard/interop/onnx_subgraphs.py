@@ -234,14 +234,9 @@ _ON_KNOWN = ("Concat", "Constant", "Gather", "Range", "Reshape", "Squeeze", "Uns
 _SAME = ("Abs", "Ceil", "Cos", "Equal", "Exp", "Floor", "Greater", "Less", "Log")
 _SAME += ("Round", "Sign", "Sin", "Sqrt", "Tanh", "Where")
 _RENAMED = {
-    "And": "logical_and",
-    "GreaterOrEqual": "greater_equal",
-    "LessOrEqual": "less_equal",
-    "Neg": "negative",
-    "Not": "logical_not",
-    "Or": "logical_or",
-    "Xor": "logical_xor",
-}
+    "And": "logical_and", "GreaterOrEqual": "greater_equal", "LessOrEqual": "less_equal", "Neg": "negative",
+    "Not": "logical_not", "Or": "logical_or", "Xor": "logical_xor",
+}  # fmt: skip
 _OPERATORS: dict[str, Callable[..., Value]] = {
     **{operator: _named(operator.lower()) for operator in _SAME},
     **{operator: _named(name) for operator, name in _RENAMED.items()},

@@ -27,18 +27,13 @@ POOLINGS = {"pooling_mode_mean_tokens": MeanPooling, "pooling_mode_cls_token": F
 
 
 def embed(
-    pretrained: Pretrained,
-    sentences: Sequence[str],
-    *,
-    batch_size: int = 32,
-    max_length: int | None = None,
+    pretrained: Pretrained, sentences: Sequence[str], *, batch_size: int = 32, max_length: int | None = None
 ) -> np.ndarray:
     """Embed sentences: hidden states, averaged over the tokens of each, of length 1.
 
     e = mean_t hidden_t;  embedding = e / |e|
 
-    Sentences of similar lengths share a batch, and lengths are padded to multiples of 16, so that few shapes
-    are compiled. Padding changes no result.
+    Sentences of similar lengths share a batch, padded to a multiple of 16, so that few shapes are compiled.
 
     Args:
         pretrained: an encoder with a tokenizer, as `huggingface.load` returns it. Pooling is read from the

@@ -175,7 +175,10 @@ class LatentAttention(nnx.Module):
         # From a cache, heads read latent vectors, which the projection does not take as they are.
         with called_by(self, "self", self.output_projection if cache is None else None):
             if cache is None:
-                key, value = self._expand(latent, turned)
+                heads = split_heads(self.expansion(latent[..., 0, :, :]), self.num_heads)
+                key, value = jnp.split(heads, [self.head_dim], axis=-1)
+                turned = jnp.broadcast_to(turned, (*key.shape[:-1], self.rotary_dim))
+                key = jnp.concatenate([key, turned.astype(key.dtype)], axis=-1)
                 query = jnp.concatenate([query, turned_query], axis=-1)
                 if positions is not None:
                     options |= {"query_positions": index, "key_positions": index}
@@ -219,13 +222,6 @@ class LatentAttention(nnx.Module):
         heads = split_heads(self.query_projection(x), self.num_heads)
         plain, turned = jnp.split(heads, [self.head_dim], axis=-1)
         return plain, self.rotary(turned, index)
-
-    def _expand(self, latent: Array, turned: Array) -> tuple[Array, Array]:
-        """Return keys and values of all heads, `(*B, H, S, ...)`, from `(*B, 1, S, ...)`."""
-        heads = split_heads(self.expansion(latent[..., 0, :, :]), self.num_heads)
-        key, value = jnp.split(heads, [self.head_dim], axis=-1)
-        turned = jnp.broadcast_to(turned, (*key.shape[:-1], self.rotary_dim))
-        return jnp.concatenate([key, turned.astype(key.dtype)], axis=-1), value
 
     def _multiply(self, axes: str, features: Array, kernel: Array) -> Array:
         return jnp.einsum(axes, features, kernel.astype(features.dtype), precision=self.precision)

@@ -47,9 +47,7 @@ class MultiHeadAttention(nnx.Module):
     output = concat(head_1, ..., head_H) Wo + bo
 
     Self-attention when only `query` is given; cross-attention, with a length of its own, when `key` is. The
-    kernels of all heads are stored side by side: column block h of `query_projection.kernel` is Wq_h. With
-    `head_dim=d_model, use_bias=False, project_output=False` every head sees the full width and the output
-    is the plain concatenation, `num_heads * d_model` wide.
+    kernels of all heads are stored side by side: column block h of `query_projection.kernel` is Wq_h.
 
     Args:
         d_model: width M of the query input and, with `project_output`, of the output.
@@ -57,13 +55,11 @@ class MultiHeadAttention(nnx.Module):
         num_key_heads: K, a divisor of `num_heads`: grouped heads (1 is multi-query). None means H.
         head_dim: D, the width of one head. None means `d_model // num_heads`.
         memory_width: width of the key and value inputs. None means `d_model`.
-        use_bias: whether the projections have biases.
-        output_bias: whether the output projection has one. None means as `use_bias`.
+        use_bias, output_bias: whether the projections, and that of the output, have biases; None means alike.
         project_output: whether the concatenated heads go through Wo.
         scale: what scores are multiplied by. None means 1/sqrt(D).
         rotary: how queries and keys are turned by their positions. None means not at all.
-        query_key_norm: whether every head's queries and keys go through an RMSNorm first (`query_norm` and
-            `key_norm`, one for all heads), which bounds the scores.
+        query_key_norm: whether queries and keys go through an RMSNorm of all heads, which bounds the scores.
         norm_epsilon: of these norms.
         sinks: whether each head has a learned logit, `sinks`, that joins the softmax and reads nothing.
         output_gate: whether what the heads have read is multiplied by sigmoid(query Wz + bz), feature by

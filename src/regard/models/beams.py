@@ -98,8 +98,7 @@ def beam_search(
         stop_tokens: tokens that end a text, in which they are kept.
 
     Returns:
-        Texts, lengths, scores and ends, `(batch, num_beams, ...)`, sorted by score. Log-probabilities are
-        added in float32, in float64 for a float64 model.
+        Texts, lengths, scores and ends, `(batch, num_beams, ...)`, sorted by score, in float32 at least.
 
     Raises:
         TypeError, ValueError: as in `generate`; fewer than one beam, too many, or an infinite penalty.

@@ -35,8 +35,7 @@ class TransformerConfig:
 
     The defaults are those of a plain pre-norm Transformer; `regard.models.PRESETS` has those of BERT, GPT-2,
     Llama, Mistral, Qwen, Gemma, T5 and ViT. Each field is explained below its line in the source, and in
-    the reference. A model of images has `input_width`, the numbers of a patch, in place of `vocab_size`, and
-    may have a `class_token` and learned `positions`.
+    the reference. A model of images has `input_width`, the numbers of a patch, in place of `vocab_size`.
 
     Raises:
         TypeError: flags that are neither True nor False, a rotary scaling of another kind.

@@ -26,8 +26,7 @@ class TokenEmbedding(nnx.Module):
     tokens:  hidden_t = dropout(norm(sqrt(M) table[token_t] + type_t + position_t))
     vectors: hidden_t = dropout(norm(x_t W + b + position_t))
 
-    The factor, types, positions and the norm are there where the config says so; so is a learned vector in
-    front of real vectors (`class_token`).
+    The parts, and a learned vector in front of real vectors (`class_token`), are there where the config says.
 
     The table starts at standard deviation 1/sqrt(M) and is read times sqrt(M), so tokens enter with unit
     variance beside sinusoids of mean square 1/2: neither drowns the other at any width, and a step of Adam
@@ -47,9 +46,8 @@ class TokenEmbedding(nnx.Module):
         >>> TokenEmbedding(config, rngs=nnx.Rngs(0))(jnp.array([[3, 10, 0]])).shape
         (1, 3, 6)
 
-    Reference: Vaswani et al., "Attention Is All You Need", 2017, sections 3.4 and 3.5; types and norm as in
-    Devlin et al., "BERT", 2019; the vector in front as in Dosovitskiy et al., "An Image is Worth 16x16
-    Words", 2021.
+    Reference: Vaswani et al., "Attention Is All You Need", 2017, sections 3.4 and 3.5; Devlin et al., "BERT",
+    2019, and Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, for the other parts.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
@@ -91,10 +89,8 @@ class TokenEmbedding(nnx.Module):
 
         Args:
             inputs: tokens in 0..V-1, `(batch, T)` or `(T,)`, or real vectors with one more axis.
-            lengths: number of valid positions per row, at its start; None means all.
-            token_types: segment of each token, `(batch, T)`; None means 0.
+            lengths, token_types, positions: as in `Encoder`.
             offset: position of the first token per row, `(batch,)`, in decoding; None means 0.
-            positions: in its place, the position of each token, `(T,)` or `(batch, T)`.
 
         Returns:
             Residual stream, one position longer with a `class_token`. Under jit, a token out of range is NaN.

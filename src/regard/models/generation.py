@@ -68,8 +68,7 @@ def generate(
     without a draft, other ones for an rng; at temperature 0, the same ones, but for ties within rounding.
 
     Args:
-        model: what writes. A `Decoder` goes on with its prompts; an `EncoderDecoder` reads them as sources,
-            and begins its targets with `start_token`.
+        model: what writes, a `Decoder` behind its prompts, an `EncoderDecoder` beside, after `start_token`.
         prompts: a list with a sequence of tokens per row, of any lengths; or an integer array `(batch, P)`,
             for an encoder-decoder that reads real vectors `(batch, S, W)`.
         max_tokens: how many tokens to write per row at most, at least 1.
@@ -178,8 +177,7 @@ def stream(
     """Write as `generate` does, and hand over tokens as they are made.
 
     Args:
-        burst: tokens per step; after the first token, which comes alone. More cost less per token. With a
-            draft, at least so many, as it may propose several.
+        burst: tokens per step, after the first token, and with a draft at least so many. More cost less each.
         return_cache: whether the iterator has a `cache` at its end.
         model, prompts, max_tokens, sampling, stop_tokens, rng, lengths: as in `generate`.
         start_token, capacity, chunk, padding, cache, draft, draft_tokens: as in `generate`.

@@ -363,8 +363,7 @@ def row_keys(rng: ArrayLike, batch: int) -> Array:
 def _leave(logits: Array, enough: Callable[[Array], Array]) -> Array:
     """Leave the largest logits that are `enough`: those above the greatest threshold that lets enough pass.
 
-    The threshold is found bit by bit, in as many passes over the vocabulary as a logit has bits, where
-    sorting takes longer from some thousand tokens on.
+    The threshold is found bit by bit; from some thousand tokens on, sorting takes longer.
     """
     # A bit set may only rise with the number: negative floats count down, and have the highest bit.
     wide = logits.astype(accumulation_dtype(logits))

@@ -20,25 +20,14 @@ from regard.models import Decoder, Encoder, EncoderDecoder, TransformerConfig
 
 Model = Encoder | Decoder | EncoderDecoder
 ACTIVATIONS = {
-    "gelu": "gelu_erf",
-    "gelu_python": "gelu_erf",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "quick_gelu": "gelu_quick",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
+    "gelu": "gelu_erf", "gelu_python": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "gelu_quick", "relu": "relu", "silu": "silu", "swish": "silu",
+}  # fmt: skip
 WRITTEN_ACTIVATIONS = {
-    "gelu_erf": "gelu",
-    "gelu_tanh": "gelu_pytorch_tanh",
-    "gelu_quick": "quick_gelu",
-    "relu": "relu",
+    "gelu_erf": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "gelu_quick": "quick_gelu", "relu": "relu",
     "silu": "silu",
-}
+}  # fmt: skip
 
 # What most families call the sizes.
 SIZES = {

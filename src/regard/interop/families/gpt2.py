@@ -21,12 +21,9 @@ class GPT2(Family):
     kind = "gpt2"
     architecture = "GPT2LMHeadModel"
     sizes: ClassVar = {
-        "n_embd": "d_model",
-        "n_head": "num_heads",
-        "n_layer": "num_layers",
-        "vocab_size": "vocab_size",
+        "n_embd": "d_model", "n_head": "num_heads", "n_layer": "num_layers", "vocab_size": "vocab_size",
         "n_positions": "max_length",
-    }
+    }  # fmt: skip
     entries: ClassVar = {
         "layer_norm_epsilon": "norm_epsilon",
         "activation_function": "activation",

@@ -1,6 +1,5 @@
 """gpt-oss: alternating windows, sinks, YaRN, and experts, whose weights may be packed in four bits each."""
 
-import dataclasses
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -8,7 +7,7 @@ import numpy as np
 
 from regard.interop.families.entries import demand_same, read_number
 from regard.interop.families.family import SIZES, TOKENS
-from regard.interop.families.llama import BLOCK, LAYER, Llama
+from regard.interop.families.llama import BLOCK, LAYER, NORMS, Llama, build_map
 from regard.interop.families.rotary import read_rotary
 from regard.interop.families.sliding_windows import read_windows, write_windows
 from regard.interop.weight_files import Stored, WeightFiles
@@ -42,20 +41,17 @@ class GptOss(Llama):
     required: ClassVar = {**Llama.required, "hidden_act": "silu", "swiglu_alpha": 1.702}
     harmless = f"{Llama.harmless} output_router_logits router_aux_loss_coef quantization_config"
     packings: ClassVar = ("mxfp4",)
-    weights = dataclasses.replace(
-        Llama.weights,
-        pairs=(
-            *Llama.weights.pairs,
-            Pair(f"{LAYER}.self_attn.sinks", f"{BLOCK}.attention.sinks"),
-            *linear(f"{LAYER}.mlp.router", f"{_BRANCH}.router"),
-            *(
-                Pair(f"{_EXPERTS}.gate_up_proj{end}", f"{_BRANCH}.{name}.{ours}", take_every(index, 2))
-                for index, name in enumerate(("gate", "widen"))
-                for end, ours in (("", "kernels"), ("_bias", "biases"))
-            ),
-            Pair(f"{_EXPERTS}.down_proj", f"{_BRANCH}.narrow.kernels"),
-            Pair(f"{_EXPERTS}.down_proj_bias", f"{_BRANCH}.narrow.biases"),
+    weights = build_map(
+        *NORMS,
+        Pair(f"{LAYER}.self_attn.sinks", f"{BLOCK}.attention.sinks"),
+        *linear(f"{LAYER}.mlp.router", f"{_BRANCH}.router"),
+        *(
+            Pair(f"{_EXPERTS}.gate_up_proj{end}", f"{_BRANCH}.{name}.{ours}", take_every(index, 2))
+            for index, name in enumerate(("gate", "widen"))
+            for end, ours in (("", "kernels"), ("_bias", "biases"))
         ),
+        Pair(f"{_EXPERTS}.down_proj", f"{_BRANCH}.narrow.kernels"),
+        Pair(f"{_EXPERTS}.down_proj_bias", f"{_BRANCH}.narrow.biases"),
     )
     head_dim = 64
 

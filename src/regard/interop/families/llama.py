@@ -23,19 +23,20 @@ BODY = (
     Pair("lm_head.weight", "head.kernel", TRANSPOSED),
 )
 """All tensors but the norms'."""
+NORMS = (
+    Pair(f"{LAYER}.self_attn.q_norm.weight", f"{BLOCK}.attention.query_norm.scale"),
+    Pair(f"{LAYER}.self_attn.k_norm.weight", f"{BLOCK}.attention.key_norm.scale"),
+    Pair(f"{LAYER}.input_layernorm.weight", f"{BLOCK}.attention_residual.norm.scale"),
+    Pair(f"{LAYER}.post_attention_layernorm.weight", f"{BLOCK}.feed_forward_residual.norm.scale"),
+    Pair("norm.weight", "trunk.stack.final_norm.scale"),
+)
+"""Norms, of which each of Llama's relatives has some."""
 
 
-def build_map(*norms: Pair) -> WeightMap:
-    """Return the table of a decoder that differs from Llama in its norms."""
-    return WeightMap(
-        pairs=(*BODY, *norms),
-        prefix="model.",
-        writes_prefix=True,
-        ignored=(
-            r"(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)",
-            r"lm_head\.weight",
-        ),
-    )
+def build_map(*others: Pair) -> WeightMap:
+    """Return the table of a decoder that has Llama's body."""
+    buffers = r"(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)"
+    return WeightMap((*BODY, *others), "model.", writes_prefix=True, ignored=(buffers, r"lm_head\.weight"))
 
 
 class Llama(Family):
@@ -57,14 +58,7 @@ class Llama(Family):
         "add_cross_attention": False,
     }
     harmless = "is_llama_config is_decoder"
-    # Its relatives have some of these tensors each.
-    weights = build_map(
-        Pair(f"{LAYER}.self_attn.q_norm.weight", f"{BLOCK}.attention.query_norm.scale"),
-        Pair(f"{LAYER}.self_attn.k_norm.weight", f"{BLOCK}.attention.key_norm.scale"),
-        Pair(f"{LAYER}.input_layernorm.weight", f"{BLOCK}.attention_residual.norm.scale"),
-        Pair(f"{LAYER}.post_attention_layernorm.weight", f"{BLOCK}.feed_forward_residual.norm.scale"),
-        Pair("norm.weight", "trunk.stack.final_norm.scale"),
-    )
+    weights = build_map(*NORMS)
     # Where config.json leaves them out; None is d_model / num_heads, and as many as queries have.
     head_dim: int | None = None
     num_key_heads: int | None = None

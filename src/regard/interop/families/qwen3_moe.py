@@ -1,11 +1,10 @@
 """Qwen 3 MoE: mixtures of experts."""
 
-import dataclasses
 from typing import Any, ClassVar
 
 from regard.interop.families.entries import demand_same, read_number, read_size
 from regard.interop.families.family import SIZES, TOKENS
-from regard.interop.families.llama import BLOCK, LAYER, Llama
+from regard.interop.families.llama import BLOCK, LAYER, NORMS, Llama, build_map
 from regard.interop.weight_maps import TRANSPOSED, Fields, Pair, Settings
 from regard.models import TransformerConfig
 
@@ -30,15 +29,12 @@ class Qwen3Moe(Llama):
     required: ClassVar = {**Llama.required, "use_sliding_window": False}
     # Windows are off, and the loss of the router is one of training.
     harmless = f"{Llama.harmless} sliding_window max_window_layers output_router_logits router_aux_loss_coef"
-    weights = dataclasses.replace(
-        Llama.weights,
-        pairs=(
-            *Llama.weights.pairs,
-            Pair(f"{LAYER}.mlp.gate.weight", f"{_BRANCH}.router.kernel", TRANSPOSED),
-            *(
-                Pair(f"{LAYER}.mlp.experts.{{e}}.{name}_proj.weight", f"{_BRANCH}.{part}.kernels", TRANSPOSED)
-                for name, part in (("gate", "gate"), ("up", "widen"), ("down", "narrow"))
-            ),
+    weights = build_map(
+        *NORMS,
+        Pair(f"{LAYER}.mlp.gate.weight", f"{_BRANCH}.router.kernel", TRANSPOSED),
+        *(
+            Pair(f"{LAYER}.mlp.experts.{{e}}.{name}_proj.weight", f"{_BRANCH}.{part}.kernels", TRANSPOSED)
+            for name, part in (("gate", "gate"), ("up", "widen"), ("down", "narrow"))
         ),
     )
 

@@ -33,13 +33,9 @@ class T5(Family):
     architecture = "T5ForConditionalGeneration"
     model = EncoderDecoder
     sizes: ClassVar = {
-        "d_model": "d_model",
-        "num_heads": "num_heads",
-        "d_kv": "head_dim",
-        "d_ff": "d_ff",
-        "num_layers": "num_layers",
-        "vocab_size": "vocab_size",
-    }
+        "d_model": "d_model", "num_heads": "num_heads", "d_kv": "head_dim", "d_ff": "d_ff",
+        "num_layers": "num_layers", "vocab_size": "vocab_size",
+    }  # fmt: skip
     entries: ClassVar = {
         "layer_norm_epsilon": "norm_epsilon",
         "relative_attention_num_buckets": "relative_buckets",

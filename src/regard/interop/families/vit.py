@@ -103,8 +103,7 @@ def cut_patches(
         settings: the model's config.json (`Pretrained.settings`), or the side of a patch.
 
     Returns:
-        One vector per patch, `(*B, T, patch * patch * channels)`, its features in the order of height, width
-        and channel, as the loaded model expects them.
+        One vector per patch, `(*B, T, patch * patch * channels)`, with features by height, width and channel.
 
     Raises:
         ValueError: images that patches do not fill, or not of the model's size.
