@@ -30,14 +30,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "equinox",
-    "flax",
-    "flex",
-    "huggingface",
-    "jax_nn",
-    "onnx_ops",
-    "sentence_embeddings",
-    "torch_sdpa",
-]
+    "equinox", "flax", "flex", "huggingface", "jax_nn", "onnx_ops", "sentence_embeddings", "torch_sdpa",
+]  # fmt: skip
 
 __getattr__, __dir__ = defer(__name__, "weights", __all__)

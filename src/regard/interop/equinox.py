@@ -30,8 +30,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
 
     What differs: `mask` may also be a `masks.Mask`; a query that may attend to nothing gets zeros in place of
     the mean of all values; dropout draws the pattern of `attend`; and calls take all other options of
-    `regard.attend`, with `aux` returning a pair. Query t sits at position t and key s at s, unless they are
-    placed otherwise.
+    `regard.attend`, with `aux` returning a pair. Query t sits at t and key s at s, unless placed otherwise.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -60,11 +59,8 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         """Attend from each query to the keys.
 
         Args:
-            query: `(T, query_size)`; a batch goes through `jax.vmap`.
-            key_: `(S, key_size)`.
-            value: `(S, value_size)`.
-            mask: True = may attend: a `masks.Mask`, or `(T, S)` or `(heads, T, S)` booleans. None means all
-                may.
+            query, key_, value: `(T, query_size)`, `(S, key_size)`, `(S, value_size)`; or under `jax.vmap`.
+            mask: True = may attend: a `masks.Mask`, or `(T, S)` or `(heads, T, S)` booleans; None: all may.
             key: random key, needed where something drops.
             inference: whether nothing drops; None means what the layer says.
             process_heads: makes other heads `(length, heads, width)` of those of query, key and value.
@@ -77,12 +73,11 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
             TypeError, ValueError: as `attend`; dropout without a key.
         """
         options = layouts.further_options(options, dropout_rate="dropout_p of the layer", rng="key")
-        query_heads = jax.vmap(self.query_proj)(query).reshape((query.shape[0], self.num_heads, -1))
-        key_heads = jax.vmap(self.key_proj)(key_).reshape((key_.shape[0], self.num_heads, -1))
-        value_heads = jax.vmap(self.value_proj)(value).reshape((value.shape[0], self.num_heads, -1))
+        inputs = (self.query_proj, query), (self.key_proj, key_), (self.value_proj, value)
+        heads: Any = [jax.vmap(project)(x).reshape((x.shape[0], self.num_heads, -1)) for project, x in inputs]
         if process_heads is not None:
-            query_heads, key_heads, value_heads = process_heads(query_heads, key_heads, value_heads)
-        arrays = layouts.heads_first(query_heads, key_heads, value_heads, range(3, 4))
+            heads = process_heads(*heads)
+        arrays = layouts.heads_first(*heads, ranks=range(3, 4))
         full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
         options = layouts.from_the_first(options, mask, full)
         rate = 0.0 if (self.dropout.inference if inference is None else inference) else self.dropout.p
@@ -99,8 +94,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
             **options,
         )
         output, aux = attended if options.get("aux") else (attended, {})
-        output = layouts.swap_heads(output)[0].reshape((query.shape[0], -1))
-        output = jax.vmap(self.output_proj)(output)
+        output = jax.vmap(self.output_proj)(layouts.swap_heads(output)[0].reshape((query.shape[0], -1)))
         return (output, jax.tree.map(lambda array: array[0], aux)) if aux else output
 
 

@@ -58,19 +58,17 @@ def attention_fn(
 
     - `mask` may also be a `masks.Mask`, save with `decode=True`, where Flax joins it with an array.
     - A query that may attend to nothing gets output 0 and weights 0; Flax gives it the mean of all values.
-    - Scores and softmax are float32 (float64 for float64), whether or not `force_fp32_for_softmax` is on;
-      the output has the dtype of the computation.
+    - Scores and softmax are float32 (float64 for float64); the output has the dtype of the computation.
     - `is_causal` and a padding mask may come together; the width of values may differ from that of keys.
     - `options` of `attend` that Flax lacks, such as score, scale or sinks, are bound by `functools.partial`.
 
     Args:
-        query: `(*B, Q, H, D)`; *B may be any number of axes, none included.
-        key: `(*B, K, heads, D)`, whose heads divide H.
-        value: `(*B, K, heads, E)`.
+        query, key, value: `(*B, Q, H, D)`, `(*B, K, heads, D)` and `(*B, K, heads, E)`, where heads divide H
+            and *B may be any number of axes, none included.
         bias: floating-point, added to the scaled scores; broadcasts to `(*B, H, Q, K)`.
         mask: nonzero = may attend; broadcasts to `(*B, H, Q, K)`. Floating-point masks are read, too, because
             those that Flax makes are float32, but may hold only 0 and 1: other numbers are refused, or, where
-            they are traced, make the output NaN. None means all may.
+            they are traced, make the output NaN.
         broadcast_dropout: taken, without effect: every weight is dropped by a draw of its own, also where
             Flax would share a draw among batch and heads. Both are right on average.
         dropout_rng: random key, needed where something drops. The pattern is that of `attend`, not Flax's.
@@ -79,14 +77,11 @@ def attention_fn(
         dtype: dtype of the computation; None means what query, key and value promote to.
         precision: as in `attend`.
         module: where to sow the weights before dropout, `(*B, H, Q, K)`, as `attention_weights`: the
-            `intermediates` of a linen module, `nnx.Intermediate` of an nnx module. None means nowhere. The
-            output is the same.
+            `intermediates` of a linen module, `nnx.Intermediate` of an nnx module. None means nowhere.
         promote_dtype: what casts `(query, key, value)` to `dtype`, as in nnx.
         is_causal: keep keys up to the query's position only.
         force_fp32_for_softmax: whether weights are sown in float32 instead of `dtype`.
-        einsum_dot_general: None; Regard multiplies by its own means.
-        qk_attn_weights_einsum: None, likewise.
-        attn_weights_value_einsum: None, likewise.
+        einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum: None.
         input_positions: None; rotate query and key before.
         options: all others of `regard.attend`, as they are there.
 
@@ -124,7 +119,7 @@ def attention_fn(
     options = layouts.further_options(options, rng="dropout_rng")
     promoted = promote_dtype((query, key, value), dtype=dtype)
     unbatched = np.ndim(promoted[0]) == 3
-    arrays = layouts.heads_first(promoted[0], promoted[1], promoted[2], range(3, 33))
+    arrays = layouts.heads_first(*promoted, ranks=range(3, 33))
     full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
     options = layouts.from_the_first(options, mask, full)
     mask, sound = _read_mask(mask)
@@ -145,17 +140,10 @@ def attention_fn(
         )
     asked = tuple(options.pop("aux", ()))
     names = asked if module is None else tuple(dict.fromkeys((*asked, "weights")))
+    options |= {"mask": allowed, "bias": layouts.align_bias("bias", bias, full), "precision": precision}
+    options |= {"dropout_rate": rate, "rng": dropout_rng, "aux": names}
     with nullcontext() if module is None else called_by(module):
-        result = layouts.attend(
-            *arrays,
-            mask=allowed,
-            bias=layouts.align_bias("bias", bias, full),
-            dropout_rate=rate,
-            rng=dropout_rng,
-            precision=precision,
-            aux=names,
-            **options,
-        )
+        result = layouts.attend(*arrays, **options)
     output, aux = result if names else (result, {})
     if sound is not None:
         output = jnp.where(sound, output, jnp.nan)
@@ -170,13 +158,14 @@ def attention_fn(
 
 
 def _refuse(**unsupported: Any) -> None:
-    reasons = {
-        "input_positions": "rotate query and key with regard.positions.rotary in an attention_fn of your own,"
-        " and call this one from it",
-    }
     for name, value in unsupported.items():
         if value is not None:
-            reason = reasons.get(name, "Regard forms no product by einsum; use Flax's own attention function")
+            reason = "Regard forms no product by einsum; use Flax's own attention function"
+            if name == "input_positions":
+                reason = (
+                    "rotate query and key with regard.positions.rotary in an attention_fn of your own, and"
+                )
+                reason += " call this one from it"
             raise NotImplementedError(f"{name}: expected None, got {type(value).__name__}; {reason}")
 
 

@@ -79,12 +79,11 @@ def load(
     pickle is opened. Gemma's norms hold what its files do, `scale_less_one`, and add the 1 in float32.
 
     Args:
-        directory: a folder with config.json and model.safetensors or its shards; one of
-            sentence-transformers works too.
+        directory: a folder with config.json and weights, in shards or not, or one of sentence-transformers.
         dtype: dtype of the parameters, such as jnp.bfloat16; None means each as stored, float64 as float32
             unless JAX's x64 mode is on.
-        sharding: where parameters go: a `jax.sharding.Sharding` for all, or a function of a parameter's path
-            and shape that returns one. None means the default device.
+        sharding: where parameters go: a `jax.sharding.Sharding` for all, or a function of a path and a shape
+            that returns one. None means the default device.
         length: as in `read_config`.
         scan_layers, remat: as in `TransformerConfig`; files say nothing of them.
 
@@ -93,8 +92,7 @@ def load(
 
     Raises:
         TypeError: a dtype that is not of floating point.
-        ValueError: an unsupported model_type or setting; tensors that are missing, extra or misshapen, all
-            in one error.
+        ValueError: an unsupported model_type or setting; all tensors that are missing, extra or misshapen.
         WeightFileError: no weights, damaged ones, or pickled ones.
 
     Example:
@@ -130,8 +128,7 @@ def load(
     if config.tied_output and table.has_own_head(weights):
         config = dataclasses.replace(config, tied_output=False)
     model = nnx.eval_shape(lambda: family.build(config, settings, nnx.Rngs(0)))
-    parameters = parameter_paths(model)
-    shapes = {path: tuple(leaf.shape) for path, leaf in parameters.items()}
+    shapes = {path: tuple(leaf.shape) for path, leaf in parameter_paths(model).items()}
     filled = {}
     for path, array, stored in read_parameters(table, shapes, weights, {**family.assumed, **settings}):
         filled[path] = _place(path, array, stored if dtype is None else dtype, sharding)
@@ -146,11 +143,8 @@ def load(
 
 def _place(path: str, array: np.ndarray, dtype: Any, sharding: Placement) -> Array:
     """Return a parameter in its dtype, where it belongs."""
-    wanted = jax.dtypes.canonicalize_dtype(dtype)
-    array = np.ascontiguousarray(array, dtype=wanted)
-    if sharding is None or isinstance(sharding, jax.sharding.Sharding):
-        return jax.device_put(array, sharding)
-    return jax.device_put(array, sharding(path, array.shape))
+    array = np.ascontiguousarray(array, dtype=jax.dtypes.canonicalize_dtype(dtype))
+    return jax.device_put(array, sharding(path, array.shape) if callable(sharding) else sharding)
 
 
 def save(
@@ -179,16 +173,14 @@ def save(
             unless given here.
         dtype: dtype to write; None means that of the parameters.
         force: whether files there may be replaced.
-        shard_bytes: write several files of at most so many bytes of tensors, with an index; a tensor larger
-            than that has a file of its own. None writes one file.
+        shard_bytes: write files of at most so many bytes, or a larger tensor, with an index. None writes one.
 
     Returns:
         The folder.
 
     Raises:
         TypeError: settings that JSON cannot hold, a dtype that is not of floating point.
-        ValueError: an unknown kind, or a model that it cannot describe: the fields that would come back
-            different are listed.
+        ValueError: an unknown kind, or a model that it cannot describe, with the fields that would differ.
         WeightFileError: files there, without `force`.
 
     Example:
@@ -243,7 +235,7 @@ def find_minilm() -> Path:
         The folder, as `load` takes it.
 
     Raises:
-        FileNotFoundError: the package is not installed; says how to install it.
+        FileNotFoundError: the package is not installed.
 
     Example:
         >>> from regard.interop import huggingface

@@ -53,8 +53,7 @@ def read_config(
         `EncoderDecoder` (t5).
 
     Raises:
-        ValueError: an unsupported model_type or setting, with what is supported; a setting that is missing,
-            or that is unknown and may change what the model computes.
+        ValueError: an unsupported model_type, or a setting that is missing, unsupported or unknown.
 
     Example:
         >>> from regard.interop import huggingface_configs
@@ -103,36 +102,26 @@ _OWN = ("torch_dtype", "dtype", "head_dim", "quantization_config")
 
 
 def write_settings(kind: str, config: TransformerConfig, /, **extras: Any) -> dict[str, Any]:
-    """Return config.json of the same model in transformers; `extras` are entries beside what it says.
-
-    Dropout rates are not written.
-    """
+    """Return config.json of the same model in transformers, without dropout rates; `extras` go beside."""
     check_choice("kind", kind, FAMILIES)
     family = FAMILIES[kind]
-    settings = {
-        **family.assumed,
-        **{name: value for name, value in extras.items() if name not in _OWN},
-        "model_type": kind,
-        "architectures": [family.architecture],
-        **family.write(config),
-    }
-    length = getattr(config.rotary_scaling, "length", None)
+    settings = {**family.assumed, **{name: extras[name] for name in extras if name not in _OWN}}
+    settings |= {"model_type": kind, "architectures": [family.architecture], **family.write(config)}
     try:
-        _, restored = read_config(settings, length=length)
+        _, restored = read_config(settings, length=getattr(config.rotary_scaling, "length", None))
     except ValueError as error:
         raise ValueError(
             f"config: expected one that a config.json of {kind} can describe; {error}"
         ) from error
-    ours, theirs = _resolve(config), _resolve(restored)
-    faults = [
-        f"{name} = {getattr(config, name)!r}, read as {getattr(restored, name)!r}"
-        for name in ours
-        if ours[name] != theirs[name]
+    theirs = _resolve(restored)
+    lost = [
+        f"\n  {name} = {getattr(config, name)!r}, read as {getattr(restored, name)!r}"
+        for name, value in _resolve(config).items()
+        if value != theirs[name]
     ]
-    if faults:
+    if lost:
         raise ValueError(
-            f"config: expected one that a config.json of {kind} can describe; it cannot say\n  "
-            + "\n  ".join(faults)
+            f"config: expected one that a config.json of {kind} can describe; it cannot say{''.join(lost)}"
         )
     return settings
 
@@ -146,12 +135,8 @@ def _resolve(config: TransformerConfig) -> dict[str, Any]:
         silent.add("max_length")
     if not config.is_hybrid:
         silent |= {name for name in fields if name.startswith(("delta_", "conv_"))}
-    silent |= {
-        name
-        for kind in ("rotary", "relative")
-        for name in fields
-        if name.startswith(f"{kind}_") and config.positions != kind
-    }
+    for kind in {"rotary", "relative"} - {config.positions}:
+        silent |= {name for name in fields if name.startswith(f"{kind}_")}
     fields |= {
         "num_key_heads": config.num_key_heads or config.num_heads,
         "head_dim": config.head_width,

@@ -46,26 +46,19 @@ def dot_product_attention(
       values, or NaN where a bias of -inf removed the keys.
     - Rank 2 is refused; jax.nn returns `value` as it came.
     - The softmax of float64 inputs is float64, that of others float32; jax.nn's is always float32.
-    - The residual is float32 (float64 for float64) and has a gradient; jax.nn rounds it to the dtype of key
-      and stops the gradient.
+    - The residual is float32 (float64 for float64) and has a gradient; jax.nn rounds it and stops that.
     - N may be a multiple of K, as in jax.nn, and the width of values may differ from H.
     - `options` of `attend` that jax.nn lacks, such as score, sinks, dropout_rate or query_offset, go with it.
 
     Args:
-        query: floating-point, `(B, T, N, H)` or `(T, N, H)`.
-        key: floating-point, `(B, S, K, H)` or `(S, K, H)`.
-        value: floating-point, `(B, S, K, E)` or `(S, K, E)`.
+        query, key, value: floating-point, `(B, T, N, H)`, `(B, S, K, H)` and `(B, S, K, E)`, or without B.
         bias: floating-point, added to the scaled scores; broadcasts to `(B, N, T, S)`. -inf removes a key.
-        mask: a `masks.Mask`, or a boolean array (True = may attend) that broadcasts to `(B, N, T, S)`. None
-            means all may.
+        mask: a `masks.Mask`, or a boolean array (True = may attend) that broadcasts to `(B, N, T, S)`.
         scale: factor on the scores; None means 1/sqrt(H).
         is_causal: keep keys up to the query's position only.
-        query_seq_lengths: one integer per batch row, in 0..T; queries from there on have output 0. None
-            means all are real.
-        key_value_seq_lengths: one integer per batch row, in 0..S; keys from there on are padding. None means
-            all are real.
-        local_window_size: (left, right), how many keys before and after the query's own may be attended to,
-            or one integer for both. None means all.
+        query_seq_lengths: one integer per batch row, in 0..T; queries from there on have output 0.
+        key_value_seq_lengths: one integer per batch row, in 0..S; keys from there on are padding.
+        local_window_size: (left, right), how many keys before and after its own a query sees, or one number.
         implementation: None, "xla" or "cudnn", a hint that is not taken: Regard picks its own backend.
         return_residual: also return the log of the sum of exponentials.
         options: all others of `regard.attend`, as they are there.
@@ -126,10 +119,7 @@ def dot_product_attention(
     bias = layouts.align_bias("bias", bias, full)
     result = layouts.attend(*arrays, mask=layouts.all_of(parts), bias=bias, scale=scale, **options)
     output, aux = result if options.get("aux") else (result, {})
-    output = layouts.swap_heads(output)
-    residual = jnp.swapaxes(aux["lse"], -2, -1) if return_residual else None
+    results = layouts.swap_heads(output), jnp.swapaxes(aux["lse"], -2, -1) if return_residual else aux
     if unbatched:
-        output, aux, residual = jax.tree.map(lambda array: array[0], (output, aux, residual))
-    if residual is not None:
-        return output, residual
-    return (output, aux) if aux else output
+        results = jax.tree.map(lambda array: array[0], results)
+    return results if options.get("aux") else results[0]

@@ -1,7 +1,5 @@
 """Checks and conversions of arguments in other libraries' order of axes."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import operator
@@ -61,7 +59,7 @@ def heads_first(query: Any, key: Any, value: Any, ranks: range) -> tuple[Array, 
 def attend(
     query: Array, key: LengthFirst, value: LengthFirst, *, backend: str | None = None, **options: Any
 ) -> Any:
-    """Do what `regard.attend` does with what `heads_first` returns."""
+    """Call `regard.attend` with what `heads_first` returns."""
     shapes = (jax.ShapeDtypeStruct(stored.shape, stored.dtype) for stored in (key, value))
     problem = canonicalize(query, *shapes, **options)
     return run_problem(dataclasses.replace(problem, key=key, value=value), backend)
@@ -90,8 +88,7 @@ def align_bias(name: str, bias: Any, full: tuple[int, ...]) -> Array | None:
 
 
 def _full_rank(name: str, array: Any, full: tuple[int, ...]) -> Any:
-    # These libraries say that the last two axes are (T, S); with a third, a batch of as many examples as
-    # heads has two readings.
+    # The last two axes are (T, S) here; with a third, a batch of as many examples as heads has two readings.
     check_broadcast(name, np.shape(array), full, wrapped=True)
     return array.reshape((*(1,) * (len(full) - array.ndim), *array.shape))
 
@@ -103,10 +100,7 @@ def all_of(parts: Sequence[Mask | None]) -> Mask | None:
 
 
 def further_options(options: dict[str, Any], **elsewhere: str) -> dict[str, Any]:
-    """Return options of `attend` that another library's call has no argument for.
-
-    `elsewhere` are those that it has, by what they are called there.
-    """
+    """Return options of `attend`, but for those that another library's call has by the names `elsewhere`."""
     for name in options.keys() & elsewhere.keys():
         raise TypeError(
             f"{name}: expected it as {elsewhere[name]}, as this call names it; write {elsewhere[name]}="

@@ -39,11 +39,9 @@ def rotary_embedding(
 
     Args:
         features: floating-point, `(batch, num_heads, T, D)`, or packed `(batch, T, num_heads * D)`.
-        cos_cache: floating-point cosines: with position_ids a table `(positions, F)`, else `(batch, T, F)`;
-            F is half of what is turned.
+        cos_cache: cosines of F pairs: with position_ids a table `(positions, F)`, else `(batch, T, F)`.
         sin_cache: sines, of the same shape.
-        position_ids: integers `(batch, T)`, rows of the tables; may be traced. A row beyond the table gives
-            NaN. None means that the caches are per token.
+        position_ids: integers `(batch, T)`, rows of the tables, beyond which is NaN. None: caches per token.
         interleaved: nonzero pairs feature 2i with 2i + 1, zero i with i + F.
         num_heads: needed where the features are packed; None or their axis elsewhere.
         rotary_embedding_dim: how many features of a head, from the first, are turned; 0 means all.
@@ -137,16 +135,14 @@ def linear_attention(
     States and sums are float32, float64 for float64 inputs.
 
     Args:
-        query: floating-point, `(batch, T, q_num_heads * D)`.
-        key: floating-point, `(batch, T, kv_num_heads * D)`; of length 1 for a delta rule to be stable.
-        value: floating-point, `(batch, T, kv_num_heads * E)`.
+        query, key, value: floating-point, `(batch, T, q_num_heads * D)`, `(batch, T, kv_num_heads * D)` and
+            `(batch, T, kv_num_heads * E)`; for a delta rule to be stable, keys are of length 1.
         past_state: floating-point, `(batch, kv_num_heads, D, E)`, S_0. None means zeros.
         decay: log of what is kept, at most 0: `(batch, T, kv_num_heads)`, or with one per channel of key
             `(batch, T, kv_num_heads * D)`; for the gated rules, and None for the others.
         beta: how much of what is stored under a key is replaced: `(batch, T, kv_num_heads)`, or
             `(batch, T, 1)` for all heads; for the delta rules, and None for the others.
-        q_num_heads: heads of query, a multiple of kv_num_heads.
-        kv_num_heads: heads of key and value.
+        q_num_heads, kv_num_heads: heads of query, and of key and value, which divide them.
         update_rule: "linear", "gated", "delta" or "gated_delta".
         scale: factor on the output; 0 means 1/sqrt(D).
         chunk_size: tokens evaluated together, rounded down to a power of two; for speed alone.
@@ -240,8 +236,7 @@ def run_node(node: Any, tensors: Mapping[str, ArrayLike], *, backend: str | None
     Raises:
         KeyError: an input that is not among the tensors.
         NotImplementedError: another operator, or an attribute that is not known here.
-        TypeError: as the operator's function.
-        ValueError: as the operator's function.
+        TypeError, ValueError: as the operator's function.
 
     Example:
         >>> import jax.numpy as jnp
@@ -256,27 +251,24 @@ def run_node(node: Any, tensors: Mapping[str, ArrayLike], *, backend: str | None
     from onnx.helper import get_attribute_value
 
     check_kind("node", node, NodeProto)
-    name = ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
-    if name not in _OPERATORS:
+    function = _OPERATORS.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
+    if function is None:
         operators = ", ".join(operator for _, operator in _OPERATORS)
         raise NotImplementedError(
             f"node: expected one of {operators}; got {node.op_type} of domain {node.domain!r}"
         )
-    function = _OPERATORS[name]
     parameters = inspect.signature(function).parameters
-    attributes = {attribute.name: get_attribute_value(attribute) for attribute in node.attribute}
-    unknown = [key for key in attributes if key not in parameters]
-    if unknown:
-        raise NotImplementedError(f"{node.op_type}: the attribute {unknown[0]!r} is not known here")
-    attributes = {
-        key: value.decode() if isinstance(value, bytes) else value for key, value in attributes.items()
-    }
+    attributes: dict[str, Any] = {item.name: get_attribute_value(item) for item in node.attribute}
+    for key in attributes:
+        if key not in parameters:
+            raise NotImplementedError(f"{node.op_type}: the attribute {key!r} is not known here")
+    for key, value in attributes.items():
+        attributes[key] = value.decode() if isinstance(value, bytes) else value
     if "backend" in parameters:
         attributes["backend"] = backend
     if node.op_type == "Attention":
         asked = len(node.output) > 3 and node.output[3]
         attributes["qk_matmul_output_mode"] = attributes.get("qk_matmul_output_mode", 0) if asked else None
     results = function(*(tensors[source] if source else None for source in node.input), **attributes)
-    if not isinstance(results, tuple):
-        results = (results,)
+    results = results if isinstance(results, tuple) else (results,)
     return {output: result for output, result in zip(node.output, results, strict=False) if output}

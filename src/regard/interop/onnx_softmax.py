@@ -56,27 +56,21 @@ def attention(
 
     Args:
         query: floating-point, `(batch, q_num_heads, T, D)`, or packed `(batch, T, q_num_heads * D)`.
-        key: floating-point, `(batch, kv_num_heads, S, D)` or packed; heads are grouped as in `attend`.
-        value: floating-point, `(batch, kv_num_heads, S, E)` or packed.
+        key, value: floating-point, `(batch, kv_num_heads, S, D or E)` or packed; grouped as in `attend`.
         attn_mask: boolean (True = may attend) or floating-point (added to scores), broadcast to
             `(batch, q_num_heads, T, past + S)`. A shorter last axis is filled up with keys that nobody may
             attend to. None means all may.
-        past_key: `(batch, kv_num_heads, past, D)`, put before `key`; goes with `past_value`.
-        past_value: `(batch, kv_num_heads, past, E)`, put before `value`.
-        nonpad_kv_seqlen: one integer per batch row: how many keys, from the first, are real; may be traced.
-            None means all. Not together with `past_key`.
+        past_key, past_value: `(batch, kv_num_heads, past, D or E)`, put before `key` and `value`.
+        nonpad_kv_seqlen: how many keys of each batch row, from the first, are real; not beside `past_key`.
         is_causal: nonzero for key s <= p only.
-        q_num_heads: heads of query; needed where inputs are packed, None or the axis of query elsewhere.
-        kv_num_heads: heads of key and value, likewise.
+        q_num_heads, kv_num_heads: heads of query, and of key and value; needed where inputs are packed.
         scale: factor on the scores; None means 1/sqrt(D).
         softcap: bound of the scores; 0 means none.
         softmax_precision: ONNX's number of a float type. 11, float64, needs JAX's 64-bit types; for any
             other, as for None, the softmax is float32, or float64 for float64 inputs.
         qk_matmul_output_mode: which matrix to return as fourth output: 0 the scaled scores, 1 after the
-            softcap, 2 with the mask added, too, 3 the weights. None, for a node without that output, spares
-            the T x S numbers.
-        left_window_size: keys before p that may be attended to; -1 means all.
-        right_window_size: keys after p that may be attended to; -1 means all.
+            softcap, 2 with the mask added, too, 3 the weights. None, where no node asks for it, makes none.
+        left_window_size, right_window_size: keys before and after p that may be attended to; -1 means all.
         backend: as in `attend`.
 
     Returns:
@@ -189,12 +183,10 @@ def _fill(mask: Array, num_keys: int) -> Array:
             f"attn_mask: expected at most {num_keys} keys, past and new, on the last axis; got shape"
             f" {mask.shape}"
         )
-    missing = num_keys - mask.shape[-1]
-    if not missing:
+    if mask.shape[-1] == num_keys:
         return mask
-    return jnp.pad(
-        mask, [(0, 0)] * (mask.ndim - 1) + [(0, missing)], constant_values=-jnp.inf if floating else False
-    )
+    missing = [(0, 0)] * (mask.ndim - 1) + [(0, num_keys - mask.shape[-1])]
+    return jnp.pad(mask, missing, constant_values=-jnp.inf if floating else False)
 
 
 def flex_attention(
@@ -217,26 +209,21 @@ def flex_attention(
     stored as a T x S matrix. A prob_mod needs the T x S weights.
 
     Args:
-        query: floating-point, `(batch, q_num_heads, T, D)`.
-        key: floating-point, `(batch, kv_num_heads, S, D)`; heads are grouped as in `attend`.
-        value: floating-point, `(batch, kv_num_heads, S, E)`.
+        query, key, value: floating-point, as in `attention`, but not packed.
         scale: factor on the scores; None means 1/sqrt(D).
         score_mod: an `onnx.GraphProto` from scores to scores `(batch, q_num_heads, T, S)`, of elementwise
             operators on scores, constants, and ranges made from the shape of the scores. None leaves them.
         prob_mod: such a graph from weights to weights. None leaves them.
-        softmax_precision: ONNX's number of a float type, as in `attention`. Graphs are evaluated in that
-            of the softmax, float32 at least.
+        softmax_precision: as in `attention`. Graphs are evaluated in that of the softmax, float32 at least.
         backend: as in `attend`.
 
     Returns:
-        The output `(batch, q_num_heads, T, E)`, in query's dtype; 0 where score_mod leaves a query no key,
-        with all its scores -inf.
+        The output `(batch, q_num_heads, T, E)`, in query's dtype; 0 for a query with all scores -inf.
 
     Raises:
         TypeError: inputs that are not of floating point.
         ValueError: shapes that do not fit, a graph with more than one input or output.
-        NotImplementedError: an operator in a graph that is not elementwise, by name; a backend that cannot
-            serve the call.
+        NotImplementedError: an operator that is not elementwise; a backend that cannot serve the call.
 
     Example:
         >>> import jax.numpy as jnp
@@ -247,8 +234,7 @@ def flex_attention(
         >>> [f"{mean:.2f}" for mean in onnx_ops.flex_attention(x, x, x, score_mod=relu).ravel()]
         ['0.46', '-0.46']
 
-    Reference: ONNX preview operators, FlexAttention, version 1, as of ONNX 1.23, whose own evaluator gives
-    NaN where no key is left.
+    Reference: ONNX preview operators, FlexAttention, version 1, as of ONNX 1.23; without keys it gives NaN.
     """
     query, key, value = read_heads(query, key, value, None, None, (4,))
     shape = (*query.shape[:3], key.shape[2])

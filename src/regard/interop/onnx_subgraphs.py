@@ -1,7 +1,5 @@
 """ONNX subgraphs of elementwise operators, evaluated for one score at a time."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -12,10 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import LARGEST
 from regard.axes import Array
 from regard.interop.onnx_tensors import FLOATS
-
-_LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -50,32 +47,25 @@ class Cell:
             raise NotImplementedError(
                 f"a tensor of shape {value.shape} does not broadcast to the scores {self.shape}"
             )
-        if jnp.issubdtype(value.dtype, jnp.integer) and value.size and np.abs(value).max() > _LARGEST:
-            raise NotImplementedError(f"expected whole numbers of at most {_LARGEST}, got {value.tolist()}")
+        if jnp.issubdtype(value.dtype, jnp.integer) and value.size and np.abs(value).max() > LARGEST:
+            raise NotImplementedError(f"expected whole numbers of at most {LARGEST}, got {value.tolist()}")
         value = value.astype(self.kind(value.dtype))
         varying = [axis for axis in range(-value.ndim, 0) if value.shape[axis] > 1]
         if not varying:
             return jnp.asarray(value.reshape(()))
         if len(varying) == 1 and value.dtype.kind != "b":
-            entry = self._on_a_line(value.reshape(-1), self.place[varying[0]])
-            if entry is not None:
-                return entry
-        index = [self.place[axis] if axis in varying else 0 for axis in range(-value.ndim, 0)]
-        return jnp.asarray(value)[tuple(index)]
+            line, index = value.reshape(-1), self.place[varying[0]]
+            first, step = line[0], line[1] - line[0]
+            if np.array_equal(first + step * np.arange(line.size).astype(line.dtype), line):
+                return jnp.asarray(first) + jnp.asarray(step) * index.astype(line.dtype)  # no look-up
+        places = (self.place[axis] if axis in varying else 0 for axis in range(-value.ndim, 0))
+        return jnp.asarray(value)[tuple(places)]
 
     def kind(self, dtype: np.dtype) -> Any:
         """Return the dtype to compute in: that of the scores, or of positions for integers."""
         if np.issubdtype(dtype, np.bool_):
             return dtype
         return self.dtype if jnp.issubdtype(dtype, jnp.floating) else np.int32
-
-    def _on_a_line(self, values: np.ndarray, index: Array) -> Array | None:
-        """Return first + step * index where the values are such a range, which needs no look-up."""
-        first, step = values[0], values[1] - values[0]
-        line = first + step * np.arange(len(values)).astype(values.dtype)
-        if not np.array_equal(line, values):
-            return None
-        return jnp.asarray(first) + jnp.asarray(step) * index.astype(values.dtype)
 
 
 def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
@@ -108,10 +98,9 @@ def _compile(name: str, serialized: bytes, shape: tuple[int, ...]) -> Callable[.
     steps = []
     for node in graph.node:
         if node.op_type not in (*_OPERATORS, *_ON_KNOWN) or node.domain not in ("", "ai.onnx"):
-            operators = ", ".join(sorted((*_OPERATORS, *_ON_KNOWN)))
             raise NotImplementedError(
                 f"{name}: the operator {node.op_type} cannot be evaluated one score at a time; known are"
-                f" {operators}"
+                f" {', '.join(sorted((*_OPERATORS, *_ON_KNOWN)))}"
             )
         operate = functools.partial(_evaluate_known, node)
         if node.op_type in _OPERATORS:
@@ -168,9 +157,9 @@ def _elementwise(function: Callable[..., Any], reach: Callable[..., float] = max
         entry = function(jnp, *entries, **attributes)
         whole = jnp.issubdtype(entry.dtype, jnp.integer)
         most = reach(0, *map(_find_most, operands)) if whole else math.inf
-        if _LARGEST < most < math.inf:
+        if LARGEST < most < math.inf:
             raise NotImplementedError(
-                f"expected whole numbers of at most {_LARGEST}, these may reach {most:.0f}; cast them to"
+                f"expected whole numbers of at most {LARGEST}, these may reach {most:.0f}; cast them to"
                 " floating point first"
             )
         return Spread(entry, shape, 1 if entry.dtype == bool else most)
@@ -212,8 +201,7 @@ def _clip(library: ModuleType, a: Any, low: Any = None, high: Any = None) -> Any
     return a if high is None else library.minimum(a, high)
 
 
-def _cast(cell: Cell, value: Value, to: int, **rounding: Any) -> Value:
-    del rounding  # of 8-bit numbers
+def _cast(cell: Cell, value: Value, to: int, **_: Any) -> Value:  # the rounding of 8-bit numbers
     if to not in _ELEMENTS:
         raise NotImplementedError(f"element type {to} is not known here")
     if isinstance(value, np.ndarray):
@@ -222,11 +210,10 @@ def _cast(cell: Cell, value: Value, to: int, **rounding: Any) -> Value:
     return Spread(value.entry.astype(cell.kind(_ELEMENTS[to])), value.shape, value.most)
 
 
-def _evaluate_known(node: Any, cell: Cell, *arguments: Value | None) -> Value:
+def _evaluate_known(node: Any, _: Cell, *arguments: Value | None) -> Value:
     """Evaluate a node on what is known before the scores are, by ONNX's own evaluator."""
     from onnx.reference import ReferenceEvaluator
 
-    del cell
     if any(isinstance(argument, Spread) for argument in arguments):
         raise NotImplementedError("expected tensors that depend neither on scores nor on two positions")
     feeds = {name: array for name, array in zip(node.input, arguments, strict=True) if name}
@@ -234,8 +221,7 @@ def _evaluate_known(node: Any, cell: Cell, *arguments: Value | None) -> Value:
     return np.asarray(results[0])
 
 
-def _shape(cell: Cell, value: Value, start: int = 0, end: int | None = None) -> np.ndarray:
-    del cell
+def _shape(_: Cell, value: Value, start: int = 0, end: int | None = None) -> np.ndarray:
     return np.asarray(value.shape[start:end], np.int64)
 
 
@@ -248,14 +234,9 @@ _ON_KNOWN = ("Concat", "Constant", "Gather", "Range", "Reshape", "Squeeze", "Uns
 _SAME = ("Abs", "Ceil", "Cos", "Equal", "Exp", "Floor", "Greater", "Less", "Log")
 _SAME += ("Round", "Sign", "Sin", "Sqrt", "Tanh", "Where")
 _RENAMED = {
-    "And": "logical_and",
-    "GreaterOrEqual": "greater_equal",
-    "LessOrEqual": "less_equal",
-    "Neg": "negative",
-    "Not": "logical_not",
-    "Or": "logical_or",
-    "Xor": "logical_xor",
-}
+    "And": "logical_and", "GreaterOrEqual": "greater_equal", "LessOrEqual": "less_equal", "Neg": "negative",
+    "Not": "logical_not", "Or": "logical_or", "Xor": "logical_xor",
+}  # fmt: skip
 _OPERATORS: dict[str, Callable[..., Value]] = {
     **{operator: _named(operator.lower()) for operator in _SAME},
     **{operator: _named(name) for operator, name in _RENAMED.items()},

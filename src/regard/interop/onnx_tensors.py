@@ -1,7 +1,5 @@
 """ONNX's tensors of attention: packed heads, and element types as numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -39,11 +37,9 @@ def read_heads(
     query = tensor("query", query, ranks)
     key = tensor("key", key, ranks)
     value = tensor("value", value, ranks)
-    return (
-        split_heads("query", query, "q_num_heads", q_num_heads),
-        split_heads("key", key, "kv_num_heads", kv_num_heads),
-        split_heads("value", value, "kv_num_heads", kv_num_heads),
-    )
+    query = split_heads("query", query, "q_num_heads", q_num_heads)
+    key = split_heads("key", key, "kv_num_heads", kv_num_heads)
+    return query, key, split_heads("value", value, "kv_num_heads", kv_num_heads)
 
 
 def split_heads(name: str, array: Array, attribute: str, heads: int | None) -> Array:

@@ -27,18 +27,13 @@ POOLINGS = {"pooling_mode_mean_tokens": MeanPooling, "pooling_mode_cls_token": F
 
 
 def embed(
-    pretrained: Pretrained,
-    sentences: Sequence[str],
-    *,
-    batch_size: int = 32,
-    max_length: int | None = None,
+    pretrained: Pretrained, sentences: Sequence[str], *, batch_size: int = 32, max_length: int | None = None
 ) -> np.ndarray:
     """Embed sentences: hidden states, averaged over the tokens of each, of length 1.
 
     e = mean_t hidden_t;  embedding = e / |e|
 
-    Sentences of similar lengths share a batch, and lengths are padded to multiples of 16, so that few shapes
-    are compiled. Padding changes no result.
+    Sentences of similar lengths share a batch, padded to a multiple of 16, so that few shapes are compiled.
 
     Args:
         pretrained: an encoder with a tokenizer, as `huggingface.load` returns it. Pooling is read from the
@@ -85,11 +80,11 @@ def embed(
     rows = np.zeros((len(tokens), pretrained.config.d_model), np.float32)
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
-        padded = -(-max(len(tokens[index]) for index in chosen) // 16) * 16
+        lengths = np.asarray([len(tokens[index]) for index in chosen], np.int32)
+        padded = -(-lengths.max() // 16) * 16
         batch = np.zeros((len(chosen), min(padded, pretrained.config.max_length)), np.int32)
         for row, index in enumerate(chosen):
-            batch[row, : len(tokens[index])] = tokens[index]
-        lengths = np.asarray([len(tokens[index]) for index in chosen], np.int32)
+            batch[row, : lengths[row]] = tokens[index]
         rows[chosen] = _pool(pretrained.model, jnp.asarray(batch), jnp.asarray(lengths), pooling)
     return rows
 
@@ -112,9 +107,8 @@ def _read_pooling(pretrained: Pretrained) -> type[MeanPooling] | type[FirstPooli
     path = modules.get("Pooling", pretrained.directory / "1_Pooling") / "config.json"
     if not path.is_file():
         return MeanPooling
-    modes = [
-        name for name, on in read_settings(path).items() if name.startswith("pooling_mode") and on is True
-    ]
+    settings = read_settings(path)
+    modes = [name for name in settings if name.startswith("pooling_mode") and settings[name] is True]
     if len(modes) != 1 or modes[0] not in POOLINGS:
         raise ValueError(f"{path}: expected one of {', '.join(POOLINGS)}, got {', '.join(modes) or 'none'}")
     return POOLINGS[modes[0]]

@@ -1,7 +1,5 @@
 """Folders of sentence-transformers, whose modules.json says what runs after what, and where each lies."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

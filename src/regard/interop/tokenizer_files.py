@@ -1,7 +1,5 @@
 """Tokenizers from the files beside a model's weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,7 @@ def read_tokenizer(directory: Path) -> Any:
 
     tokenizer.json is taken where there is one; otherwise vocab.txt is read as BERT's word pieces, lower-cased
     unless tokenizer_config.json says otherwise, and a gpt2's vocab.json with merges.txt as its bytes; other
-    kinds cut these up in ways of their own. Truncation and padding, which some files ask for, are left out:
-    whoever calls decides.
+    kinds cut these up in ways of their own. Truncation and padding are left to whoever calls.
     """
     try:
         tokenizer = _read(directory)
@@ -33,37 +30,26 @@ def read_tokenizer(directory: Path) -> Any:
 
 def _read(directory: Path) -> Any:
     """Return the tokenizer of the first files that are there, as they ask for it; None without any."""
-    from tokenizers import Tokenizer
+    from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
 
     if (directory / "tokenizer.json").is_file():
         return Tokenizer.from_file(str(directory / "tokenizer.json"))
     if (directory / "vocab.txt").is_file():
-        return Tokenizer.from_str(_word_pieces(directory).to_str())
-    kind = read_settings(directory).get("model_type")
-    if kind == "gpt2" and all((directory / name).is_file() for name in ("vocab.json", "merges.txt")):
-        return Tokenizer.from_str(_byte_pairs(directory).to_str())
-    return None
-
-
-def _word_pieces(directory: Path) -> Any:
-    """Build BERT's tokenizer from its list of pieces."""
-    from tokenizers import BertWordPieceTokenizer
-
-    options_file = directory / "tokenizer_config.json"
-    options = read_settings(options_file) if options_file.is_file() else {}
-    return BertWordPieceTokenizer.from_file(
-        str(directory / "vocab.txt"),
-        lowercase=options.get("do_lower_case", True),
-        strip_accents=options.get("strip_accents"),
-        handle_chinese_chars=options.get("tokenize_chinese_chars", True),
-    )
-
-
-def _byte_pairs(directory: Path) -> Any:
-    """Build GPT-2's tokenizer from its vocabulary and merges."""
-    from tokenizers import ByteLevelBPETokenizer
-
-    tokenizer = ByteLevelBPETokenizer.from_file(str(directory / "vocab.json"), str(directory / "merges.txt"))
-    if tokenizer.token_to_id("<|endoftext|>") is not None:
-        tokenizer.add_special_tokens(["<|endoftext|>"])
-    return tokenizer
+        options_file = directory / "tokenizer_config.json"
+        options = read_settings(options_file) if options_file.is_file() else {}
+        pieces = BertWordPieceTokenizer.from_file(
+            str(directory / "vocab.txt"),
+            lowercase=options.get("do_lower_case", True),
+            strip_accents=options.get("strip_accents"),
+            handle_chinese_chars=options.get("tokenize_chinese_chars", True),
+        )
+        return Tokenizer.from_str(pieces.to_str())
+    vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
+    if read_settings(directory).get("model_type") != "gpt2" or not (
+        vocabulary.is_file() and merges.is_file()
+    ):
+        return None
+    pairs = ByteLevelBPETokenizer.from_file(str(vocabulary), str(merges))
+    if pairs.token_to_id("<|endoftext|>") is not None:
+        pairs.add_special_tokens(["<|endoftext|>"])
+    return Tokenizer.from_str(pairs.to_str())

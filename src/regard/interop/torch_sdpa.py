@@ -41,16 +41,13 @@ def scaled_dot_product_attention(
     0, as in torch 2.13.
 
     Args:
-        query: floating-point, `(..., Hq, L, E)`.
-        key: floating-point, `(..., H, S, E)`.
-        value: floating-point, `(..., H, S, Ev)`.
+        query, key, value: floating-point, `(..., Hq, L, E)`, `(..., H, S, E)` and `(..., H, S, Ev)`.
         attn_mask: boolean (True = may attend) or floating-point (added to the scaled scores), broadcasts to
             `(..., Hq, L, S)`; or a `masks.Mask`. None means all may. `torch.nn.MultiheadAttention` has the
             opposite booleans: see `masks.from_torch_mha`.
         dropout_p: chance in [0, 1) that a weight is dropped; the others grow by 1 / (1 - dropout_p). As in
             torch there is no evaluation mode: pass 0.0 when not training.
-        is_causal: keep key s <= l only, counted from the top left: query 0 sees key 0 alone, also where
-            L != S.
+        is_causal: keep key s <= l only, counted from the top left, also where L != S.
         scale: factor on the scores; None means 1/sqrt(E).
         enable_gqa: let Hq be a multiple of H. Off, heads must be as many, or one.
         rng: random key, needed when dropout_p > 0. The pattern is that of `attend`, not torch's.
@@ -74,8 +71,7 @@ def scaled_dot_product_attention(
     Reference: PyTorch 2.13, `torch.nn.functional.scaled_dot_product_attention`.
     """
     options = layouts.further_options(options, dropout_rate="dropout_p")
-    named = (("query", query), ("key", key), ("value", value))
-    arrays = [float_array(name, array, 2) for name, array in named]
+    arrays = [float_array("query", query, 2), float_array("key", key, 2), float_array("value", value, 2)]
     full = _score_shape(arrays, enable_gqa)
     if check_rate("dropout_p", dropout_p) and rng is None:
         raise ValueError(

@@ -1,7 +1,5 @@
 """Tensors in safetensors files, one at a time: nothing in such a file can run, and nothing else is opened."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import math
@@ -22,17 +20,10 @@ INDEX = "model.safetensors.index.json"
 
 # Names of element types in a file's header.
 DTYPES = {
-    "F64": np.dtype(np.float64),
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "I64": np.dtype(np.int64),
-    "I32": np.dtype(np.int32),
-    "I16": np.dtype(np.int16),
-    "I8": np.dtype(np.int8),
-    "U8": np.dtype(np.uint8),
-    "BOOL": np.dtype(np.bool_),
-}
+    "F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16), "I64": np.dtype(np.int64), "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16), "I8": np.dtype(np.int8), "U8": np.dtype(np.uint8), "BOOL": np.dtype(np.bool_),
+}  # fmt: skip
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
@@ -65,9 +56,8 @@ class WeightFiles(dict[str, Stored]):
         """Read a tensor; bfloat16 as the NumPy dtype of ml_dtypes."""
         if name not in self:
             near = difflib.get_close_matches(name, self, n=1, cutoff=0.0)
-            raise KeyError(
-                f"{name}: no such tensor among {len(self)}" + (f" (nearest: {near[0]})" * bool(near))
-            )
+            hint = f" (nearest: {near[0]})" if near else ""
+            raise KeyError(f"{name}: no such tensor among {len(self)}{hint}")
         stored = self[name]
         if stored.dtype not in DTYPES:
             raise WeightFileError(
@@ -93,15 +83,12 @@ def _find(path: Path) -> Path:
         for name in (SINGLE, INDEX):
             if (path / name).is_file():
                 return path / name
-        pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
-        raise WeightFileError(
-            f"{path}: expected {SINGLE} or {INDEX}; "
-            + (
-                f"found {', '.join(pickles)}, which is pickle: {_PICKLE_REASON}"
-                if pickles
-                else f"found {', '.join(sorted(file.name for file in path.iterdir())) or 'nothing'}"
-            )
+        files = sorted(path.iterdir())
+        pickles = ", ".join(file.name for file in files if file.suffix in PICKLES)
+        content = (
+            f"{pickles}, which is pickle: {_PICKLE_REASON}" if pickles else ", ".join(f.name for f in files)
         )
+        raise WeightFileError(f"{path}: expected {SINGLE} or {INDEX}; found {content or 'nothing'}")
     if path.suffix in PICKLES:
         raise WeightFileError(f"{path}: a pickle file: {_PICKLE_REASON}")
     if not path.is_file():
@@ -221,7 +208,7 @@ def write_weights(
 
 
 def _make_lazy(name: str, tensor: np.ndarray | LazyTensor) -> LazyTensor:
-    """Return the tensor as a lazy one, whose dtype is seen to be writable."""
+    """Return the tensor as a lazy one of a dtype that can be written."""
     if not isinstance(tensor, LazyTensor):
         array = np.asarray(tensor)
         tensor = LazyTensor(array.shape, array.dtype, lambda: array)

@@ -1,7 +1,5 @@
 """Tables of stored tensors and the parameters that they fill, with conversions, read in both directions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,26 +15,23 @@ _PIECE = 1 << 20  # numbers checked at a time
 Shape = tuple[int, ...]
 Settings = Mapping[str, Any]
 """The content of a config.json."""
+Fields = Mapping[str, Any]
+"""Fields of a TransformerConfig."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """A rule in both directions; the default changes nothing.
+    """A rule in both directions: from a tensor to a parameter, and from the parameters that it joins back.
 
-    Attributes:
-        load: the parameter, from the tensor that stores it.
-        store: the tensor, from the parameters that it joins, in order, and config.json.
-        stored_shape: the tensor's shape, from the parameter's, and config.json.
-        order: place of the parameter among those that are joined.
+    It also gives the tensor's shape from the parameter's. The default changes nothing.
     """
 
     load: Callable[[np.ndarray], np.ndarray] = lambda tensor: tensor
     store: Callable[[Sequence[np.ndarray], Settings], np.ndarray] = lambda parameters, _: parameters[0]
     stored_shape: Callable[[Shape, Settings], Shape] = lambda shape, _: shape
-    order: int = 0
+    order: int = 0  # of the parameter among those that are joined
 
 
-UNCHANGED = Conversion()
 TRANSPOSED = Conversion(
     lambda tensor: tensor.T, lambda parameters, _: parameters[0].T, lambda shape, _: shape[::-1]
 )
@@ -130,7 +125,7 @@ class Pair:
 
     tensor: str
     parameter: str
-    conversion: Conversion = UNCHANGED
+    conversion: Conversion = Conversion()
 
 
 def linear(tensor: str, parameter: str) -> tuple[Pair, Pair]:
@@ -148,22 +143,13 @@ def norm(tensor: str, parameter: str) -> tuple[Pair, Pair]:
 
 @dataclass(frozen=True)
 class WeightMap:
-    """The table of one architecture.
+    """The table of one architecture."""
 
-    Attributes:
-        pairs: tensor names, without `prefix`, and parameter paths.
-        prefix: what the names of the model's body begin with in files of a model with a head; read with and
-            without it.
-        writes_prefix: whether names are written with the prefix, but for the head's.
-        ignored: patterns of tensors that mean nothing here: buffers, poolers and heads of other tasks.
-        respelled: endings of older files and their present ones.
-    """
-
-    pairs: tuple[Pair, ...]
-    prefix: str = ""
-    writes_prefix: bool = False
-    ignored: tuple[str, ...] = ()
-    respelled: tuple[tuple[str, str], ...] = ()
+    pairs: tuple[Pair, ...]  # without the prefix
+    prefix: str = ""  # what names of the model's body may begin with, in files of a model with a head
+    writes_prefix: bool = False  # but for the head's
+    ignored: tuple[str, ...] = ()  # patterns: buffers, poolers and heads of other tasks
+    respelled: tuple[tuple[str, str], ...] = ()  # endings of older files and their present ones
 
     def spell(self, name: str) -> str:
         """Return a file's name for a tensor as the table writes it."""
@@ -182,7 +168,7 @@ class WeightMap:
     def find(self, path: str) -> tuple[str, Conversion]:
         """Return the name, without prefix, of the tensor that stores a parameter, and its conversion."""
         number = re.search(r"\.(\d+)\.", path)
-        pair = self._by_path.get(path if number is None else path.replace(number[0], ".{n}.", 1))
+        pair = self._by_path.get(path.replace(number[0], ".{n}.", 1) if number else path)
         if pair is None:
             raise ValueError(f"model: the format has no tensor for its parameter {path}; choose another kind")
         return pair.tensor.replace("{n}", number[1] if number else ""), pair.conversion
@@ -215,11 +201,11 @@ def parameter_paths(model: nnx.Module) -> dict[str, Any]:
 
 
 def read_parameters(
-    table: WeightMap, shapes: Mapping[str, tuple[int, ...]], weights: WeightFiles, settings: Mapping[str, Any]
+    table: WeightMap, shapes: Mapping[str, Shape], weights: WeightFiles, settings: Settings
 ) -> Iterator[tuple[str, np.ndarray, np.dtype]]:
     """Check that all tensors fit, then read every parameter's path, array and stored dtype, one at a time.
 
-    One error lists all tensors that do not fit. `shapes` are those of the model's parameters, by path.
+    One error lists all tensors that do not fit. `shapes` are those of the parameters, by path.
     """
     held = {table.spell(name): name for name in weights}
     if len(held) < len(weights):
@@ -228,7 +214,7 @@ def read_parameters(
     sources = {path: _Source(*table.find(path), shapes[path]) for path in shapes}
     tensors, faults = set(), set()
     for path, source in sources.items():
-        expected = source.stored_shape(settings)
+        expected = source.conversion.stored_shape(source.shape, settings)
         tensors |= {*source.tensors}
         for tensor in source.tensors:
             if tensor not in held:
@@ -259,9 +245,6 @@ class _Source:
         numbers = range(shape[0]) if self.is_spread else range(1)
         self.tensors = [tensor.replace("{e}", str(number)) for number in numbers]
 
-    def stored_shape(self, settings: Settings) -> Shape:
-        return self.conversion.stored_shape(self.shape, settings)
-
 
 def _read(
     sources: Mapping[str, _Source], held: Mapping[str, str], weights: WeightFiles
@@ -290,9 +273,9 @@ def _read_finite(weights: WeightFiles, name: str) -> np.ndarray:
 
 def name_tensors(
     table: WeightMap,
-    parameters: Mapping[str, tuple[tuple[int, ...], np.dtype]],
+    parameters: Mapping[str, tuple[Shape, np.dtype]],
     fetch: Callable[..., np.ndarray],
-    settings: Mapping[str, Any],
+    settings: Settings,
 ) -> dict[str, LazyTensor]:
     """Return a model's tensors under the names they are saved as, each computed when it is written.
 
@@ -311,6 +294,6 @@ def name_tensors(
         def compute(keys: list[tuple[Any, ...]] = keys, source: _Source = source) -> np.ndarray:
             return source.conversion.store([fetch(*key) for key in keys], settings)
 
-        stored_shape = source.stored_shape(settings)
-        tensors[table.written(tensor)] = LazyTensor(stored_shape, np.dtype(dtype), compute)
+        shape = source.conversion.stored_shape(source.shape, settings)
+        tensors[table.written(tensor)] = LazyTensor(shape, np.dtype(dtype), compute)
     return tensors

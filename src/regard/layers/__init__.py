@@ -19,18 +19,9 @@ if TYPE_CHECKING:
     from regard.layers.multi_head import MultiHeadAttention
 
 __all__ = [
-    "DecoderBlock",
-    "DeltaBlock",
-    "DeltaCache",
-    "EncoderBlock",
-    "Experts",
-    "FeedForward",
-    "GatedDeltaNet",
-    "KimiDelta",
-    "LatentAttention",
-    "MultiHeadAttention",
-    "derive",
-]
+    "DecoderBlock", "DeltaBlock", "DeltaCache", "EncoderBlock", "Experts", "FeedForward", "GatedDeltaNet",
+    "KimiDelta", "LatentAttention", "MultiHeadAttention", "derive",
+]  # fmt: skip
 
 __getattr__, __dir__ = defer(
     __name__,

@@ -40,10 +40,8 @@ class EncoderBlock(nnx.Module):
             "post" is the 2017 form; "both" is Gemma 2's.
         norm_kind: "layer" for LayerNorm, "layer_no_bias" for one without biases, "rms" for RMSNorm.
         norm_epsilon: what the norms add to the variance or mean square.
-        dropout_rate: in [0, 1), on both branches before they are added, and on the hidden layer of the
-            feed-forward branch.
-        norm_input: False leaves out the norm before the (self-)attention, of "pre" and "both": where what the
-            block reads was normed.
+        dropout_rate: in [0, 1), on both branches, and on the hidden layer of the feed-forward branch.
+        norm_input: False leaves out the first norm of "pre" and "both", where the block reads what is normed.
         attention: further arguments of `MultiHeadAttention`, such as {"num_key_heads": 2}.
         feed_forward: further arguments of `FeedForward`, such as {"activation": "silu", "gated": True}; with
             "num_experts" among them, of `Experts`, which then takes its place.
@@ -55,9 +53,8 @@ class EncoderBlock(nnx.Module):
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from regard import masks
-        >>> from regard.layers import EncoderBlock
-        >>> block = EncoderBlock(6, 3, 11, feed_forward={"activation": "relu"}, rngs=nnx.Rngs(0))
+        >>> from regard import layers, masks
+        >>> block = layers.EncoderBlock(6, 3, 11, feed_forward={"activation": "relu"}, rngs=nnx.Rngs(0))
         >>> block(jnp.ones((2, 5, 6)), mask=masks.lengths([5, 2])).shape
         (2, 5, 6)
 
@@ -85,11 +82,9 @@ class EncoderBlock(nnx.Module):
     ):
         shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         _check_branches("attention", attention, MultiHeadAttention, feed_forward)
-        self.attention = MultiHeadAttention(
-            d_model, num_heads, **{"norm_epsilon": norm_epsilon, **(attention or {})}, **shared
-        )
-        options = {"dropout_rate": dropout_rate, **(feed_forward or {})}
-        self.feed_forward = build_feed_forward(d_model, d_ff, **options, **shared)
+        options = {"norm_epsilon": norm_epsilon, **(attention or {})}
+        self.attention = MultiHeadAttention(d_model, num_heads, **options, **shared)
+        self.feed_forward = _build_feed_forward(d_model, d_ff, feed_forward, dropout_rate, **shared)
         residual = {"place": norm, "kind": norm_kind, "epsilon": norm_epsilon, "dropout_rate": dropout_rate}
         self.attention_residual = Residual(d_model, norm_input=norm_input, **residual, **shared)
         self.feed_forward_residual = Residual(d_model, **residual, **shared)
@@ -110,9 +105,7 @@ class EncoderBlock(nnx.Module):
 
         Args:
             x: `(*B, T, M)`, the residual stream.
-            mask: as in `MultiHeadAttention`; None means that every position may attend to every other.
-            score: score functions, as in `attend`.
-            query_offset, cache, counts, aux: as in `MultiHeadAttention`.
+            mask, score, query_offset, cache, counts, aux: as in `MultiHeadAttention`.
             positions: where each token sits, `(T,)` or `(batch, T)`; None means 0..T-1. For packed rows.
 
         Returns:
@@ -146,8 +139,8 @@ class DeltaBlock(nnx.Module):
         d_ff: width F of the feed-forward branch.
         kind: "gated_delta" for `GatedDeltaNet`, "kimi_delta" for `KimiDelta`.
         delta: further arguments of that layer, such as {"num_key_heads": 2}.
-        norm, norm_kind, norm_epsilon, dropout_rate, norm_input, feed_forward, dtype, param_dtype, rngs: as in
-            `EncoderBlock`.
+        norm, norm_kind, norm_epsilon, dropout_rate, norm_input: as in `EncoderBlock`.
+        feed_forward, dtype, param_dtype, rngs: as in `EncoderBlock`.
 
     Raises:
         ValueError: as for the parts, or an unknown `norm` or `kind`.
@@ -186,8 +179,7 @@ class DeltaBlock(nnx.Module):
         _check_branches("delta", delta, DELTAS[kind], feed_forward)
         options = {"norm_epsilon": norm_epsilon, **(delta or {})}
         self.delta = DELTAS[kind](d_model, num_heads, **options, **shared)
-        options = {"dropout_rate": dropout_rate, **(feed_forward or {})}
-        self.feed_forward = build_feed_forward(d_model, d_ff, **options, **shared)
+        self.feed_forward = _build_feed_forward(d_model, d_ff, feed_forward, dropout_rate, **shared)
         residual = {"place": norm, "kind": norm_kind, "epsilon": norm_epsilon, "dropout_rate": dropout_rate}
         self.delta_residual = Residual(d_model, norm_input=norm_input, **residual, **shared)
         self.feed_forward_residual = Residual(d_model, **residual, **shared)
@@ -200,18 +192,7 @@ class DeltaBlock(nnx.Module):
         cache: DeltaCache | None = None,
         counts: ArrayLike | None = None,
     ) -> Any:
-        """Run the block.
-
-        Args:
-            x: `(*B, T, M)`, the residual stream.
-            segments, cache, counts: as in `GatedDeltaNet`.
-
-        Returns:
-            Array of x's shape; with a cache, also a dict that holds the longer one as "cache".
-
-        Raises:
-            ValueError: an input of the wrong rank or width.
-        """
+        """Run the block on x, the residual stream `(*B, T, M)`, as `GatedDeltaNet` is called."""
         x = check_features("x", x, self.delta.d_model)
         result = self.delta(self.delta_residual.enter(x), segments=segments, cache=cache, counts=counts)
         read, seen = unpack(result, cache is not None)
@@ -237,8 +218,7 @@ class DecoderBlock(nnx.Module):
         num_heads: H, in both attentions.
         d_ff: width F of the feed-forward branch.
         memory_width: width of the memory. None means `d_model`.
-        dropout_rate: in [0, 1), on the three branches before they are added, and on the hidden layer of the
-            feed-forward branch.
+        dropout_rate: in [0, 1), on the three branches and on the hidden layer of the last.
         attention: further arguments of `MultiHeadAttention`, for both attentions; `rotary` turns only in the
             first, as a memory has positions of its own.
         norm, norm_kind, norm_epsilon, norm_input, feed_forward, dtype, param_dtype, rngs: as in
@@ -250,9 +230,8 @@ class DecoderBlock(nnx.Module):
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from regard import masks
-        >>> from regard.layers import DecoderBlock
-        >>> block = DecoderBlock(6, 3, 11, rngs=nnx.Rngs(0))
+        >>> from regard import layers, masks
+        >>> block = layers.DecoderBlock(6, 3, 11, rngs=nnx.Rngs(0))
         >>> x, memory = jnp.ones((2, 5, 6)), jnp.ones((2, 7, 6))
         >>> out, aux = block(x, memory, mask=masks.causal(), aux=("weights",))
         >>> aux["self"]["weights"].shape, aux["cross"]["weights"].shape
@@ -286,8 +265,7 @@ class DecoderBlock(nnx.Module):
         self.cross_attention = MultiHeadAttention(
             d_model, num_heads, memory_width=memory_width, **{**options, "rotary": None}, **shared
         )
-        options = {"dropout_rate": dropout_rate, **(feed_forward or {})}
-        self.feed_forward = build_feed_forward(d_model, d_ff, **options, **shared)
+        self.feed_forward = _build_feed_forward(d_model, d_ff, feed_forward, dropout_rate, **shared)
         residual = {"place": norm, "kind": norm_kind, "epsilon": norm_epsilon, "dropout_rate": dropout_rate}
         self.self_residual = Residual(d_model, norm_input=norm_input, **residual, **shared)
         self.cross_residual = Residual(d_model, **residual, **shared)
@@ -309,14 +287,10 @@ class DecoderBlock(nnx.Module):
         """Run the block.
 
         Args:
-            x: `(*B, T, M)`, the residual stream.
-            memory: `(*B, S, W)`, what the cross-attention reads, of any length; or what
-                `cross_attention.remember` made of it.
-            mask: who may attend to whom within x; None means everyone to everyone.
+            x, aux: as in `EncoderBlock`.
+            memory: `(*B, S, W)`, what the cross-attention reads, or what its `remember` made of it.
+            mask, score, positions, cache, counts: of the self-attention, as in `EncoderBlock`.
             memory_mask: who may attend to what in the memory; None means everyone to everything.
-            score: score functions of the self-attention, as in `attend`.
-            positions: where each token of x sits, in the self-attention, as in `EncoderBlock`.
-            cache, counts, aux: as in `MultiHeadAttention`.
 
         Returns:
             Array of x's shape; with `aux` or a cache, also {"self": dict, "cross": dict}.
@@ -340,18 +314,17 @@ class DecoderBlock(nnx.Module):
         return (x, {"self": seen_self, "cross": seen_cross}) if has_more else x
 
 
-def build_feed_forward(d_model: int, d_ff: int, **options: Any) -> FeedForward | Experts:
+def _build_feed_forward(
+    d_model: int, d_ff: int, options: Mapping[str, Any] | None, dropout_rate: float, **shared: Any
+) -> FeedForward | Experts:
     """Build the feed-forward branch, of experts where the options number them."""
-    return _branch_of(options)(d_model, d_ff, **options)
-
-
-def _branch_of(options: Mapping[str, Any]) -> type[FeedForward] | type[Experts]:
-    return Experts if "num_experts" in options else FeedForward
+    options = {"dropout_rate": dropout_rate, **(options or {})}
+    return (Experts if "num_experts" in options else FeedForward)(d_model, d_ff, **options, **shared)
 
 
 def _check_branches(name: str, options: Any, layer: type, feed_forward: Any, *own: str) -> None:
     """Raise for further arguments of branches that they do not take, or that the block passes itself."""
     own = ("d_model", "num_heads", "d_ff", "dtype", "param_dtype", "rngs", *own)
     check_arguments(name, options, layer, own)
-    branch = _branch_of(feed_forward if isinstance(feed_forward, Mapping) else {})
-    check_arguments("feed_forward", feed_forward, branch, own)
+    has_experts = isinstance(feed_forward, Mapping) and "num_experts" in feed_forward
+    check_arguments("feed_forward", feed_forward, Experts if has_experts else FeedForward, own)

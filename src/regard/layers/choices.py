@@ -16,12 +16,8 @@ NormPlace = Literal["pre", "post", "both"]
 
 # What other libraries call these things.
 _ELSEWHERE = {
-    "rope": "rotary",
-    "sine": "sinusoidal",
-    "absolute": "learned",
-    "t5": "relative",
-    "swish": "silu",
-}
+    "rope": "rotary", "sine": "sinusoidal", "absolute": "learned", "t5": "relative", "swish": "silu",
+}  # fmt: skip
 
 
 def check_options(

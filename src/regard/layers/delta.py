@@ -51,17 +51,32 @@ class _Delta(nnx.Module):
         self.value_projection = build(self.d_model, value_width)
         self.rate_projection = build(self.d_model, self.num_heads)
         self.output_projection = build(value_width, self.d_model)
-        dtype, rngs = options["param_dtype"], options["rngs"]
-        taps = functools.partial(_draw_taps, self.conv_width, dtype=dtype, rngs=rngs)
-        self.query_taps, self.key_taps, self.value_taps = taps(key_width), taps(key_width), taps(value_width)
+        dtype, rngs, bound = options["param_dtype"], options["rngs"], self.conv_width**-0.5
+
+        def draw_taps(width: int) -> nnx.Param[Array]:
+            shape = (self.conv_width, width)
+            return nnx.Param(jax.random.uniform(rngs.params(), shape, dtype, -bound, bound))
+
+        self.query_taps, self.key_taps = draw_taps(key_width), draw_taps(key_width)
+        self.value_taps = draw_taps(value_width)
         self.norm_scale = nnx.Param(jnp.ones(self.value_dim, dtype))
         return build
+
+    def _draw_decay(self, width: int, dtype: Any, rngs: nnx.Rngs) -> None:
+        """Draw speeds of forgetting in [1, 16], and `width` biases whose softplus lies in [0.001, 0.1].
+
+        These are even on a log scale, as in Mamba.
+        """
+        speed = jax.random.uniform(rngs.params(), (self.num_heads,), dtype, 1.0, 16.0)
+        self.log_speed = nnx.Param(jnp.log(speed))
+        least, most = math.log(1e-3), math.log(0.1)
+        amount = jnp.exp(jax.random.uniform(rngs.params(), (width,), dtype, least, most))
+        self.forget_bias = nnx.Param(amount + jnp.log(-jnp.expm1(-amount)))
 
     def start_cache(self, batch: int) -> DeltaCache:
         """Make an empty cache for so many rows, of any length."""
         batch = whole_number("batch", batch, 1)
-        kernel = self.query_projection.kernel
-        dtype = self.query_projection.dtype or kernel.dtype
+        dtype = self.query_projection.dtype or self.query_projection.kernel.dtype
         width = sum(taps.shape[-1] for taps in (self.query_taps, self.key_taps, self.value_taps))
         shape = (batch, self.num_heads, self.head_dim, self.value_dim)
         return DeltaCache(
@@ -81,10 +96,9 @@ class _Delta(nnx.Module):
         """Read each token of x from what the tokens before it wrote.
 
         Args:
-            x: `(*B, T, M)`; with a cache `(batch, T, M)`.
-            segments: packed documents, integers `(batch, ..., T)` or `(T,)`, as in `linear.attend`: neither
-                the state nor the convolution reaches over the start of one.
-            cache: of `start_cache`, for decoding: the T tokens come after those read before.
+            x: `(*B, T, M)`; with a cache, of `start_cache`, `(batch, T, M)`.
+            segments: packed documents, integers `(batch, ..., T)` or `(T,)`, each read by itself.
+            cache: the tokens so far, for decoding: the T tokens come after them.
             counts: with a cache, how many of the T tokens are real, `(batch,)`; None means all. Padding at
                 the end of rows needs nothing, as no token reads a later one.
 
@@ -130,7 +144,7 @@ class _Delta(nnx.Module):
             **options,
         )
         size = jnp.mean(output * output, axis=-1, keepdims=True) + jnp.asarray(self.norm_epsilon, wide)
-        scale = jnp.expand_dims(self.norm_scale[...].astype(wide), range(output.ndim - 1))
+        scale = _align(self.norm_scale[...].astype(wide), output)
         output = output * jax.lax.rsqrt(size) * scale * self._gate(x, wide)
         output = self.output_projection(merge_heads(output).astype(x.dtype))
         if cache is None:
@@ -173,9 +187,8 @@ class GatedDeltaNet(_Delta):
     A_t = exp(-exp(log_speed) softplus(x Wa + forget_bias)),  rate_t = sigmoid(x Wb)
     output = concat(norm(read) * silu(x Wz)) Wo
 
-    Time grows linearly with the length, and decoding has a state of one size. The convolution reads each
-    feature of a token and of the `conv_width - 1` before it, with taps of its own. As the hybrid of Qwen3.5
-    and Qwen3-Next: three such layers to one of attention.
+    Time grows linearly with the length, and decoding has a state of one size. The convolution has taps of
+    its own for each feature. As the hybrid of Qwen3.5 and Qwen3-Next: three such layers to one of attention.
 
     Args:
         d_model: width M of input and output.
@@ -183,7 +196,7 @@ class GatedDeltaNet(_Delta):
         num_key_heads: K, a divisor of `num_heads`: heads of queries and keys. None means H.
         head_dim: D, the width of a query and key. None means `d_model // num_heads`.
         value_dim: E, the width of a value. None means `head_dim`.
-        conv_width: tokens that the convolution reads.
+        conv_width: tokens that the convolution reads, a token and those before it.
         norm_epsilon: of the norm of what each head has read.
         dtype, param_dtype, kernel_init, precision, rngs: as in `MultiHeadAttention`. States, decays and norms
             are float32 at least.
@@ -226,8 +239,7 @@ class GatedDeltaNet(_Delta):
         build = self._build(sizes, norm_epsilon=norm_epsilon, kernel_init=kernel_init, **options)
         self.forget_projection = build(d_model, num_heads)
         self.gate_projection = build(d_model, num_heads * self.value_dim)
-        self.log_speed = _draw_speeds(num_heads, param_dtype, rngs)
-        self.forget_bias = _draw_forgetting(num_heads, param_dtype, rngs)
+        self._draw_decay(num_heads, param_dtype, rngs)
 
     def _decay(self, x: Array, wide: Any) -> Array:
         """Return the log of what is kept, one factor per head, `(*B, H, T)`."""
@@ -254,8 +266,7 @@ class KimiDelta(_Delta):
         d_model: width M of input and output.
         num_heads: H.
         head_dim: D, the width of queries, keys and values. None means `d_model // num_heads`.
-        conv_width, norm_epsilon: as in `GatedDeltaNet`.
-        dtype, param_dtype, kernel_init, precision, rngs: as there.
+        conv_width, norm_epsilon, dtype, param_dtype, kernel_init, precision, rngs: as in `GatedDeltaNet`.
 
     Raises:
         ValueError: sizes below 1.
@@ -294,8 +305,7 @@ class KimiDelta(_Delta):
         self.forget_entry, self.gate_entry = build(d_model, head_dim), build(d_model, head_dim)
         self.forget_projection = build(head_dim, num_heads * head_dim)
         self.gate_projection = build(head_dim, num_heads * head_dim)
-        self.log_speed = _draw_speeds(num_heads, param_dtype, rngs)
-        self.forget_bias = _draw_forgetting(num_heads * head_dim, param_dtype, rngs)
+        self._draw_decay(num_heads * head_dim, param_dtype, rngs)
 
     def _decay(self, x: Array, wide: Any) -> Array:
         """Return the log of what is kept, one factor per channel, `(*B, H, T, D)`."""
@@ -305,9 +315,8 @@ class KimiDelta(_Delta):
         return -jnp.expand_dims(speed, range(x.ndim - 2)) * jax.nn.softplus(amount)
 
     def _gate(self, x: Array, wide: Any) -> Array:
-        return jax.nn.sigmoid(
-            split_heads(self.gate_projection(self.gate_entry(x)), self.num_heads).astype(wide)
-        )
+        gate = self.gate_projection(self.gate_entry(x))
+        return jax.nn.sigmoid(split_heads(gate, self.num_heads).astype(wide))
 
 
 def _width_of_heads(d_model: int, num_heads: int) -> int:
@@ -320,24 +329,6 @@ def _width_of_heads(d_model: int, num_heads: int) -> int:
     return d_model // num_heads
 
 
-def _draw_taps(conv_width: int, width: int, *, dtype: Any, rngs: nnx.Rngs) -> nnx.Param[Array]:
-    """Draw the factors of a convolution, evenly in 1 / sqrt(conv_width) of 0."""
-    bound = conv_width**-0.5
-    return nnx.Param(jax.random.uniform(rngs.params(), (conv_width, width), dtype, -bound, bound))
-
-
-def _draw_speeds(num_heads: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Param[Array]:
-    """Draw the logs of how fast heads forget, of speeds in [1, 16]."""
-    return nnx.Param(jnp.log(jax.random.uniform(rngs.params(), (num_heads,), dtype, 1.0, 16.0)))
-
-
-def _draw_forgetting(width: int, dtype: Any, rngs: nnx.Rngs) -> nnx.Param[Array]:
-    """Draw biases whose softplus lies in [0.001, 0.1], evenly on a log scale, as in Mamba."""
-    least, most = math.log(1e-3), math.log(0.1)
-    amount = jnp.exp(jax.random.uniform(rngs.params(), (width,), dtype, least, most))
-    return nnx.Param(amount + jnp.log(-jnp.expm1(-amount)))
-
-
 def _align(vector: Array, x: Array) -> Array:
     """Give a vector of features the axes of x."""
     return jnp.expand_dims(vector, range(x.ndim - 1))
@@ -345,6 +336,5 @@ def _align(vector: Array, x: Array) -> Array:
 
 def _normalise(array: Float[Array, "*B H T D"]) -> Float[Array, "*B H T D"]:
     """Divide by the length, with the small number added that keeps 0 at 0."""
-    return array * jax.lax.rsqrt(
-        jnp.sum(array * array, axis=-1, keepdims=True) + jnp.asarray(1e-6, array.dtype)
-    )
+    square = jnp.sum(array * array, axis=-1, keepdims=True)
+    return array * jax.lax.rsqrt(square + jnp.asarray(1e-6, array.dtype))

@@ -40,11 +40,7 @@ class DeltaCache:
         return self.lengths < 0
 
     def rewind(self, lengths: ArrayLike) -> DeltaCache:
-        """Raise, as a state does not hold the tokens that it was made of.
-
-        Raises:
-            ValueError: always; says what to do.
-        """
+        """Raise ValueError, as a state does not hold the tokens that it was made of."""
         raise ValueError(
             "rewind: expected caches of keys and values, got one with a state of the delta rule, which no"
             " token can be taken out of: keep the cache from before them and read on from it, and generate"

@@ -48,8 +48,7 @@ def derive(
         query, key, value: as in a call of the layer.
         rows: which rows of the query to derive; None means all, of at most about a million scores.
         heads: which query heads to derive; None means all. The output is that of all heads either way.
-        **options: mask, bias, score, query_offset, query_positions, key_positions, deterministic and rngs, as
-            in a call of the layer.
+        **options: all others of a call of the layer, but for aux, cache and counts.
 
     Returns:
         A `regard.derivation.Derivation`, whose last step is the layer's output at the rows.
@@ -90,17 +89,14 @@ def derive(
     with watch(seen.append):
         output = layer(query, key, value, **options)
     problem = seen[-1].problem
-    problem = dataclasses.replace(
-        problem,
-        rows=check_chosen_rows("rows", rows, problem.T, ("weights",)),
-        heads=check_chosen_rows("heads", heads, problem.leading[-1], ("weights",)),
-    )
+    rows = check_chosen_rows("rows", rows, problem.T, ("weights",))
+    heads = check_chosen_rows("heads", heads, problem.leading[-1], ("weights",))
+    problem = dataclasses.replace(problem, rows=rows, heads=heads)
     check_size(problem)
     metric, _ = split_product(compose(options.get("score")))
-    width = layer.head_dim
+    width, alone = layer.head_dim, output.ndim == 2
     sizes = {"c": layer.d_model, "d": layer.memory_width, "e": width, "f": layer.num_heads * width}
     notation = name_axes(problem, **sizes)
-    alone = output.ndim == 2
     if alone:
         notation = dataclasses.replace(notation, leading=("", *notation.leading[1:]))
     course = Course(problem, notation)
@@ -115,9 +111,8 @@ def derive(
 def _spread(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any, Memory | None]:
     """Return the inputs with the layer's number of axes, and a memory projected before."""
     memory = key if isinstance(key, Memory) else None
-    least = 3 if memory is None else memory.key.ndim - 1
     arrays = [None if x is None or x is memory else jnp.asarray(x) for x in (query, key, value)]
-    rank = max(least, *(x.ndim for x in arrays if x is not None))
+    rank = max(3 if memory is None else memory.key.ndim - 1, *(x.ndim for x in arrays if x is not None))
     inputs = [None if x is None else jax.lax.broadcast_to_rank(x, rank) for x in arrays]
     return inputs[0], inputs[1], inputs[2], memory
 
@@ -183,9 +178,7 @@ def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
         names = outer.name((*problem.leading[:-1], problem.T, layer.num_heads * layer.head_dim), "if")
         course.add("output", Symbol("Y", spell(names)), sides, words, FEATURES, whole, names)
         return
-    linear = layer.output_projection
-    names = ("h", "b", "c")
-    weight = Symbol("W", "hbc", "O")
+    linear, names, weight = layer.output_projection, ("h", "b", "c"), Symbol("W", "hbc", "O")
     kernel = linear.kernel[...].reshape((layer.num_heads, layer.head_dim, layer.d_model))
     kernel = course.pick(kernel, names)
     words = "How each head writes into the features of the layer."

@@ -11,9 +11,9 @@ from regard.engine.call.canonicalization import check_rate
 STREAM = "dropout"
 
 
-def build_dropout(rate: float, rngs: nnx.Rngs | None, *, name: str = "dropout_rate") -> nnx.Dropout:
+def build_dropout(rate: float, rngs: nnx.Rngs | None) -> nnx.Dropout:
     """Build an `nnx.Dropout` with a random stream of its own, or with none where nothing can drop."""
-    rate = check_rate(name, rate)
+    rate = check_rate("dropout_rate", rate)
     has_stream = rngs is not None and (STREAM in rngs or "default" in rngs)
     return nnx.Dropout(rate, rngs=rngs if rate > 0.0 and has_stream else None)
 

@@ -33,15 +33,14 @@ class Experts(nnx.Module):
     output = sum over e in chosen of p_e FeedForward_e(x)
 
     Without `normalize_chosen`, p is the softmax over all experts, and those not chosen are left out of the
-    sum alone. No token is dropped, however many choose one expert: choices are sorted by expert into tiles of
-    the mean number of tokens to an expert, so that at most about twice the rows needed are computed, and
-    weights of experts that no token chose are not read. One program serves every way that tokens are sent.
+    sum alone. No token is dropped, however many choose one expert: choices are sorted into tiles of the mean
+    number of tokens to an expert, so that at most about twice the rows needed are computed, and weights of
+    experts that no token chose are not read. One program serves every way that tokens are sent.
 
     Args:
         d_model: width M of input and output.
         d_ff: width F in between, of one expert.
-        num_experts: how many there are.
-        experts_per_token: how many each token passes.
+        num_experts, experts_per_token: how many there are, and how many each token passes.
         normalize_chosen: whether the weights of the chosen sum to 1.
         use_bias: whether the router and the maps of the experts have biases.
         activation, gated, gate_limit, dropout_rate: as in `FeedForward`.
@@ -114,20 +113,15 @@ class Experts(nnx.Module):
         size = count_tile_rows(chosen[0].size, self.num_experts)
         # Every token once for each of its choices. Places are unique, so that no gradient is a race of sums.
         rows = jnp.repeat(groups, self.experts_per_token, axis=1)
-        tiles = jnp.zeros((len(experts), experts.shape[1] * size, self.d_model), x.dtype)
-        tiles = jax.vmap(lambda tiles, places, rows: tiles.at[places].set(rows, unique_indices=True))(
-            tiles, places, rows
-        )
-        tiles = tiles.reshape((*experts.shape, size, self.d_model))
+        empty = jnp.zeros((len(experts), experts.shape[1] * size, self.d_model), x.dtype)
+        put = jax.vmap(lambda tiles, places, rows: tiles.at[places].set(rows, unique_indices=True))
+        tiles = put(empty, places, rows).reshape((*experts.shape, size, self.d_model))
         gate = None if self.gate is None else self.gate(tiles, experts)
         hidden = activate(self.activation, gate, self.widen(tiles, experts), self.gate_limit)
         outputs = self.narrow(self.dropout(hidden), experts).reshape((len(experts), -1, self.d_model))
         outputs = jax.vmap(lambda rows, places: rows.at[places].get(unique_indices=True))(outputs, places)
-        outputs = outputs.reshape((*chosen.shape, self.d_model))
-        mixed = jnp.einsum(
-            "gnk,gnkm->gnm", weights.astype(outputs.dtype), outputs, precision=self.widen.precision
-        )
-        return join(mixed)
+        outputs, weights = outputs.reshape((*chosen.shape, self.d_model)), weights.astype(outputs.dtype)
+        return join(jnp.einsum("gnk,gnkm->gnm", weights, outputs, precision=self.widen.precision))
 
     def route(self, tokens: Array) -> tuple[Array, Array]:
         """Return the weights of the chosen experts of each token, `(*B, k)`, and their numbers."""
@@ -149,25 +143,13 @@ def check_experts(num_experts: int, experts_per_token: int) -> None:
 
 
 class _ExpertLinear(nnx.Module):
-    """A linear map for each expert."""
+    """A linear map for each expert, with the options of `nnx.Linear`."""
 
-    def __init__(
-        self,
-        num_experts: int,
-        width: int,
-        out_width: int,
-        *,
-        use_bias: bool,
-        dtype: Any,
-        param_dtype: Any,
-        precision: Any,
-        kernel_init: Any,
-        bias_init: Any,
-        rngs: nnx.Rngs,
-    ):
-        self.dtype, self.precision = dtype, precision
-        self.kernels = nnx.Param(kernel_init(rngs.params(), (num_experts, width, out_width), param_dtype))
-        biases = bias_init(rngs.params(), (num_experts, out_width), param_dtype) if use_bias else None
+    def __init__(self, num_experts: int, width: int, out_width: int, **options: Any):
+        self.dtype, self.precision = options["dtype"], options["precision"]
+        dtype, key = options["param_dtype"], options["rngs"].params
+        self.kernels = nnx.Param(options["kernel_init"](key(), (num_experts, width, out_width), dtype))
+        biases = options["bias_init"](key(), (num_experts, out_width), dtype) if options["use_bias"] else None
         self.biases = None if biases is None else nnx.Param(biases)
 
     def __call__(self, tiles: Array, experts: Array) -> Array:

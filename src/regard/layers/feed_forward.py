@@ -36,8 +36,8 @@ class FeedForward(nnx.Module):
         d_ff: width F in between.
         activation: "relu", "gelu_tanh" (the tanh approximation of GELU, within 4.8e-4 of it), "gelu_erf"
             (GELU itself), "gelu_quick" (x sigmoid(1.702 x), within 0.021 of it), or "silu".
-        gated: whether a second map, `gate`, goes through the activation and multiplies the first, which then
-            has none: GLU (silu makes it SwiGLU, gelu_tanh GeGLU).
+        gated: whether a second map, `gate`, goes through the activation and multiplies the first: GLU (silu
+            makes it SwiGLU, gelu_tanh GeGLU).
         gate_limit: L, with `gated`: activation(min(g, L)) * (clip(w, -L, L) + 1), as in gpt-oss, of what the
             two maps give. None means activation(g) * w.
         dropout_rate: in [0, 1), on the hidden layer, after the activation.
@@ -88,17 +88,7 @@ class FeedForward(nnx.Module):
         self.dropout = build_dropout(dropout_rate, rngs)
 
     def __call__(self, x: ArrayLike) -> Hidden:
-        """Apply the branch to every position.
-
-        Args:
-            x: `(*B, T, M)`.
-
-        Returns:
-            Array of x's shape.
-
-        Raises:
-            ValueError: an input of the wrong rank or width.
-        """
+        """Apply the branch to every position of x, `(*B, T, M)`; ValueError for another rank or width."""
         x = check_features("x", x, self.d_model)
         gate = None if self.gate is None else self.gate(x)
         hidden = activate(self.activation, gate, self.widen(x), self.gate_limit)

@@ -24,7 +24,7 @@ def merge_heads(x: Float[Array, "*B H T E"]) -> Float[Array, "*B T W"]:
     return x.reshape((*x.shape[:-2], x.shape[-2] * x.shape[-1]))
 
 
-def broadcast_leading(*shapes: tuple[Size, ...]) -> tuple[Size, ...]:
+def match_leading(*shapes: tuple[Size, ...]) -> tuple[Size, ...]:
     """Return the leading axes of query, key and value together."""
     try:
         return broadcast_shapes(*shapes)
@@ -63,10 +63,23 @@ def name_mask(mask: Any, leading: tuple[Size, ...], T: Size, S: Size) -> masks.M
 
 
 def place_mask(mask: Any, leading: tuple[Size, ...], T: Size, S: Size) -> masks.Mask | None:
-    """Return the mask with a heads axis in every stored array, so that no example's mask lands on a head."""
+    """Return the mask with a heads axis in every stored array, so that no example's mask lands on a head.
+
+    (*B, T, S), which serves every head, gets a heads axis of 1; (T, S) and (*B, H, T, S) need none.
+    """
 
     def place(node: Any) -> Any:
-        return masks.from_array(_insert_heads(node.array, leading)) if isinstance(node, FromArray) else node
+        if not isinstance(node, FromArray):
+            return node
+        array, extra = node.array, node.array.ndim - 2
+        if extra not in (0, len(leading), len(leading) + 1):
+            raise ValueError(
+                f"mask: expected shape (T, S), (*B, T, S) or (*B, H, T, S) with *B = {leading}, got"
+                f" {tuple(array.shape)}; write out the leading axes, 1 where the mask does not depend on them"
+            )
+        if extra == len(leading) > 0:
+            array = array.reshape((*array.shape[:-2], 1, *array.shape[-2:]))
+        return masks.from_array(array)
 
     mask = name_mask(mask, leading, T, S)
     return jax.tree.map(place, mask, is_leaf=lambda node: isinstance(node, FromArray))
@@ -84,16 +97,3 @@ def place_bias(bias: Any, leading: tuple[Size, ...]) -> Array | None:
         )
     # At full rank (T, S) cannot be taken for (batch, S) further down.
     return jax.lax.broadcast_to_rank(bias, max(len(leading), 1) + 3)
-
-
-def _insert_heads(array: Any, leading: tuple[Size, ...]) -> Any:
-    """Give (*B, T, S), which serves every head, a heads axis of 1; (T, S) and (*B, H, T, S) need none."""
-    extra = array.ndim - 2
-    if extra not in (0, len(leading), len(leading) + 1):
-        raise ValueError(
-            f"mask: expected shape (T, S), (*B, T, S) or (*B, H, T, S) with *B = {leading}, got"
-            f" {tuple(array.shape)}; write out the leading axes, 1 where the mask does not depend on them"
-        )
-    if extra == len(leading) > 0:
-        return array.reshape((*array.shape[:-2], 1, *array.shape[-2:]))
-    return array

@@ -12,7 +12,7 @@ from flax import nnx
 
 from regard.arguments import guided, integers
 from regard.attention import attend
-from regard.axes import Array, ArrayLike, Float
+from regard.axes import Array, ArrayLike
 from regard.cache import KVCache
 from regard.engine.call.canonicalization import read_scale
 from regard.engine.call.hooks import called_by
@@ -41,14 +41,12 @@ class LatentAttention(nnx.Module):
         d_model: width M of input and output.
         num_heads: H.
         latent_dim: width of the latent vector.
-        head_dim: width of the part of queries and keys that is not turned.
-        rotary_dim: width of the part that is; its keys are those of all heads.
+        head_dim, rotary_dim: widths of the parts of queries and keys that are not turned, and that are.
         value_dim: width of a head's values. None means `head_dim`.
         query_latent_dim: width of a latent vector of the queries. None means that they have none.
         rotary: how that part is turned; None means `Rotary(interleaved=True)`, as DeepSeek stores it.
         scale: what scores are multiplied by. None means 1/sqrt(head_dim + rotary_dim).
-        use_bias: whether the maps from the input, and the one to the output, have biases; those from latent
-            vectors have none.
+        use_bias: whether the maps from the input, and the one to the output, have biases; others have none.
         norm_epsilon: of the latent vectors' norms.
         dtype, param_dtype, kernel_init, precision, rngs: as in `MultiHeadAttention`.
 
@@ -58,9 +56,8 @@ class LatentAttention(nnx.Module):
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from regard import masks
-        >>> from regard.layers import LatentAttention
-        >>> layer = LatentAttention(6, 3, latent_dim=5, head_dim=4, rotary_dim=2, rngs=nnx.Rngs(0))
+        >>> from regard import layers, masks
+        >>> layer = layers.LatentAttention(6, 3, latent_dim=5, head_dim=4, rotary_dim=2, rngs=nnx.Rngs(0))
         >>> cache = layer.start_cache(batch=2, capacity=7)
         >>> out, seen = layer(jnp.ones((2, 3, 6)), mask=masks.causal(), cache=cache)
         >>> out.shape, seen["cache"].value.shape, seen["cache"].key.shape
@@ -111,24 +108,19 @@ class LatentAttention(nnx.Module):
         width = num_heads * (head_dim + rotary_dim)
         if query_latent_dim is None:
             self.query_latent = self.query_norm = None
-            self.query_projection = linear(d_model, width, use_bias=False)
         else:
             self.query_latent = linear(d_model, query_latent_dim, use_bias=use_bias)
             self.query_norm = norm(query_latent_dim)
-            self.query_projection = linear(query_latent_dim, width, use_bias=False)
+        self.query_projection = linear(query_latent_dim or d_model, width, use_bias=False)
         self.latent = linear(d_model, latent_dim + rotary_dim, use_bias=use_bias)
         self.latent_norm = norm(latent_dim)
         self.expansion = linear(latent_dim, num_heads * (head_dim + self.value_dim), use_bias=False)
         self.output_projection = linear(num_heads * self.value_dim, d_model, use_bias=use_bias)
 
     def start_cache(self, batch: int, capacity: int, *, window: int | None = None) -> KVCache:
-        """Make room for `capacity` tokens: `value` holds their latent vectors, `key` their turned keys.
+        """Make an empty cache in the dtype of the layer, or of its parameters, as `KVCache.create` does.
 
-        Args:
-            batch, capacity, window: as in `KVCache.create`.
-
-        Returns:
-            An empty cache in the layer's dtype, or where that is None in the dtype of the parameters.
+        Its `value` is for the latent vectors of tokens, its `key` for their turned keys.
         """
         dtype = self.latent.kernel.dtype if self.latent.dtype is None else self.latent.dtype
         widths = (self.rotary_dim, self.latent_dim)
@@ -147,18 +139,15 @@ class LatentAttention(nnx.Module):
         """Attend from x to itself, or to the tokens of a cache with those of x behind them.
 
         Args:
-            x: `(*B, T, M)`; with a cache `(batch, T, M)`.
-            mask: who may attend to whom, as in `MultiHeadAttention`.
+            x: `(*B, T, M)`; with a cache, of `start_cache`, `(batch, T, M)`.
             positions: where each token sits, `(T,)` or `(batch, T)`; None means 0..T-1, or behind the cache.
-            cache, counts: as in `MultiHeadAttention`; the cache is one of `start_cache`.
-            aux: names as in `attend`.
+            mask, cache, counts, aux: as in `MultiHeadAttention`.
 
         Returns:
             Array of x's shape; with `aux` or a cache, also a dict that holds the longer one as "cache".
 
         Raises:
-            ValueError: an input of the wrong rank or width, positions beside a cache, a cache of another
-                layer.
+            ValueError: an input of the wrong rank or width, positions beside a cache, another layer's cache.
         """
         x = check_features("x", x, self.d_model)
         check_counts(counts, cache)
@@ -186,7 +175,10 @@ class LatentAttention(nnx.Module):
         # From a cache, heads read latent vectors, which the projection does not take as they are.
         with called_by(self, "self", self.output_projection if cache is None else None):
             if cache is None:
-                key, value = self._expand(latent, turned)
+                heads = split_heads(self.expansion(latent[..., 0, :, :]), self.num_heads)
+                key, value = jnp.split(heads, [self.head_dim], axis=-1)
+                turned = jnp.broadcast_to(turned, (*key.shape[:-1], self.rotary_dim))
+                key = jnp.concatenate([key, turned.astype(key.dtype)], axis=-1)
                 query = jnp.concatenate([query, turned_query], axis=-1)
                 if positions is not None:
                     options |= {"query_positions": index, "key_positions": index}
@@ -230,15 +222,6 @@ class LatentAttention(nnx.Module):
         heads = split_heads(self.query_projection(x), self.num_heads)
         plain, turned = jnp.split(heads, [self.head_dim], axis=-1)
         return plain, self.rotary(turned, index)
-
-    def _expand(
-        self, latent: Float[Array, "*B 1 S R"], turned: Float[Array, "*B 1 S P"]
-    ) -> tuple[Float[Array, "*B H S D"], Float[Array, "*B H S E"]]:
-        """Return the keys and values of all heads."""
-        heads = split_heads(self.expansion(latent[..., 0, :, :]), self.num_heads)
-        key, value = jnp.split(heads, [self.head_dim], axis=-1)
-        turned = jnp.broadcast_to(turned, (*key.shape[:-1], self.rotary_dim))
-        return jnp.concatenate([key, turned.astype(key.dtype)], axis=-1), value
 
     def _multiply(self, axes: str, features: Array, kernel: Array) -> Array:
         return jnp.einsum(axes, features, kernel.astype(features.dtype), precision=self.precision)

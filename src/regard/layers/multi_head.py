@@ -18,14 +18,7 @@ from regard.engine.call.canonicalization import float_array, read_scale
 from regard.engine.call.hooks import called_by
 from regard.layers.choices import check_counts, check_initializers, check_kind, check_options, check_rotary
 from regard.layers.dropout import build_dropout, draw_dropout
-from regard.layers.heads import (
-    broadcast_leading,
-    check_heads,
-    merge_heads,
-    place_bias,
-    place_mask,
-    split_heads,
-)
+from regard.layers.heads import check_heads, match_leading, merge_heads, place_bias, place_mask, split_heads
 from regard.layers.residual import EPSILON, build_norm
 from regard.masks import Mask
 from regard.masks.alignment import place_queries, settle_positions
@@ -54,12 +47,7 @@ class MultiHeadAttention(nnx.Module):
     output = concat(head_1, ..., head_H) Wo + bo
 
     Self-attention when only `query` is given; cross-attention, with a length of its own, when `key` is. The
-    kernels of all heads are stored side by side: column block h of `query_projection.kernel` is Wq_h. With
-    `head_dim=d_model, use_bias=False, project_output=False` every head sees the full width and the output
-    is the plain concatenation, `num_heads * d_model` wide.
-
-    Dropout on the attention weights follows `nnx.Dropout`: on after `train()` and at first, off after
-    `eval()`, keys from the stream "dropout".
+    kernels of all heads are stored side by side: column block h of `query_projection.kernel` is Wq_h.
 
     Args:
         d_model: width M of the query input and, with `project_output`, of the output.
@@ -67,25 +55,21 @@ class MultiHeadAttention(nnx.Module):
         num_key_heads: K, a divisor of `num_heads`: grouped heads (1 is multi-query). None means H.
         head_dim: D, the width of one head. None means `d_model // num_heads`.
         memory_width: width of the key and value inputs. None means `d_model`.
-        use_bias: whether the projections have biases.
-        output_bias: whether the output projection has one. None means as `use_bias`.
+        use_bias, output_bias: whether the projections, and that of the output, have biases; None means alike.
         project_output: whether the concatenated heads go through Wo.
         scale: what scores are multiplied by. None means 1/sqrt(D).
         rotary: how queries and keys are turned by their positions. None means not at all.
-        query_key_norm: whether every head's queries and keys go through an RMSNorm first (`query_norm` and
-            `key_norm`, one for all heads), which bounds the scores.
+        query_key_norm: whether queries and keys go through an RMSNorm of all heads, which bounds the scores.
         norm_epsilon: of these norms.
         sinks: whether each head has a learned logit, `sinks`, that joins the softmax and reads nothing.
         output_gate: whether what the heads have read is multiplied by sigmoid(query Wz + bz), feature by
             feature, before Wo: `gate_projection`, as in Qwen3.5.
         dropout_rate: in [0, 1), on the attention weights.
-        dtype: dtype to compute in; None means that of inputs and parameters.
-        param_dtype: dtype of the parameters.
-        kernel_init: initializer of the kernels. The default is Glorot's uniform one over the whole
-            `(M, H * D)` matrix: standard deviation sqrt(2 / (M + H * D)).
-        bias_init: initializer of the biases.
+        dtype, param_dtype: dtypes to compute in, None for that of inputs and parameters; and of parameters.
+        kernel_init, bias_init: initializers. The default is Glorot's uniform one over the whole `(M, H * D)`
+            matrix, of standard deviation sqrt(2 / (M + H * D)), and 0 for biases.
         precision: as in `jax.lax.dot_general`.
-        rngs: random streams: "params", and "dropout" where something drops.
+        rngs: random streams: "params", and "dropout" where something drops, as at first and after `train()`.
 
     Raises:
         ValueError: sizes below 1, heads that do not divide, a dropout rate outside [0, 1).
@@ -93,9 +77,8 @@ class MultiHeadAttention(nnx.Module):
     Example:
         >>> import jax.numpy as jnp
         >>> from flax import nnx
-        >>> from regard import masks
-        >>> from regard.layers import MultiHeadAttention
-        >>> layer = MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))
+        >>> from regard import layers, masks
+        >>> layer = layers.MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))
         >>> out, aux = layer(jnp.ones((2, 5, 6)), mask=masks.causal(), aux=("weights",))
         >>> out.shape, aux["weights"].shape
         ((2, 5, 6), (2, 3, 5, 5))
@@ -186,24 +169,19 @@ class MultiHeadAttention(nnx.Module):
 
         Args:
             query: `(*B, T, M)`, where the queries come from; `(T, M)` is one example.
-            key: `(*B, S, W)`, where the keys come from; None means `query` (self-attention). Or what
-                `remember` made of it.
+            key: `(*B, S, W)`, where the keys come from, or what `remember` made of it; None means `query`.
             value: `(*B, S, W)`, where the values come from; None means `key`.
-            mask: who may attend to whom, True = may. A `Mask`, or a boolean array of shape (T, S),
-                (*B, T, S), or (*B, H, T, S) with one mask per head; `masks.from_array` reads its array the
-                same way here. Padding of shape (batch, S) is `masks.valid_keys(array)`.
+            mask: who may attend to whom, True = may. A `Mask`, or a boolean array (T, S), (*B, T, S) or
+                (*B, H, T, S), also in `masks.from_array`. Padding (batch, S) is `masks.valid_keys(array)`.
             bias: float array (T, S) or (*B, H, T, S), added to the scaled scores.
             score: score functions, as in `attend`.
-            query_offset: position of the first query; needed when T != S and the mask, a score or `rotary`
-                reads positions.
-            query_positions: in its place, where each query sits, `(T,)` or `(batch, T)`, as in `attend`.
-            key_positions: where each key sits, `(S,)` or `(batch, S)`. None means 0..S-1, or in
-                self-attention that tokens sit where query_positions says.
-            cache: the tokens so far, for decoding: T new tokens `(batch, T, M)` are appended at the positions
-                after them, and attend to all. The mask must hide the future, as `masks.causal()` does.
+            query_offset: position of the first query; needed when T != S and positions are read.
+            query_positions: in its place, where each query sits, `(T,)` or `(batch, T)`.
+            key_positions: where each key sits, `(S,)` or `(batch, S)`. None means 0..S-1, or query_positions.
+            cache: the tokens so far, for decoding: T new tokens `(batch, T, M)` are appended after them, and
+                attend to all. The mask must hide the future, as `masks.causal()` does.
             counts: with a cache, how many of the T tokens are real, `(batch,)`; None means all.
-            deterministic: True or False, whether dropout is off in this call; None means as `train()` or
-                `eval()` left it.
+            deterministic: whether dropout is off in this call; None means as `train()` or `eval()` left it.
             rngs: where this call's dropout comes from; None means the layer's own stream.
             aux: names as in `attend`.
 
@@ -242,7 +220,7 @@ class MultiHeadAttention(nnx.Module):
                     "value: expected None, as what `remember` made holds the values; got an array"
                 )
             rank = max(rank, key.key.ndim - 1)
-            leading = broadcast_leading(query_leading, key.key.shape[:-3])
+            leading = match_leading(query_leading, key.key.shape[:-3])
             query = jax.lax.broadcast_to_rank(query, max(rank, 3))
             memory = Memory(*(jax.lax.broadcast_to_rank(x, max(rank, 3) + 1) for x in key))
         elif key is None:
@@ -253,10 +231,9 @@ class MultiHeadAttention(nnx.Module):
             key = check_features("key", key, self.memory_width)
             value = key if value is None else check_features("value", value, self.memory_width)
             rank = max(rank, key.ndim, value.ndim)
-            leading = broadcast_leading(query_leading, key.shape[:-2], value.shape[:-2])
+            leading = match_leading(query_leading, key.shape[:-2], value.shape[:-2])
             widen = functools.partial(jax.lax.broadcast_to_rank, rank=max(rank, 3))
-            query, key, value = map(widen, (query, key, value))
-            memory = self._project(key, value, project_memory)
+            query, memory = widen(query), self._project(widen(key), widen(value), project_memory)
         heads = split_heads(self.query_projection(query), self.num_heads)
         heads = heads if self.query_norm is None else self.query_norm(heads)
         if self.rotary is not None:
@@ -323,7 +300,7 @@ def project_memory(linear: nnx.Linear, memory: Float[Array, "*B S W"]) -> Float[
 
 
 def check_features(name: str, x: Any, width: int) -> Array:
-    """Check for a floating-point array whose last axis has the layer's width, and return it."""
+    """Return a floating-point array, checked for the layer's width on its last axis."""
     x = as_array(name, "a floating-point array", jnp.asarray, float_array(name, x, 0))
     if x.ndim < 2 or x.shape[-1] != width:
         raise ValueError(

@@ -114,17 +114,13 @@ class Line:
             )
             symbol = after
 
-    def _follow(
-        self, name: str, right: _Right, words: str, value: Array, subscripts: str | None = None
-    ) -> None:
-        """Add a stage."""
+    def _follow(self, name: str, right: _Right, words: str, value: Array, subscripts: Any = None) -> None:
         self.stages.append(_Stage(name, right, words, value, self.features, subscripts))
 
     def _give(self, what: str, letter: str, array: Array, tail: str, words: str) -> Any:
         """Add a step of parameters, and return their symbol."""
-        symbol, of_keys = Symbol(letter, below=self.letter), self.name != "query"
-        step = self.course.give(f"{self.name}_{what}", symbol, array, tail, words, "", of_keys)
-        return step.formula.left
+        name, symbol = f"{self.name}_{what}", Symbol(letter, below=self.letter)
+        return self.course.give(name, symbol, array, tail, words, "", self.name != "query").formula.left
 
     def _name(self, shape: tuple[int, ...], tail: str) -> tuple[str, ...]:
         return self.course.notation.name(shape, tail, of_keys=self.name != "query")

@@ -39,26 +39,18 @@ class Residual(nnx.Module):
     "post":  norm(x + dropout(branch(x)))
     "both":  x + dropout(branch_norm(branch(norm(x))))
 
-    Without `norm_input`, the first norm of "pre" and "both" is left out.
-    The options, rngs among them, are those of its norms.
+    Without `norm_input`, the first norm of "pre" and "both" is left out. `norms` are their options.
     """
 
     def __init__(
-        self,
-        d_model: int,
-        *,
-        place: str = "pre",
-        kind: str = "layer",
-        dropout_rate: float = 0.0,
-        norm_input: bool = True,
-        **options: Any,
+        self, width: int, *, place: str, kind: str, dropout_rate: float, norm_input: bool = True, **norms: Any
     ):
         check_choice("norm", place, get_args(NormPlace))
         check_flag("norm_input", norm_input)
         self.place = place
-        self.norm = build_norm(d_model, kind, **options) if norm_input or place == "post" else None
-        self.branch_norm = build_norm(d_model, kind, **options) if place == "both" else None
-        self.dropout = build_dropout(dropout_rate, options["rngs"])
+        self.norm = build_norm(width, kind, **norms) if norm_input or place == "post" else None
+        self.branch_norm = build_norm(width, kind, **norms) if place == "both" else None
+        self.dropout = build_dropout(dropout_rate, norms["rngs"])
 
     def enter(self, x: Array) -> Array:
         """Return what the branch reads."""

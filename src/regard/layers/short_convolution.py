@@ -1,7 +1,5 @@
 """The short convolution before the delta rule: each feature of a token with those of the tokens before it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

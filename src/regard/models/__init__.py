@@ -25,25 +25,10 @@ if TYPE_CHECKING:
     from regard.models.writing import Generated
 
 __all__ = [
-    "PRESETS",
-    "Beams",
-    "Classifier",
-    "Decoder",
-    "DecodingCache",
-    "Encoder",
-    "EncoderDecoder",
-    "Generated",
-    "Preset",
-    "Sampling",
-    "TextCache",
-    "TextStream",
-    "TransformerConfig",
-    "beam_search",
-    "generate",
-    "preset",
-    "sampling",
-    "stream",
-]
+    "PRESETS", "Beams", "Classifier", "Decoder", "DecodingCache", "Encoder", "EncoderDecoder", "Generated",
+    "Preset", "Sampling", "TextCache", "TextStream", "TransformerConfig", "beam_search", "generate", "preset",
+    "sampling", "stream",
+]  # fmt: skip
 
 __getattr__, __dir__ = defer(
     __name__,

@@ -86,27 +86,22 @@ def beam_search(
 
     Every beginning is tried with every token. Of the `num_beams` best trials, those that end with a stop
     token are put aside; the best that do not end go on. A prompt's search is over when `num_beams` texts are
-    aside and no beginning can come to a better score than the worst of them, at whatever length up to
-    `max_tokens`: with a penalty above 0 a longer text of the same log-probability is better. At `max_tokens`,
-    what was going on counts as found, too. One beam is greedy writing. With as many beams as there are texts,
-    the search is exhaustive.
+    aside and no beginning can come to a better score than the worst of them up to `max_tokens`, where what
+    was going on counts as found, too. One beam is greedy writing; as many as there are texts are exhaustive.
 
     Args:
         model, prompts, lengths, start_token, capacity, chunk, padding, cache: as in `generate`. The cache
             stays as it is: to go on with a text found, give it with the prompts and the same cache.
         num_beams: W, how many beginnings go on, and how many texts are returned, at least 1.
         max_tokens: tokens per text at most, at least 1.
-        length_penalty: 0 compares log-probabilities of whole texts, which favours short ones; 1 those per
-            token; more favours long ones.
+        length_penalty: 0 compares log-probabilities of whole texts, 1 those per token; more favours long.
         stop_tokens: tokens that end a text, in which they are kept.
 
     Returns:
-        Texts, lengths, scores and ends, `(batch, num_beams, ...)`, sorted by score. Log-probabilities are
-        added in float32, in float64 for a float64 model.
+        Texts, lengths, scores and ends, `(batch, num_beams, ...)`, sorted by score, in float32 at least.
 
     Raises:
-        TypeError, ValueError: as in `generate`; fewer than one beam, or too many for int32; a
-            length penalty that is not finite.
+        TypeError, ValueError: as in `generate`; fewer than one beam, too many, or an infinite penalty.
 
     Example:
         >>> from flax import nnx
@@ -202,14 +197,11 @@ def _extend(
     # at the next length, or at the last, if all tokens to come are certain.
     length, last = search.step + 1, jnp.int32(search.live.shape[-1])
     reachable = (jnp.minimum(length + 1, last), last)
-    hope = functools.reduce(
-        jnp.maximum, [sums[:, 0] / _length_factor(end, penalty, sums.dtype) for end in reachable]
-    )
+    hopes = [sums[:, 0] / _length_factor(end, penalty, sums.dtype) for end in reachable]
+    hope = jnp.maximum(*hopes)
     searching = search.searching & (hope > ended.scores[:, -1])
-    return (
-        Search(live, sums, ended, searching, search.step + 1),
-        jnp.take_along_axis(parents, chosen, axis=1),
-    )
+    parents = jnp.take_along_axis(parents, chosen, axis=1)
+    return Search(live, sums, ended, searching, search.step + 1), parents
 
 
 def _keep_best(search: Search, texts: Array, sums: Array, penalty: Array | float, *, stopped: bool) -> Beams:

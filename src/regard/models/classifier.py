@@ -46,12 +46,7 @@ class Classifier(nnx.Module):
     """
 
     def __init__(
-        self,
-        config: TransformerConfig,
-        num_classes: int,
-        *,
-        pooling: str | None = "mean",
-        rngs: nnx.Rngs,
+        self, config: TransformerConfig, num_classes: int, *, pooling: str | None = "mean", rngs: nnx.Rngs
     ):
         num_classes = whole_number("num_classes", num_classes, 1)
         self.config = config
@@ -60,20 +55,14 @@ class Classifier(nnx.Module):
         self.head = nnx.Linear(config.d_model, num_classes, rngs=rngs)
 
     def __call__(
-        self,
-        inputs: ArrayLike,
-        *,
-        lengths: ArrayLike | None = None,
-        aux: tuple[str, ...] = (),
+        self, inputs: ArrayLike, *, lengths: ArrayLike | None = None, aux: tuple[str, ...] = ()
     ) -> Any:
         """Compute the logits of the classes.
 
         Args:
-            inputs: as in `Encoder`.
-            lengths: as in `Encoder`. An example of length 0 pools to zeros (attention pooling: to the
-                bias of its output projection; a `class_token` is pooled alone), so its logits are finite and
-                the same for all of them.
-            aux: names as in `attend`.
+            inputs, aux: as in `Encoder`.
+            lengths: as in `Encoder`. An example of length 0 pools to zeros, or by attention to the bias of
+                its output projection, so that its logits are finite; a `class_token` is pooled alone.
 
         Returns:
             Logits `(batch, C)`, or `(batch, T, C)` with `pooling=None`; with `aux`, also {"blocks": one

@@ -35,8 +35,7 @@ class TransformerConfig:
 
     The defaults are those of a plain pre-norm Transformer; `regard.models.PRESETS` has those of BERT, GPT-2,
     Llama, Mistral, Qwen, Gemma, T5 and ViT. Each field is explained below its line in the source, and in
-    the reference. A model of images has `input_width`, the numbers of a patch, in place of `vocab_size`, and
-    may have a `class_token` and learned `positions`.
+    the reference. A model of images has `input_width`, the numbers of a patch, in place of `vocab_size`.
 
     Raises:
         TypeError: flags that are neither True nor False, a rotary scaling of another kind.
@@ -107,8 +106,7 @@ class TransformerConfig:
     rotary_scaling: Scaling | None = None
     """The scaling by which rotary positions serve longer sequences than in training."""
     rotary_window_base: float | None = None
-    """The rotary_base of layers that have a window, which then have no rotary_scaling; None means that they
-    are as the others."""
+    """The rotary_base of layers with a window, which then have no rotary_scaling; None means as others."""
     relative_buckets: int = 32
     """Rows of the table of relative positions, which all layers share."""
     relative_max_distance: int = 128
@@ -235,15 +233,11 @@ class TransformerConfig:
                 check_rate(name, number)
             elif number is None and is_optional:
                 continue
-            elif kind == "int" and (
-                isinstance(number, bool) or not isinstance(number, int) or number < least
-            ):
-                raise ValueError(f"{name}: expected an integer of at least {least}, got {number!r}")
             elif kind == "bool":
                 check_flag(name, number)
-            elif kind == "float" and (
-                isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf
-            ):
+            elif kind == "int" and not _is_number(number, int, least):
+                raise ValueError(f"{name}: expected an integer of at least {least}, got {number!r}")
+            elif kind == "float" and not (_is_number(number, int | float, 0) and number != 0):
                 raise ValueError(f"{name}: expected a number above 0, got {number!r}")
 
     def _check_heads(self) -> None:
@@ -263,9 +257,8 @@ class TransformerConfig:
         windows = self.windows
         if not isinstance(windows, tuple) or not windows:
             raise ValueError(f"windows: expected a tuple such as (None,) or (4095, None), got {windows!r}")
-        for window in windows:
-            if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
-                raise ValueError(f"windows: expected None or numbers of keys of at least 0, got {windows!r}")
+        if not all(window is None or _is_number(window, int, 0) for window in windows):
+            raise ValueError(f"windows: expected None or numbers of keys of at least 0, got {windows!r}")
 
     def _check_mixers(self) -> None:
         if not isinstance(self.mixers, tuple) or not self.mixers:
@@ -307,6 +300,11 @@ class TransformerConfig:
             raise ValueError("class_token: expected real vectors, input_width; tokens have one of their own")
         if self.num_token_types and self.vocab_size is None:
             raise ValueError(f"num_token_types: expected 0 without vocab_size, got {self.num_token_types}")
+
+
+def _is_number(value: Any, kind: Any, least: int) -> bool:
+    """Return whether a value is a finite number of a kind, and at least so large."""
+    return isinstance(value, kind) and not isinstance(value, bool) and least <= value < math.inf
 
 
 def check_config(config: Any) -> None:

@@ -89,8 +89,7 @@ class Decoder(nnx.Module):
             batch: number of rows.
             capacity: tokens per row, prompt included. Blocks with a window keep no more than they need.
             chunk: most tokens that one `read` will read; None means any number.
-            rewind: most tokens that `rewind` will take back, of those that earlier calls of `read` read; the
-                tokens of the last one can be taken back without.
+            rewind: most tokens that `rewind` will take back beside those of the last `read`.
 
         Returns:
             An empty cache.
@@ -119,8 +118,8 @@ class Decoder(nnx.Module):
             Hidden states and the longer cache.
 
         Raises:
-            TypeError, ValueError: as in `TokenEmbedding` and `KVCache.append`: outside jit, no room left, or
-                none below `max_length` with learned positions; under jit, hidden states there are NaN.
+            TypeError, ValueError: as in `TokenEmbedding` and `KVCache.append`; outside jit, no room left, or
+                no learned position. Under jit, hidden states there are NaN.
 
         Example:
             >>> import jax.numpy as jnp

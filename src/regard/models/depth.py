@@ -1,7 +1,5 @@
 """Depth: blocks one after another, unrolled or as one compiled loop, and the policy of rematerialization."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,14 +14,7 @@ from regard.axes import Array
 
 Call = Callable[[int, Any, Array], tuple[Array, Any]]  # of a block by its number: the stream, and what it saw
 Weights = list[Array]
-_MOVES = (
-    "sharding_constraint",
-    "convert_element_type",
-    "reshape",
-    "transpose",
-    "squeeze",
-    "broadcast_in_dim",
-)
+MOVES = ("sharding_constraint", "convert_element_type", "reshape", "transpose", "squeeze", "broadcast_in_dim")
 
 
 class Loan(NamedTuple):
@@ -124,10 +115,8 @@ class _Slot:
         leaves = self.loan.cast(jax.lax.switch(step, picks, self.layers))
         own, weights = _link(step, _keep(leaves, self.is_weight), weights)
         linked = iter(own)
-        leaves = [
-            next(linked) if is_weight else leaf
-            for leaf, is_weight in zip(leaves, self.is_weight, strict=True)
-        ]
+        pairs = zip(leaves, self.is_weight, strict=True)
+        leaves = [next(linked) if is_weight else leaf for leaf, is_weight in pairs]
         state = self.loan.gather(jax.tree.unflatten(self.tree, leaves))
         x, seen, moved = _run_block(self.graph, call, number, state, x)
         return x, weights, (seen, moved)
@@ -172,8 +161,7 @@ def _run_block(graph: Any, call: Call, number: int, state: Any, x: Array) -> tup
 
 def _move(block: nnx.Module, moved: Any) -> None:
     """Bring the counts of random streams in a block to where its call left them."""
-    # Where nothing moved, a model that another trace closes over may not be touched.
-    if moved is not None:
+    if moved is not None:  # else a model that another trace closes over may not be touched
         nnx.update(block, moved)
 
 
@@ -187,7 +175,7 @@ def recompute(run: Callable[..., Any], remat: Any, *, prevent_cse: bool) -> Call
 
 def _keep_all_but_gathered(primitive: Any, *_: Any, **params: Any) -> bool:
     """Save what a block of a loop computes, but nothing that was only moved, as what it borrowed is."""
-    return str(primitive) not in _MOVES
+    return str(primitive) not in MOVES
 
 
 def _keep(leaves: Sequence[Array], wanted: Sequence[bool]) -> Weights:
@@ -196,15 +184,10 @@ def _keep(leaves: Sequence[Array], wanted: Sequence[bool]) -> Weights:
 
 def _find_period(parts: Sequence[tuple[Any, Any]], windows: Sequence[int | None]) -> int:
     """Find after how many blocks the same kinds come again."""
-    kinds = [
-        (
-            graph,
-            jax.tree.structure(state),
-            [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)],
-            window,
-        )
-        for (graph, state), window in zip(parts, windows, strict=True)
-    ]
+    kinds = []
+    for (graph, state), window in zip(parts, windows, strict=True):
+        leaves, tree = jax.tree.flatten(state)
+        kinds.append((graph, tree, [(leaf.shape, leaf.dtype) for leaf in leaves], window))
     for period in range(1, len(kinds) // 2 + 1):
         if kinds[period:] == kinds[:-period]:
             return period

@@ -26,8 +26,7 @@ class TokenEmbedding(nnx.Module):
     tokens:  hidden_t = dropout(norm(sqrt(M) table[token_t] + type_t + position_t))
     vectors: hidden_t = dropout(norm(x_t W + b + position_t))
 
-    The factor, types, positions and the norm are there where the config says so; so is a learned vector in
-    front of real vectors (`class_token`).
+    The parts, and a learned vector in front of real vectors (`class_token`), are there where the config says.
 
     The table starts at standard deviation 1/sqrt(M) and is read times sqrt(M), so tokens enter with unit
     variance beside sinusoids of mean square 1/2: neither drowns the other at any width, and a step of Adam
@@ -47,9 +46,8 @@ class TokenEmbedding(nnx.Module):
         >>> TokenEmbedding(config, rngs=nnx.Rngs(0))(jnp.array([[3, 10, 0]])).shape
         (1, 3, 6)
 
-    Reference: Vaswani et al., "Attention Is All You Need", 2017, sections 3.4 and 3.5; types and norm as in
-    Devlin et al., "BERT", 2019; the vector in front as in Dosovitskiy et al., "An Image is Worth 16x16
-    Words", 2021.
+    Reference: Vaswani et al., "Attention Is All You Need", 2017, sections 3.4 and 3.5; Devlin et al., "BERT",
+    2019, and Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, for the other parts.
     """
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
@@ -90,16 +88,12 @@ class TokenEmbedding(nnx.Module):
         """Embed the inputs.
 
         Args:
-            inputs: tokens in 0..V-1, `(batch, T)` or `(T,)`, or real vectors with one more axis, as the
-                config says. What lies in the padding does not matter.
-            lengths: number of valid positions per row, at its start; None means all.
-            token_types: segment of each token, `(batch, T)`; None means 0.
+            inputs: tokens in 0..V-1, `(batch, T)` or `(T,)`, or real vectors with one more axis.
+            lengths, token_types, positions: as in `Encoder`.
             offset: position of the first token per row, `(batch,)`, in decoding; None means 0.
-            positions: in its place, the position of each token, `(T,)` or `(batch, T)`.
 
         Returns:
-            Residual stream, one position longer with a `class_token`. Under jit, a token out of range gives
-            NaN at its position.
+            Residual stream, one position longer with a `class_token`. Under jit, a token out of range is NaN.
 
         Raises:
             TypeError: tokens that are not integers, vectors that are not floating point.
@@ -113,9 +107,8 @@ class TokenEmbedding(nnx.Module):
             )
         hidden = self.entry(inputs, lengths)
         if self.class_token is not None:
-            front = jnp.broadcast_to(
-                self.class_token[...].astype(hidden.dtype), (*hidden.shape[:-2], 1, hidden.shape[-1])
-            )
+            front = self.class_token[...].astype(hidden.dtype)
+            front = jnp.broadcast_to(front, (*hidden.shape[:-2], 1, hidden.shape[-1]))
             hidden = jnp.concatenate((front, hidden), axis=-2)
         hidden = self._add_positions(self._add_types(hidden, token_types), offset, positions)
         return self.dropout(hidden if self.norm is None else self.norm(hidden))
@@ -139,10 +132,9 @@ class TokenEmbedding(nnx.Module):
 
     def _add_positions(self, hidden: Array, offset: Any, places: Any) -> Array:
         """Add the positions from `offset` on, those given, or 0..T-1 on every row."""
-        num_positions, d_model = hidden.shape[-2:]
-        limit = self.config.max_length
         if self.config.positions not in ("sinusoidal", "learned"):
             return hidden
+        (num_positions, d_model), limit = hidden.shape[-2:], self.config.max_length
         index = jnp.arange(num_positions, dtype=jnp.int32)
         if offset is not None:
             index = jnp.asarray(offset)[:, None] + index[None]

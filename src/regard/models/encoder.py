@@ -65,8 +65,7 @@ class Encoder(nnx.Module):
         """Encode the inputs.
 
         Args:
-            inputs: tokens `(batch, T)` or real vectors `(batch, T, W)`, as configured; one example without
-                the batch axis works too.
+            inputs: tokens `(batch, T)` or real vectors `(batch, T, W)`, as configured, or one example.
             lengths: number of valid positions per row, at its start; None means all. What the padding
                 holds, NaN included, changes no result and no gradient.
             mask: who else may not attend to whom; as in `MultiHeadAttention`. Where `config.mixers` has more
@@ -84,9 +83,8 @@ class Encoder(nnx.Module):
             TypeError, ValueError: as in `TokenEmbedding`: tokens out of range outside jit, wrong shapes,
                 positions beside a `class_token`, whose own would be a guess.
         """
-        hidden = embedding = self.embedding(
-            inputs, lengths=lengths, token_types=token_types, positions=positions
-        )
+        options = {"lengths": lengths, "token_types": token_types, "positions": positions}
+        hidden = embedding = self.embedding(inputs, **options)
         lengths = self.hidden_lengths(lengths)
         mask = name_mask(mask, hidden.shape[:-2], hidden.shape[-2], hidden.shape[-2])
         segments = find_segments(mask) if self.config.is_hybrid else None
@@ -114,12 +112,13 @@ def find_segments(mask: Mask | None) -> Any:
             pending += [part.left, part.right]
         elif not isinstance(part, Causal):
             parts.append(part)
-    if not parts:
-        return None
-    if len(parts) == 1 and isinstance(parts[0], Documents):
-        return parts[0].ids
-    if len(parts) == 1 and isinstance(parts[0], Segments) and _is_same(parts[0].query_ids, parts[0].key_ids):
-        return parts[0].query_ids
+    match parts:
+        case []:
+            return None
+        case [Documents(ids=ids)]:
+            return ids
+        case [Segments(query_ids=ids, key_ids=others)] if _is_same(ids, others):
+            return ids
     raise ValueError(
         "mask: expected None or masks.segments(ids), as layers of the delta rule read all that came before in"
         f" a document; got {mask!r}. Padding is said by lengths"

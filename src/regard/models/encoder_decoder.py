@@ -68,16 +68,16 @@ class EncoderDecoder(nnx.Module):
                 f"target_vocab_size: expected {config.vocab_size}, that of the source, for shared_embedding;"
                 f" got {vocab_size}"
             )
-        target_config = dataclasses.replace(
-            config,
-            vocab_size=vocab_size,
-            input_width=None,
-            class_token=False,
-            num_layers=config.num_layers if num_decoder_layers is None else num_decoder_layers,
-        )
+        num_layers = config.num_layers if num_decoder_layers is None else num_decoder_layers
+        changes = {
+            "vocab_size": vocab_size,
+            "input_width": None,
+            "class_token": False,
+            "num_layers": num_layers,
+        }
+        target_config = dataclasses.replace(config, **changes)
         self.config, self.target_vocab_size = config, vocab_size
-        self.encoder = Encoder(config, rngs=rngs)
-        shared = config.shared_embedding
+        self.encoder, shared = Encoder(config, rngs=rngs), config.shared_embedding
         self.target_embedding = None if shared else TokenEmbedding(target_config, rngs=rngs)
         self.decoder = Stack(target_config, DecoderBlock, causal=True, rngs=rngs)
         self.head = build_head(config, vocab_size, rngs)
@@ -96,9 +96,7 @@ class EncoderDecoder(nnx.Module):
         Args:
             source: what is read.
             target: what was written so far; position t sees targets 0..t.
-            source_lengths: number of valid positions per source row; None means all. Respected by the
-                encoder and by the cross-attention.
-            target_lengths: the same for the target.
+            source_lengths, target_lengths: number of valid positions per row; None means all.
             aux: names as in `attend`.
 
         Returns:
@@ -135,15 +133,14 @@ class EncoderDecoder(nnx.Module):
 
         Args:
             memory: encoded source, `(batch, S, M)`; its keys and values are computed once, here.
-            capacity: target tokens per row.
-            source_lengths: number of valid positions per source row; None means all.
+            capacity: target tokens per row, at least 1.
+            source_lengths: as in a call.
 
         Returns:
             An empty cache.
 
         Raises:
-            TypeError: a capacity that is not an integer.
-            ValueError: a capacity below 1, a memory or lengths of the wrong shape.
+            TypeError, ValueError: a capacity that is no such integer, a memory or lengths of the wrong shape.
         """
         if memory.ndim != 3:
             raise ValueError(f"memory: expected (batch, S, {self.config.d_model}), got shape {memory.shape}")

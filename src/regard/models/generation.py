@@ -54,14 +54,12 @@ def generate(
 
     token_t ~ sampling(logits(prompt, token_0, ..., token_(t-1)))
 
-    The prompt is read once, then one token at a time, with keys and values cached. Everything runs in two
-    compiled programs, one that reads and one that writes until every row has ended or is full. They are
-    compiled at the first call and serve all calls of equal shapes, whatever the parameters of the model, the
-    numbers in `sampling`, the rng, or which tokens stop. Dropout is off whatever the model's mode. Works
-    under `jax.jit` and `nnx.jit`, too, with prompts as an array.
+    The prompt is read by one compiled program, and a second one writes until every row has ended or is full.
+    Both serve all calls of equal shapes, whatever the parameters of the model, the numbers in `sampling`, the
+    rng, or which tokens stop. Dropout is off. Works under `jax.jit`, too, with prompts as an array.
 
-    With a `draft`, decoding is speculative: the draft writes `draft_tokens` tokens, the model reads them at
-    once, and keeps each with probability
+    With a `draft`, decoding is speculative: the model reads `draft_tokens` tokens of the draft at once, and
+    keeps each with probability
 
     min(1, p(token) / q(token))
 
@@ -70,28 +68,25 @@ def generate(
     without a draft, other ones for an rng; at temperature 0, the same ones, but for ties within rounding.
 
     Args:
-        model: what writes. A `Decoder` goes on with its prompts; an `EncoderDecoder` reads them as sources,
-            and begins its targets with `start_token`.
+        model: what writes, a `Decoder` behind its prompts, an `EncoderDecoder` beside, after `start_token`.
         prompts: a list with a sequence of tokens per row, of any lengths; or an integer array `(batch, P)`,
             for an encoder-decoder that reads real vectors `(batch, S, W)`.
         max_tokens: how many tokens to write per row at most, at least 1.
         sampling: how tokens are chosen. The default takes the most probable ones. A repetition penalty
             applies to tokens of the prompt, or of the target's start, and to those written.
         stop_tokens: tokens that end a row, in which they are kept. Rows that have ended do not change.
-        rng: a random key, from which row b gets the key `fold_in(rng, b)`; or keys `(batch,)`. Token t of a
-            row depends on its key, its prompt and t, not on other rows. None serves temperature 0 only.
+        rng: a random key, or keys `(batch,)`, as in `sampling.row_keys`. Token t of a row depends on its key,
+            its prompt and t, not on other rows. None serves temperature 0 only.
         lengths: real tokens per row of an array of prompts; None means all.
-        start_token: put before every prompt, which may then be empty; for an encoder-decoder before every
-            target, and required. None means nothing.
+        start_token: put before every prompt, which may then be empty, or an encoder-decoder's every target.
         pad_token: what `tokens` holds behind the end of a row.
         capacity: places per row in the cache, for prompt and output; equal ones spare a new compilation
-            where prompts differ in length. None means as many as are needed.
+            where prompts differ in length. None means as many as needed.
         chunk: tokens of the prompt that are read at once, for less memory; None means all.
         padding: "right" or "left": the side of an array of prompts on which rows shorter than it are padded.
         cache: `cache` of an earlier call: rows go on where they ended, with what was written and then with
             these prompts, which may be empty. Nothing is read again.
-        return_cache: whether the result has a `cache`, of the draft, too. Then `capacity` should be that of
-            the whole conversation.
+        return_cache: whether the result has a `cache`; `capacity` is then that of the whole conversation.
         draft: a smaller model of the same kind and vocabulary, which proposes tokens.
         draft_tokens: how many it proposes at a time, at least 1.
 
@@ -101,9 +96,9 @@ def generate(
     Raises:
         TypeError: a model that does not write; prompts, tokens or keys of another type.
         ValueError: an empty prompt without `start_token`; a token out of range (in an array under jit: token
-            -1); `max_tokens` below 1 or, with learned positions, beyond `max_length`; a capacity below
-            prompt and output; a temperature above 0 without `rng`; a cache of another number of rows, or
-            without room; a draft of another vocabulary, or one with a cache that no draft has read.
+            -1); `max_tokens` below 1 or, with learned positions, beyond `max_length`; a capacity, or a cache,
+            that is too small; a temperature above 0 without `rng`; a cache of another number of rows; a draft
+            of another vocabulary, or with a cache that no draft has read.
 
     Example:
         >>> import jax
@@ -136,8 +131,7 @@ class TextStream(Iterator[list[list[int]]]):
         parts: what makes them, and returns the cache or None.
 
     Attributes:
-        cache: the text read and written, once the last tokens have been handed over; None before, and
-            unless `return_cache`.
+        cache: the text read and written, after the last tokens; None before, and unless `return_cache`.
 
     Example:
         >>> from flax import nnx
@@ -183,8 +177,7 @@ def stream(
     """Write as `generate` does, and hand over tokens as they are made.
 
     Args:
-        burst: tokens per step; after the first token, which comes alone. More cost less per token. With a
-            draft, at least so many, as it may propose several.
+        burst: tokens per step, after the first token, and with a draft at least so many. More cost less each.
         return_cache: whether the iterator has a `cache` at its end.
         model, prompts, max_tokens, sampling, stop_tokens, rng, lengths: as in `generate`.
         start_token, capacity, chunk, padding, cache, draft, draft_tokens: as in `generate`.
@@ -258,7 +251,6 @@ def _canonicalize(
 
 
 def _keep(cache: Any, writing: Writing, draft: Any) -> TextCache:
-    """Return the cache of a text for the next call."""
     read, drafts = (cache, None) if draft is None else cache
     return TextCache(read, writing.newest, writing.seen, drafts)
 
@@ -268,10 +260,8 @@ def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: R
     """Read the prompts, and choose the first tokens."""
     model = merge_model(structure, arrays)
     hidden, cache = read_prompts(model, request)
-    batch, size = request.start.shape
-    shape = (batch, request.max_tokens)
-    yes = jnp.ones(batch, bool)
-    seen = None
+    (batch, size), seen = request.start.shape, None
+    shape, yes = (batch, request.max_tokens), jnp.ones(batch, bool)
     if rules.keep or rules.sampling.repetition_penalty is not None:  # a later call may have one
         count = size if request.counts is None else request.counts[:, None]
         real = jnp.arange(size, dtype=jnp.int32)[None] < count

@@ -1,7 +1,5 @@
 """Padding at the ends of rows, given by `lengths`, which reaches no result and no gradient."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

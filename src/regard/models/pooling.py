@@ -1,7 +1,5 @@
 """Poolings: one vector per example from one per position."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -55,9 +53,8 @@ class AttentionPooling(nnx.Module):
         )
 
     def __call__(self, hidden: Array, lengths: Any, aux: tuple[str, ...]) -> tuple[Array, dict[str, Any]]:
-        query = jnp.broadcast_to(
-            self.query[...] * math.sqrt(hidden.shape[-1]), (*hidden.shape[:-2], 1, hidden.shape[-1])
-        )
+        query = self.query[...] * math.sqrt(hidden.shape[-1])
+        query = jnp.broadcast_to(query, (*hidden.shape[:-2], 1, hidden.shape[-1]))
         pooled, seen = unpack(self.attention(query, hidden, mask=mask_padding(lengths), aux=aux), aux)
         return pooled[..., 0, :], seen
 

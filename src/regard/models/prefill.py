@@ -1,7 +1,5 @@
 """The start of every generation: a model split for compiled programs, and prompts read into its cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -62,7 +60,8 @@ def read_prompts(model: Any, request: Request) -> tuple[Array, Any]:
             hidden, cache = model.read(tokens, cache)
             return (hidden[:, -1:], cache), None
         hidden, cache = model.read(tokens, cache, jnp.clip(counts - first, 0, chunk))
-        newest = _pick(hidden, counts - 1 - first)
+        places = jnp.clip(counts - 1 - first, 0, hidden.shape[1] - 1)
+        newest = jnp.take_along_axis(hidden, places[:, None, None], axis=1)
         ends_here = (counts > first)[:, None, None]
         return (newest if last is None else jnp.where(ends_here, newest, last), cache), None
 
@@ -72,9 +71,3 @@ def read_prompts(model: Any, request: Request) -> tuple[Array, Any]:
     pieces = jnp.swapaxes(start[:, chunk:].reshape((batch, -1, chunk)), 0, 1)
     firsts = jnp.arange(chunk, size, chunk, dtype=jnp.int32)
     return jax.lax.scan(read_chunk, read, (pieces, firsts))[0]
-
-
-def _pick(hidden: Array, places: Array) -> Array:
-    """Take one position per row, `(batch, 1, M)`; places outside are moved inside."""
-    places = jnp.clip(places, 0, hidden.shape[1] - 1)
-    return jnp.take_along_axis(hidden, places[:, None, None], axis=1)

@@ -43,14 +43,8 @@ class Preset:
 
     def build(self, *, rngs: nnx.Rngs) -> Encoder | Decoder | EncoderDecoder:
         """Build the model with fresh parameters; `regard.interop.huggingface.load` has trained ones."""
-        return build_model(self.kind, self.config, rngs=rngs)
-
-
-def build_model(kind: Kind, config: TransformerConfig, *, rngs: nnx.Rngs) -> Any:
-    """Build the model of a kind with fresh parameters."""
-    return {"encoder": Encoder, "decoder": Decoder, "encoder_decoder": EncoderDecoder}[kind](
-        config, rngs=rngs
-    )
+        models = {"encoder": Encoder, "decoder": Decoder, "encoder_decoder": EncoderDecoder}
+        return models[self.kind](self.config, rngs=rngs)
 
 
 def preset(name: str) -> Preset:
@@ -79,71 +73,41 @@ def preset(name: str) -> Preset:
 _LEARNED: dict[str, Any] = {"positions": "learned", "scale_embedding": False}
 _ENCODER: dict[str, Any] = {**_LEARNED, "norm_epsilon": 1e-12, "activation": "gelu_erf"}
 _RMS: dict[str, Any] = {
-    "norm_kind": "rms",
-    "norm_epsilon": 1e-6,
-    "attention_bias": False,
-    "feed_forward_bias": False,
-    "scale_embedding": False,
-    "head_bias": False,
-}
+    "norm_kind": "rms", "norm_epsilon": 1e-6, "attention_bias": False, "feed_forward_bias": False,
+    "scale_embedding": False, "head_bias": False,
+}  # fmt: skip
 BERT: dict[str, Any] = {**_ENCODER, "norm": "post", "embedding_norm": True, "num_token_types": 2}
 MODERNBERT: dict[str, Any] = {
-    "positions": "rotary",
-    "scale_embedding": False,
-    "embedding_norm": True,
-    "first_norm": False,
-    "norm_kind": "layer_no_bias",
-    "norm_epsilon": 1e-5,
-    "attention_bias": False,
-    "feed_forward_bias": False,
-    "activation": "gelu_erf",
-    "gated": True,
-}
+    "positions": "rotary", "scale_embedding": False, "embedding_norm": True, "first_norm": False,
+    "norm_kind": "layer_no_bias", "norm_epsilon": 1e-5, "attention_bias": False, "feed_forward_bias": False,
+    "activation": "gelu_erf", "gated": True,
+}  # fmt: skip
 VIT: dict[str, Any] = {**_ENCODER, "class_token": True}
 GPT2: dict[str, Any] = {**_LEARNED, "norm_epsilon": 1e-5, "tied_output": True, "head_bias": False}
 LLAMA: dict[str, Any] = {**_RMS, "positions": "rotary", "activation": "silu", "gated": True}
 GEMMA2: dict[str, Any] = {
-    **LLAMA,
-    "norm": "both",
-    "activation": "gelu_tanh",
-    "attention_softcap": 50.0,
-    "scale_embedding": True,
-    "tied_output": True,
-    "output_softcap": 30.0,
-}
-GEMMA3: dict[str, Any] = {
-    **GEMMA2,
-    "attention_softcap": None,
-    "output_softcap": None,
-    "query_key_norm": True,
-}
+    **LLAMA, "norm": "both", "activation": "gelu_tanh", "attention_softcap": 50.0, "scale_embedding": True,
+    "tied_output": True, "output_softcap": 30.0,
+}  # fmt: skip
+GEMMA3: dict[str, Any] = {**GEMMA2, "attention_softcap": None, "output_softcap": None, "query_key_norm": True}
 QWEN3_5: dict[str, Any] = {**LLAMA, "query_key_norm": True, "output_gate": True}
 GPT_OSS: dict[str, Any] = {
-    **LLAMA,
-    "norm_epsilon": 1e-5,
-    "attention_bias": True,
-    "feed_forward_bias": True,
-    "sinks": True,
-    "activation": "gelu_quick",
-    "gate_limit": 7.0,
-}
+    **LLAMA, "norm_epsilon": 1e-5, "attention_bias": True, "feed_forward_bias": True, "sinks": True,
+    "activation": "gelu_quick", "gate_limit": 7.0,
+}  # fmt: skip
 T5: dict[str, Any] = {
-    **_RMS,
-    "positions": "relative",
-    "activation": "relu",
-    "attention_scale": 1.0,
-    "shared_embedding": True,
+    **_RMS, "positions": "relative", "activation": "relu", "attention_scale": 1.0, "shared_embedding": True,
     "tied_output": True,
-}
+}  # fmt: skip
 
 _MINILM = "Wang et al., MiniLM, 2020, table 2: width 384; every other of its 12 layers kept"
+_RELEASED = "widths from the released configuration"
 _DROPOUT = {"dropout_rate": 0.1, "attention_dropout_rate": 0.1}
 
 
 def _scale(d_model: int, num_heads: int, num_layers: int, **choices: Any) -> TransformerConfig:
     """Build a config whose feed-forward branches are four times as wide as the model."""
-    sizes = {"d_model": d_model, "num_heads": num_heads, "num_layers": num_layers}
-    return TransformerConfig(**sizes, d_ff=4 * d_model, **choices)
+    return TransformerConfig(d_model, num_heads, 4 * d_model, num_layers, **choices)
 
 
 def _bert(*sizes: int, source: str = "Devlin et al., BERT, 2019, section 3") -> Preset:
@@ -183,14 +147,9 @@ PRESETS: dict[str, Preset] = {
     "bert-large": _bert(1024, 16, 24),
     "minilm-l6": _bert(384, 12, 6, source=_MINILM),
     "modernbert-base": _build(
-        "encoder",
-        "Warner et al., ModernBERT, 2024, section 2; widths from the released configuration",
-        (768, 12, 1152, 22, 50_368),
-        MODERNBERT,
-        max_length=8192,
-        windows=(None, 64, 64),
-        rotary_base=160_000.0,
-        rotary_window_base=10_000.0,
+        "encoder", f"Warner et al., ModernBERT, 2024, section 2; {_RELEASED}",
+        (768, 12, 1152, 22, 50_368), MODERNBERT, max_length=8192, windows=(None, 64, 64),
+        rotary_base=160_000.0, rotary_window_base=10_000.0,
     ),
     "gpt2": _gpt2(768, 12, 12),
     "gpt2-medium": _gpt2(1024, 16, 24),
@@ -199,76 +158,41 @@ PRESETS: dict[str, Preset] = {
     "llama-7b": _build("decoder", _LLAMA, (4096, 32, 11_008, 32, 32_000), LLAMA),
     "llama-13b": _build("decoder", _LLAMA, (5120, 40, 13_824, 40, 32_000), LLAMA),
     "llama-3.1-8b": _build(
-        "decoder",
-        "Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3",
-        (4096, 32, 14_336, 32, 128_256),
-        {**LLAMA, **_GROUPED},
-        rotary_base=500_000.0,
+        "decoder", "Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3",
+        (4096, 32, 14_336, 32, 128_256), {**LLAMA, **_GROUPED}, rotary_base=500_000.0,
         rotary_scaling=Llama3(factor=8.0),
     ),
     "mistral-7b": _build(
-        "decoder",
-        "Jiang et al., Mistral 7B, 2023, table 1",
-        (4096, 32, 14_336, 32, 32_000),
-        {**LLAMA, **_GROUPED},
-        head_dim=128,
-        windows=(4095,),
+        "decoder", "Jiang et al., Mistral 7B, 2023, table 1", (4096, 32, 14_336, 32, 32_000),
+        {**LLAMA, **_GROUPED}, head_dim=128, windows=(4095,),
     ),
     "qwen3-0.6b": _build(
-        "decoder",
-        "Yang et al., Qwen3 Technical Report, 2025, table 1; widths from the released configuration",
-        (1024, 16, 3072, 28, 151_936),
-        _QWEN3,
-        num_key_heads=8,
-        tied_output=True,
+        "decoder", f"Yang et al., Qwen3 Technical Report, 2025, table 1; {_RELEASED}",
+        (1024, 16, 3072, 28, 151_936), _QWEN3, num_key_heads=8, tied_output=True,
     ),
     "qwen3-30b-a3b": _build(
-        "decoder",
-        "Yang et al., Qwen3 Technical Report, 2025, table 2; widths from the released configuration",
-        (2048, 32, 6144, 48, 151_936),
-        _QWEN3,
-        num_key_heads=4,
-        num_experts=128,
-        experts_per_token=8,
+        "decoder", f"Yang et al., Qwen3 Technical Report, 2025, table 2; {_RELEASED}",
+        (2048, 32, 6144, 48, 151_936), _QWEN3, num_key_heads=4, num_experts=128, experts_per_token=8,
         expert_width=768,
     ),
     "gpt-oss-20b": _build(
-        "decoder",
-        "OpenAI, gpt-oss Model Card, 2025, table 1; widths from the released configuration",
-        (2880, 64, 2880, 24, 201_088),
-        GPT_OSS,
-        num_key_heads=8,
-        head_dim=64,
-        windows=(127, None),
-        rotary_base=150_000.0,
-        rotary_scaling=YaRN(32.0, 4096, whole_features=False),
-        num_experts=32,
-        experts_per_token=4,
+        "decoder", f"OpenAI, gpt-oss Model Card, 2025, table 1; {_RELEASED}",
+        (2880, 64, 2880, 24, 201_088), GPT_OSS, num_key_heads=8, head_dim=64, windows=(127, None),
+        rotary_base=150_000.0, rotary_scaling=YaRN(32.0, 4096, whole_features=False),
+        num_experts=32, experts_per_token=4,
     ),
     "gemma-2-2b": _build(
-        "decoder",
-        "Gemma Team, Gemma 2, 2024, table 1, which counts both feed-forward maps: 18,432",
-        (2304, 8, 9216, 26, 256_000),
-        GEMMA2,
-        num_key_heads=4,
-        head_dim=256,
-        attention_scale=256**-0.5,
-        windows=(4095, None),
+        "decoder", "Gemma Team, Gemma 2, 2024, table 1, which counts both feed-forward maps: 18,432",
+        (2304, 8, 9216, 26, 256_000), GEMMA2, num_key_heads=4, head_dim=256,
+        attention_scale=256**-0.5, windows=(4095, None),
     ),
     "gemma-3-1b": _build(
-        "decoder",
-        "Gemma Team, Gemma 3 Technical Report, 2025, table 1; widths from the released configuration",
-        (1152, 4, 6912, 26, 262_144),
-        GEMMA3,
-        num_key_heads=1,
-        head_dim=256,
-        attention_scale=256**-0.5,
-        windows=(511, 511, 511, 511, 511, None),
-        rotary_base=1_000_000.0,
-        rotary_window_base=10_000.0,
+        "decoder", f"Gemma Team, Gemma 3 Technical Report, 2025, table 1; {_RELEASED}",
+        (1152, 4, 6912, 26, 262_144), GEMMA3, num_key_heads=1, head_dim=256, attention_scale=256**-0.5,
+        windows=(511, 511, 511, 511, 511, None), rotary_base=1_000_000.0, rotary_window_base=10_000.0,
     ),
     "t5-small": _t5(512, 8, 6),
     "t5-base": _t5(768, 12, 12),
     "vit-base-16": _vit(768, 12, 12, patch=16),
     "vit-large-16": _vit(1024, 16, 24, patch=16),
-}
+}  # fmt: skip

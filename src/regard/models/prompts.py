@@ -96,7 +96,9 @@ def canonicalize(
         start = np.full((source.shape[0], 1), start_token, np.int32)
     else:
         first = start_token if cache is None else cache.pending
-        most = _most_tokens(model, capacity, first)
+        limits = [] if capacity is None else [whole_number("capacity", capacity, 1)]
+        limits += [model.config.max_length] if model.config.positions == "learned" else []
+        most = min(limits) - (first is not None) if limits else None  # to pad prompts to
         start, counts = _check_tokens(prompts, lengths, vocab_size, most, padding)
         start, counts = _prepend_start(start, counts, first)
     longest = np.asarray(counts) if counts is not None and is_concrete(counts) else start.shape[1]
@@ -219,11 +221,10 @@ def _check_tokens(
     prompts: Any, lengths: Any, vocab_size: int, most: int | None, padding: str
 ) -> tuple[Any, Any]:
     """Check prompts; return tokens `(batch, P)`, and how many of each row are real."""
-    if isinstance(prompts, str) or (
-        isinstance(prompts, list | tuple) and any(isinstance(prompt, str) for prompt in prompts)
-    ):
+    is_list = isinstance(prompts, list | tuple)
+    if isinstance(prompts, str) or (is_list and any(isinstance(prompt, str) for prompt in prompts)):
         raise TypeError("prompts: expected lists of tokens, got text; encode it with the model's tokenizer")
-    if isinstance(prompts, list | tuple):
+    if is_list:
         if lengths is not None:
             raise ValueError(
                 "lengths: expected None with a list of prompts, whose lengths are known; got lengths, which"
@@ -241,7 +242,7 @@ def _check_tokens(
             f" {tuple(tokens.shape)}{hint}"
         )
     lengths = check_lengths("lengths", lengths, tokens.shape[:1], tokens.shape[1])
-    if padding == "left" and lengths is not None and not isinstance(prompts, list | tuple):
+    if padding == "left" and lengths is not None and not is_list:
         tokens = _move_to_start(tokens, lengths)
     if not is_concrete((tokens, lengths)):
         return integers("prompts", tokens), lengths
@@ -279,13 +280,6 @@ def _pad(prompts: list[Any] | tuple[Any, ...], most: int | None) -> tuple[np.nda
     for number, row in enumerate(rows):
         tokens[number, : row.size] = row
     return tokens, lengths
-
-
-def _most_tokens(model: Any, capacity: int | None, start_token: Any) -> int | None:
-    """Return the number of tokens that prompts may be padded to; None for any."""
-    limits = [whole_number("capacity", capacity, 1)] if capacity is not None else []
-    limits += [model.config.max_length] if model.config.positions == "learned" else []
-    return min(limits) - (start_token is not None) if limits else None
 
 
 def _prepend_start(tokens: Any, lengths: Any, start_token: Any) -> tuple[Any, Any]:

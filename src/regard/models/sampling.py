@@ -43,8 +43,7 @@ class Sampling:
     """
 
     temperature: float = 0.0
-    """Logits are divided by it, at least 1e-20: below 1 sharper, above 1 flatter; 0 takes the most probable
-    token."""
+    """Divides logits, at least 1e-20: below 1 sharper, above 1 flatter; or 0, for the most probable token."""
     top_k: int | None = None
     """Only the k most probable tokens, at least 1."""
     top_p: float | None = None
@@ -52,8 +51,7 @@ class Sampling:
     min_p: float | None = None
     """Only tokens at least this many times as probable as the most probable one, in (0, 1]."""
     repetition_penalty: float | None = None
-    """Positive logits of tokens seen are divided by it, negative ones multiplied; from 1e-20 to 1e20, and
-    1 is none."""
+    """Positive logits of tokens seen are divided by it, from 1e-20 to 1e20, negative ones multiplied."""
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
@@ -140,8 +138,7 @@ def repetition_penalty(
         >>> sampling.repetition_penalty(logits, seen, 1.5).tolist()
         [[2.0, -1.5, 2.0]]
 
-    Reference: Keskar et al., "CTRL", 2019, section 4.1; there every logit is divided, which would favour seen
-    tokens of negative logit.
+    Reference: Keskar et al., "CTRL", 2019, section 4.1; which divides negative logits, too.
     """
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
@@ -195,8 +192,7 @@ def top_k(logits: Float[Array, "*B V"], count: Any) -> Float[Array, "*B V"]:
 def top_p(logits: Float[Array, "*B V"], share: Any) -> Float[Array, "*B V"]:
     """Leave the nucleus: the fewest most probable tokens whose probabilities sum to `share`.
 
-    At least one token stays, and those as probable as the last one that stays do, too: which of them would
-    go were a matter of order in the vocabulary.
+    At least one token stays, and those as probable as the last one that stays do, too.
 
     Args:
         logits: of the next token.
@@ -227,8 +223,7 @@ def min_p(logits: Float[Array, "*B V"], share: Any) -> Float[Array, "*B V"]:
     logit' = logit where logit >= max_v logit_v + log(share), -inf elsewhere
 
     Args:
-        logits: of the next token.
-        share: in (0, 1], may be traced.
+        logits, share: as in `top_p`.
 
     Returns:
         Logits in the same dtype, -inf for the tokens removed.
@@ -251,8 +246,7 @@ def adjust(
 ) -> Float[Array, "*B V"]:
     """Apply settings to logits: repetition penalty, temperature, top-k, top-p, min-p, in this order.
 
-    Each sees what the one before left: probabilities are those of the tokens still there. At temperature 0
-    only the penalty applies.
+    Probabilities are those of the tokens that the one before left. At temperature 0 only the penalty applies.
 
     Args:
         logits: of the next token.
@@ -293,10 +287,8 @@ def choose(
     token_b = argmax_v (logit'_bv + gumbel_bv),  logit' = adjust(logits), float32 noise from the key of row b
 
     Args:
-        logits: of the next token.
-        sampling: the settings.
+        logits, sampling, seen: as in `adjust`.
         rng: one random key per row, `(batch,)`, as `row_keys` gives them; may be None at temperature 0.
-        seen: as in `adjust`.
 
     Returns:
         int32 tokens; -1 where a logit is NaN or infinite, because an argmax would name some token there.
@@ -338,8 +330,7 @@ def row_keys(rng: ArrayLike, batch: int) -> Array:
     What row b draws is then a matter of rng and b alone, not of how many rows there are or what they hold.
 
     Args:
-        rng: one random key, or one per row, `(batch,)`, which is given back: so a row keeps its draws
-            wherever it stands.
+        rng: one random key, or one per row, `(batch,)`, which is given back.
         batch: number of rows.
 
     Returns:
@@ -372,8 +363,7 @@ def row_keys(rng: ArrayLike, batch: int) -> Array:
 def _leave(logits: Array, enough: Callable[[Array], Array]) -> Array:
     """Leave the largest logits that are `enough`: those above the greatest threshold that lets enough pass.
 
-    The threshold is found bit by bit, in as many passes over the vocabulary as a logit has bits, where
-    sorting takes longer from some thousand tokens on.
+    The threshold is found bit by bit; from some thousand tokens on, sorting takes longer.
     """
     # A bit set may only rise with the number: negative floats count down, and have the highest bit.
     wide = logits.astype(accumulation_dtype(logits))

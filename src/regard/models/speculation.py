@@ -1,7 +1,5 @@
 """Speculative decoding: a small model proposes tokens, and the model that writes reads them at once."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -17,10 +15,7 @@ from regard.models.writing import Rules, State, Writing, mark_tokens, write, wri
 
 
 def probabilities(logits: Float[Array, "*B V"], sampling: Sampling, seen: Any = None) -> Float[Array, "*B V"]:
-    """Compute the probabilities that tokens are drawn by: 1 for the most probable one at temperature 0.
-
-    Where a logit is NaN or infinite, all are 0.
-    """
+    """Compute the probabilities that tokens are drawn by, all 0 where a logit is NaN or infinite."""
     logits = logits.astype(accumulation_dtype(logits))
     healthy = jnp.all(jnp.isfinite(logits), axis=-1, keepdims=True)
     adjusted = adjust(logits, sampling, seen)
@@ -32,10 +27,7 @@ def probabilities(logits: Float[Array, "*B V"], sampling: Sampling, seen: Any = 
 
 
 def acceptance(target: Float[Array, "*B V"], draft: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
-    """Compute the probability that a token drawn from `draft` is kept: min(1, target_v / draft_v).
-
-    Tokens that the draft never proposes have 0.
-    """
+    """Compute the probability that a token is kept: min(1, target_v / draft_v), 0 where draft_v is."""
     proposed = draft > 0
     ratio = target / jnp.where(proposed, draft, jnp.ones_like(draft))
     return jnp.where(proposed, jnp.minimum(ratio, 1), jnp.zeros_like(ratio))
@@ -45,7 +37,7 @@ def residual(target: Float[Array, "*B V"], draft: Float[Array, "*B V"]) -> Float
     """Compute the weights that a token is drawn by in place of one refused: max(0, target_v - draft_v).
 
     Then draft_v acceptance_v + (1 - sum_w draft_w acceptance_w) residual_v / sum_w residual_w = target_v. A
-    draft of zeros, which proposes nothing, leaves the target.
+    draft of zeros leaves the target.
     """
     rest = jnp.maximum(target - draft, jnp.zeros_like(target))
     # Rounding may leave nothing where both are alike.
@@ -105,10 +97,9 @@ def _split_keys(rules: Rules, writing: Writing, most: int) -> Any:
 def _propose(
     draft: Any, cache: Any, writing: Writing, counts: Array, rules: Rules, keys: Any, most: int
 ) -> tuple[Any, tuple[Array, Array, Any]]:
-    """Draw tokens of the draft one after another; return its cache, and `(batch, n)` of three things.
+    """Draw `(batch, n)` tokens of the draft; return its cache, them, their laws, and tokens seen before them.
 
-    They are the tokens, the laws they were drawn by, and the tokens seen before them. The last one is read,
-    so that none is missing later, and not proposed: its law is 0.
+    The last one is read, so that none is missing later, and not proposed: its law is 0.
     """
 
     def step(carry: Any, draw: tuple[Array, Any]) -> tuple[Any, Any]:

@@ -57,10 +57,7 @@ class DecodingCache:
     @property
     def overflowed(self) -> Any:
         """True where a row has lost tokens that its next queries need, `(batch,)`."""
-        lost = self.lengths < 0
-        for layer in self.layers:
-            lost = lost | layer.overflowed
-        return lost
+        return functools.reduce(operator.or_, (layer.overflowed for layer in self.layers), self.lengths < 0)
 
     def rewind(self, lengths: ArrayLike) -> DecodingCache:
         """Forget the newest tokens; lengths are those to keep, as in `KVCache.rewind`."""
@@ -113,22 +110,11 @@ class Stack(nnx.Module):
         counts: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
     ) -> tuple[Array, tuple[dict[str, Any], ...]]:
-        """Run every block on x.
+        """Run every block on x, `(*B, T, M)`; return the residual stream, and one aux dict per block.
 
-        Args:
-            x: the residual stream, `(*B, T, M)`.
-            memory: what the cross-attention of decoder blocks reads; or, per block, what it remembers.
-            mask: who may attend to whom, besides causality and windows.
-            memory_mask: who may attend to what in the memory.
-            positions: where each token of x sits; None means 0..T-1.
-            segments: packed documents, for blocks of the delta rule, which take no mask.
-            caches: in decoding, one per block.
-            counts: in decoding, how many new tokens per row are real.
-            aux: names as in `attend`, or "hidden", the stream after each block.
-
-        Returns:
-            The residual stream, and one aux dict per block (empty dicts without `aux`); with caches, they
-            hold the longer ones as "cache" (for decoder blocks within "self").
+        `memory` is what the cross-attention of decoder blocks reads or, per block, what it remembers. `mask`
+        goes beside causality and windows, `segments` to blocks of the delta rule, which take no mask. `aux`
+        may name "hidden", the stream after each block; with caches, one per block, dicts hold longer ones.
         """
         asked = tuple(name for name in aux if name != "hidden")
         shared = {"score": self._scores(), "aux": asked, "positions": positions}
@@ -153,10 +139,9 @@ class Stack(nnx.Module):
     def start_cache(
         self, embedding: nnx.Module, batch: int, capacity: int, chunk: int, *memory: Any, rewind: int = 0
     ) -> DecodingCache:
-        """Make room for `capacity` tokens read in chunks of up to `chunk`; windows bound it.
+        """Make room for `capacity` tokens read in chunks of up to `chunk`; windows, and `rewind`, bound it.
 
-        Windows keep as many tokens more as `rewind` takes back. Keys and values keep the dtype that they have
-        in a call on what `embedding` returns.
+        Keys and values keep the dtype that they have in a call on what `embedding` returns.
         """
         rewind, batch = whole_number("rewind", rewind, 0), whole_number("batch", batch, 1)
         capacity, chunk = whole_number("capacity", capacity, 1), whole_number("chunk", chunk, 1)
@@ -226,13 +211,8 @@ class Stack(nnx.Module):
         if config.attention_softcap is not None:
             functions.append(scores.softcap(config.attention_softcap))
         if self.relative_table is not None:
-            functions.append(
-                scores.relative_bias(
-                    self.relative_table[...],
-                    bidirectional=not self.causal,
-                    max_distance=config.relative_max_distance,
-                )
-            )
+            options = {"bidirectional": not self.causal, "max_distance": config.relative_max_distance}
+            functions.append(scores.relative_bias(self.relative_table[...], **options))
         return functions or None
 
     def _mask(self, number: int, mask: masks.Mask | None) -> masks.Mask | None:
@@ -254,37 +234,22 @@ def _build_block(
     config: TransformerConfig, number: int, block: type[EncoderBlock] | type[DecoderBlock], rngs: nnx.Rngs
 ) -> nnx.Module:
     """Build the block of one layer as configured."""
-    shared: dict[str, Any] = {
-        "norm": config.norm,
-        "norm_kind": config.norm_kind,
-        "norm_epsilon": config.norm_epsilon,
-        "norm_input": config.first_norm or number > 0,
-        "dropout_rate": config.dropout_rate,
-        **config.feed_forward(number),
-        "rngs": rngs,
-    }
+    same = ("norm", "norm_kind", "norm_epsilon", "dropout_rate")
+    shared: dict[str, Any] = {name: getattr(config, name) for name in same}
+    shared |= {"norm_input": config.first_norm or number > 0, **config.feed_forward(number), "rngs": rngs}
     kind = config.mixer(number)
     if kind != "attention":
         sizes = {"head_dim": config.delta_head_dim or config.head_width, "conv_width": config.conv_width}
         if kind == "gated_delta":
             sizes |= {"num_key_heads": config.delta_key_heads, "value_dim": config.delta_value_dim}
-        return DeltaBlock(
-            config.d_model, config.delta_heads or config.num_heads, kind=kind, delta=sizes, **shared
-        )
-    return block(
-        config.d_model,
-        config.num_heads,
-        attention={
-            "num_key_heads": config.num_key_heads,
-            "head_dim": config.head_dim,
-            "use_bias": config.attention_bias,
-            "output_bias": config.output_bias,
-            "scale": config.attention_scale,
-            "rotary": config.rotary(number),
-            "query_key_norm": config.query_key_norm,
-            "sinks": config.sinks,
-            "output_gate": config.output_gate,
-            "dropout_rate": config.attention_dropout_rate,
-        },
-        **shared,
-    )
+        heads = config.delta_heads or config.num_heads
+        return DeltaBlock(config.d_model, heads, kind=kind, delta=sizes, **shared)
+    same = ("num_key_heads", "head_dim", "output_bias", "query_key_norm", "sinks", "output_gate")
+    attention = {
+        **{name: getattr(config, name) for name in same},
+        "use_bias": config.attention_bias,
+        "scale": config.attention_scale,
+        "rotary": config.rotary(number),
+        "dropout_rate": config.attention_dropout_rate,
+    }
+    return block(config.d_model, config.num_heads, attention=attention, **shared)

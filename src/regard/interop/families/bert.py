@@ -1,7 +1,5 @@
 """BERT, and what shares its architecture, such as MiniLM."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from regard.interop.families.family import Family
@@ -30,16 +28,10 @@ class Bert(Family):
         "add_cross_attention": False,
     }
     # The pooler and heads on top of it are not loaded.
-    harmless: ClassVar = (
-        "tie_word_embeddings",
-        "directionality",
-        "pooler_fc_size",
-        "pooler_num_attention_heads",
-        "pooler_num_fc_layers",
-        "pooler_size_per_head",
-        "pooler_type",
-        "is_encoder_decoder",
-    )
+    harmless = """
+        tie_word_embeddings directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+        pooler_size_per_head pooler_type is_encoder_decoder
+    """
     weights = WeightMap(
         pairs=(
             Pair("embeddings.word_embeddings.weight", "embedding.entry.table.embedding"),

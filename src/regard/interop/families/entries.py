@@ -1,9 +1,8 @@
 """Entries of a config.json: each is read, known to mean nothing to the numbers, or refused by name."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator, Mapping
+from collections import UserDict
+from collections.abc import Mapping
 from typing import Any
 
 # What any config.json may say beside the model: who wrote it, how it was trained, how it writes.
@@ -26,18 +25,10 @@ HARMLESS = frozenset(_HARMLESS.split())
 
 # What transformers 5.24 passes over in these families, though in others it shapes the model; `rotary.py` says
 # the same of partial_rotary_factor.
+_FIXED = ("mistral", "qwen2")
 IGNORED = {
-    "attention_bias": ("mistral", "qwen2"),
-    "mlp_bias": (
-        "mistral",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-        "qwen3_5_text",
-        "gemma2",
-        "gemma3_text",
-        "gpt_oss",
-    ),
+    "attention_bias": _FIXED,
+    "mlp_bias": (*_FIXED, "qwen3", "qwen3_moe", "qwen3_5_text", "gemma2", "gemma3_text", "gpt_oss"),
 }
 
 
@@ -46,38 +37,25 @@ def leave_out_ignored(kind: str, entries: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entries.items() if kind not in IGNORED.get(name, ())}
 
 
-class Entries(Mapping[str, Any]):
+class Entries(UserDict[str, Any]):
     """A config.json, or a part of it, that knows which of its entries were looked at."""
 
     def __init__(self, values: Mapping[str, Any]):
-        self._values, self._seen = values, set[str]()
+        super().__init__(values)
+        self._seen = set[str]()
 
     def __getitem__(self, name: str) -> Any:
         self._seen.add(name)
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+        return super().__getitem__(name)
 
     def list_unread(self) -> dict[str, Any]:
         """Return the entries that nobody looked at and that say something."""
-        empty = (None, {}, [], "")
-        return {
-            name: value
-            for name, value in self._values.items()
-            if name not in self._seen and not any(value is blank or value == blank for blank in empty)
-        }
+        unseen = {name: value for name, value in self.data.items() if name not in self._seen}
+        return {name: value for name, value in unseen.items() if value not in (None, {}, [], "")}
 
 
 def refuse_unread(kind: str, unread: Mapping[str, Any]) -> None:
-    """Raise for entries that were not looked at.
-
-    Raises:
-        ValueError: names them all, and says what to do.
-    """
+    """Raise for entries that were not looked at, and name them all."""
     if unread:
         listed = ", ".join(f"{name} = {value!r}" for name, value in unread.items())
         raise ValueError(
@@ -96,33 +74,21 @@ def demand_same(settings: Mapping[str, Any], name: str, expected: Any, other: st
 
 
 def read_number(name: str, value: Any) -> float:
-    """Return a number above 0.
-
-    Raises:
-        ValueError: anything else, NaN and infinity included.
-    """
+    """Return a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"{name}: expected a number above 0, got {value!r}")
     return float(value)
 
 
 def read_flag(name: str, value: Any) -> bool:
-    """Return true or false.
-
-    Raises:
-        ValueError: anything else.
-    """
+    """Return true or false."""
     if not isinstance(value, bool):
         raise ValueError(f"{name}: expected true or false in config.json, got {value!r}")
     return value
 
 
 def read_size(name: str, value: Any, where: str = "config.json") -> int:
-    """Return an integer.
-
-    Raises:
-        ValueError: anything else.
-    """
+    """Return an integer."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name}: expected an integer in {where}, got {value!r}")
     return value

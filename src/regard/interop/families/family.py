@@ -1,7 +1,5 @@
 """The interface of a family of pretrained models: config.json in both directions, and names of tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -16,31 +14,20 @@ from regard.interop.families.entries import (
     refuse_unread,
 )
 from regard.interop.weight_files import WeightFiles
-from regard.interop.weight_maps import Settings, WeightMap
+from regard.interop.weight_maps import Fields, Settings, WeightMap
 from regard.layers.choices import check_choice
 from regard.models import Decoder, Encoder, EncoderDecoder, TransformerConfig
 
 Model = Encoder | Decoder | EncoderDecoder
 ACTIVATIONS = {
-    "gelu": "gelu_erf",
-    "gelu_python": "gelu_erf",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "quick_gelu": "gelu_quick",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
+    "gelu": "gelu_erf", "gelu_python": "gelu_erf", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh",
+    "quick_gelu": "gelu_quick", "relu": "relu", "silu": "silu", "swish": "silu",
+}  # fmt: skip
 WRITTEN_ACTIVATIONS = {
-    "gelu_erf": "gelu",
-    "gelu_tanh": "gelu_pytorch_tanh",
-    "gelu_quick": "quick_gelu",
-    "relu": "relu",
+    "gelu_erf": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "gelu_quick": "quick_gelu", "relu": "relu",
     "silu": "silu",
-}
+}  # fmt: skip
 
 # What most families call the sizes.
 SIZES = {
@@ -58,60 +45,46 @@ class Family:
     Subclass it in a file of its own and list an instance in `families.FAMILIES`; `huggingface.load` and
     `huggingface.save` do the rest. What follows from more than one entry of config.json is read by
     `read_more` and written by `write_more`.
-
-    Attributes:
-        kind: `model_type` of config.json.
-        architecture: the class of transformers that saved models name.
-        model: the class of `regard.models` that it is loaded as.
-        sizes: entries of config.json that must be there, integers, and the fields of TransformerConfig that
-            they are.
-        entries: entries that may be left out, and their fields, but for those in `entries.IGNORED`.
-        layer_counts: entries that are numbers of layers, or of experts that have tensors of their own.
-        choices: fields that all of the family have, and what entries mean that are left out.
-        required: entries of which one value is supported; any other is refused.
-        harmless: entries that change no number, beside `entries.HARMLESS`.
-        assumed: entries to write where `save` is not given them.
-        packings: `quant_method` of weights that `unpack` reads exactly.
-        weights: names of the tensors.
     """
 
-    kind: ClassVar[str]
-    architecture: ClassVar[str]
+    kind: ClassVar[str]  # `model_type` of config.json
+    architecture: ClassVar[str]  # the class of transformers that saved models name
     model: ClassVar[type[Model]] = Decoder
+    # Fields of TransformerConfig by the entries that say them: integers that must be there, and others, which
+    # may be left out, but for those in `entries.IGNORED`.
     sizes: ClassVar[Mapping[str, str]] = {**SIZES, **TOKENS}
     entries: ClassVar[Mapping[str, str]] = {}
-    layer_counts: ClassVar[tuple[str, ...]] = ("num_hidden_layers",)
-    choices: ClassVar[Mapping[str, Any]] = {}
-    required: ClassVar[Mapping[str, Any]] = {}
-    harmless: ClassVar[tuple[str, ...]] = ()
-    assumed: ClassVar[Mapping[str, Any]] = {}
-    packings: ClassVar[tuple[str, ...]] = ()
+    layer_counts: ClassVar[tuple[str, ...]] = (
+        "num_hidden_layers",
+    )  # or of experts with tensors of their own
+    choices: ClassVar[Mapping[str, Any]] = {}  # fields of the whole family, and of entries that are left out
+    required: ClassVar[Mapping[str, Any]] = {}  # entries of which one value is supported
+    harmless: ClassVar[str] = ""  # entries that change no number, beside `entries.HARMLESS`
+    assumed: ClassVar[Mapping[str, Any]] = {}  # entries to write where `save` is not given them
+    packings: ClassVar[tuple[str, ...]] = ()  # `quant_method` of weights that `unpack` reads exactly
     weights: ClassVar[WeightMap]
 
     def read(self, settings: Settings, length: int | None = None) -> TransformerConfig:
-        """Read what a config.json describes; `length` is the number of tokens to serve.
-
-        Raises:
-            ValueError: an entry that is missing, that has a value which is not supported, or that is unknown.
-        """
+        """Read what a config.json describes; `length` is the number of tokens to serve."""
         settings = Entries(leave_out_ignored(self.kind, settings))
         for name, expected in self.required.items():
-            value = settings.get(name)
-            if value is not None and value != expected:
+            if (value := settings.get(name)) not in (None, expected):
                 raise ValueError(
                     f"{name}: expected {expected!r} for {self.kind}, got {value!r}; not supported"
                 )
-        fields = {
-            **self.choices,
-            **{field: self._read_size(settings, name) for name, field in self.sizes.items()},
-            **{
-                field: _read_entry(name, field, settings[name])
-                for name, field in self.entries.items()
-                if name in settings
-            },
-        }
+        source = f"the config.json of {self.kind}"
+        fields = dict(self.choices)
+        fields |= {field: read_size(name, settings.get(name), source) for name, field in self.sizes.items()}
+        for name, field in self.entries.items():
+            if name not in settings:
+                continue
+            fields[field] = settings[name]
+            if field == "activation":
+                fields[field] = read_activation(settings[name])
+            elif isinstance(getattr(TransformerConfig, field), bool):
+                read_flag(name, settings[name])
         fields |= self.read_more(settings, fields, length)
-        harmless = {*HARMLESS, *self.harmless, *self.assumed}
+        harmless = {*HARMLESS, *self.harmless.split(), *self.assumed}
         unread = {name: value for name, value in settings.list_unread().items() if name not in harmless}
         refuse_unread(self.kind, unread)
         return TransformerConfig(**fields)
@@ -123,7 +96,7 @@ class Family:
         plain = {name: fields[field] for name, field in names.items()}
         return {**plain, **self.write_more(config)}
 
-    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         """Return the fields that no single entry says, given those that one does."""
         return {}
 
@@ -154,22 +127,8 @@ class Family:
             if isinstance(count, int) and count > most:
                 raise ValueError(f"{name}: expected at most {most}, got {count}; {remedy}")
 
-    def _read_size(self, settings: Settings, name: str) -> int:
-        return read_size(name, settings.get(name), f"the config.json of {self.kind}")
-
-
-def _read_entry(name: str, field: str, value: Any) -> Any:
-    """Return the value of a field of TransformerConfig."""
-    if field == "activation":
-        return read_activation(value)
-    return read_flag(name, value) if isinstance(getattr(TransformerConfig, field), bool) else value
-
 
 def read_activation(name: Any) -> str:
-    """Return our name of an activation.
-
-    Raises:
-        ValueError: an activation that no model here has.
-    """
+    """Return our name of an activation."""
     check_choice("activation", name, ACTIVATIONS)
     return ACTIVATIONS[name]

@@ -1,8 +1,5 @@
 """Gemma 2."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -15,7 +12,7 @@ from regard.interop.families.entries import demand_same, read_number
 from regard.interop.families.family import WRITTEN_ACTIVATIONS, read_activation
 from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
 from regard.interop.families.sliding_windows import read_windows, write_windows
-from regard.interop.weight_maps import LESS_ONE, Pair, Settings
+from regard.interop.weight_maps import LESS_ONE, Fields, Pair, Settings
 from regard.models import Decoder, TransformerConfig
 from regard.models.presets import GEMMA2
 
@@ -76,7 +73,7 @@ class Gemma2(Llama):
     choices: ClassVar = GEMMA2
     required: ClassVar = {**Llama.required, "use_bidirectional_attention": False}
     # transformers, too, goes by hidden_activation alone.
-    harmless: ClassVar = (*Llama.harmless, "hidden_act")
+    harmless = f"{Llama.harmless} hidden_act"
     weights = build_map(
         *pair_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.attention_residual.norm"),
         *pair_norm(f"{LAYER}.post_attention_layernorm", f"{BLOCK}.attention_residual.branch_norm"),
@@ -90,18 +87,16 @@ class Gemma2(Llama):
     head_dim = 256
     num_key_heads = 4
 
-    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         sliding = [layer % 2 == 0 for layer in range(fields["num_layers"])]
         window = settings.get("sliding_window", 4096)
         demand_same(settings, "sliding_window_size", window, "sliding_window")
+        scalar = read_number("query_pre_attn_scalar", settings.get("query_pre_attn_scalar", 256))
         activation = settings.get("hidden_activation")
         return {
             **super().read_more(settings, fields, length),
             **({} if activation is None else {"activation": read_activation(activation)}),
-            "attention_scale": read_number(
-                "query_pre_attn_scalar", settings.get("query_pre_attn_scalar", 256)
-            )
-            ** -0.5,
+            "attention_scale": scalar**-0.5,
             "windows": read_windows(settings, window, sliding),
         }
 

@@ -1,15 +1,12 @@
 """Gemma 3, of text."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from regard.interop.families.entries import read_number, read_size
 from regard.interop.families.gemma2 import Gemma2
 from regard.interop.families.rotary import read_rotary_by_kind, write_rotary_by_kind
 from regard.interop.families.sliding_windows import FULL, SLIDING, read_windows
-from regard.interop.weight_maps import Settings
+from regard.interop.weight_maps import Fields, Settings
 from regard.models import TransformerConfig
 from regard.models.presets import GEMMA3
 
@@ -27,9 +24,9 @@ class Gemma3(Gemma2):
     choices: ClassVar = GEMMA3
     required: ClassVar = {**Gemma2.required, "attn_logit_softcapping": None}
     # transformers writes its own copy of the pattern, and reads the entry without the underscore.
-    harmless: ClassVar = (*Gemma2.harmless, "_sliding_window_pattern")
+    harmless = f"{Gemma2.harmless} _sliding_window_pattern"
 
-    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         name, window = "sliding_window_pattern", settings.get("sliding_window", 4096)
         pattern = settings.get(name)
         pattern = 6 if pattern is None else read_number(name, read_size(name, pattern))

@@ -1,12 +1,9 @@
 """GPT-2."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from regard.interop.families.family import Family
-from regard.interop.weight_maps import TRANSPOSED, Pair, Settings, WeightMap, norm, take_part
+from regard.interop.weight_maps import TRANSPOSED, Fields, Pair, Settings, WeightMap, norm, take_part
 from regard.models import TransformerConfig
 from regard.models.presets import GPT2 as CHOICES
 
@@ -24,12 +21,9 @@ class GPT2(Family):
     kind = "gpt2"
     architecture = "GPT2LMHeadModel"
     sizes: ClassVar = {
-        "n_embd": "d_model",
-        "n_head": "num_heads",
-        "n_layer": "num_layers",
-        "vocab_size": "vocab_size",
+        "n_embd": "d_model", "n_head": "num_heads", "n_layer": "num_layers", "vocab_size": "vocab_size",
         "n_positions": "max_length",
-    }
+    }  # fmt: skip
     entries: ClassVar = {
         "layer_norm_epsilon": "norm_epsilon",
         "activation_function": "activation",
@@ -39,17 +33,10 @@ class GPT2(Family):
     choices: ClassVar = CHOICES
     required: ClassVar = {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
     # How scores are rounded, and a head for several sentences.
-    harmless: ClassVar = (
-        "n_ctx",
-        "reorder_and_upcast_attn",
-        "summary_activation",
-        "summary_first_dropout",
-        "summary_proj_to_labels",
-        "summary_type",
-        "summary_use_proj",
-        "is_decoder",
-        "is_encoder_decoder",
-    )
+    harmless = """
+        n_ctx reorder_and_upcast_attn summary_activation summary_first_dropout summary_proj_to_labels
+        summary_type summary_use_proj is_decoder is_encoder_decoder
+    """
     weights = WeightMap(
         pairs=(
             Pair("wte.weight", "trunk.embedding.entry.table.embedding"),
@@ -81,7 +68,7 @@ class GPT2(Family):
         older = {"n_positions": settings["n_ctx"]} if "n_ctx" in settings else {}
         return super().read({**older, **settings}, length)
 
-    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         return {
             "d_ff": settings.get("n_inner") or 4 * fields["d_model"],
             "attention_scale": None if settings.get("scale_attn_weights", True) else 1.0,

@@ -1,9 +1,5 @@
 """gpt-oss: alternating windows, sinks, YaRN, and experts, whose weights may be packed in four bits each."""
 
-from __future__ import annotations
-
-import dataclasses
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -11,11 +7,11 @@ import numpy as np
 
 from regard.interop.families.entries import demand_same, read_number
 from regard.interop.families.family import SIZES, TOKENS
-from regard.interop.families.llama import BLOCK, LAYER, Llama
+from regard.interop.families.llama import BLOCK, LAYER, NORMS, Llama, build_map
 from regard.interop.families.rotary import read_rotary
 from regard.interop.families.sliding_windows import read_windows, write_windows
 from regard.interop.weight_files import Stored, WeightFiles
-from regard.interop.weight_maps import Pair, Settings, linear, take_every
+from regard.interop.weight_maps import Fields, Pair, Settings, linear, take_every
 from regard.models import TransformerConfig
 from regard.models.presets import GPT_OSS
 
@@ -43,31 +39,23 @@ class GptOss(Llama):
     choices: ClassVar = GPT_OSS
     # Its experts have an activation of their own, whatever hidden_act says.
     required: ClassVar = {**Llama.required, "hidden_act": "silu", "swiglu_alpha": 1.702}
-    harmless: ClassVar = (
-        *Llama.harmless,
-        "output_router_logits",
-        "router_aux_loss_coef",
-        "quantization_config",
-    )
+    harmless = f"{Llama.harmless} output_router_logits router_aux_loss_coef quantization_config"
     packings: ClassVar = ("mxfp4",)
-    weights = dataclasses.replace(
-        Llama.weights,
-        pairs=(
-            *Llama.weights.pairs,
-            Pair(f"{LAYER}.self_attn.sinks", f"{BLOCK}.attention.sinks"),
-            *linear(f"{LAYER}.mlp.router", f"{_BRANCH}.router"),
-            *(
-                Pair(f"{_EXPERTS}.gate_up_proj{end}", f"{_BRANCH}.{name}.{ours}", take_every(index, 2))
-                for index, name in enumerate(("gate", "widen"))
-                for end, ours in (("", "kernels"), ("_bias", "biases"))
-            ),
-            Pair(f"{_EXPERTS}.down_proj", f"{_BRANCH}.narrow.kernels"),
-            Pair(f"{_EXPERTS}.down_proj_bias", f"{_BRANCH}.narrow.biases"),
+    weights = build_map(
+        *NORMS,
+        Pair(f"{LAYER}.self_attn.sinks", f"{BLOCK}.attention.sinks"),
+        *linear(f"{LAYER}.mlp.router", f"{_BRANCH}.router"),
+        *(
+            Pair(f"{_EXPERTS}.gate_up_proj{end}", f"{_BRANCH}.{name}.{ours}", take_every(index, 2))
+            for index, name in enumerate(("gate", "widen"))
+            for end, ours in (("", "kernels"), ("_bias", "biases"))
         ),
+        Pair(f"{_EXPERTS}.down_proj", f"{_BRANCH}.narrow.kernels"),
+        Pair(f"{_EXPERTS}.down_proj_bias", f"{_BRANCH}.narrow.biases"),
     )
     head_dim = 64
 
-    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         inherited = super().read_more(settings, fields, length)
         # As the first release says them once more.
         demand_same(settings, "experts_per_token", fields["experts_per_token"], "num_experts_per_tok")

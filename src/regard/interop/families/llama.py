@@ -1,14 +1,11 @@
 """Llama, and what later decoders share with it."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from regard.interop.families.entries import read_size
 from regard.interop.families.family import Family
 from regard.interop.families.rotary import read_rotary, write_rotary
-from regard.interop.weight_maps import TRANSPOSED, Pair, Settings, WeightMap, linear
+from regard.interop.weight_maps import TRANSPOSED, Fields, Pair, Settings, WeightMap, linear
 from regard.models import TransformerConfig
 from regard.models.presets import LLAMA
 
@@ -26,29 +23,24 @@ BODY = (
     Pair("lm_head.weight", "head.kernel", TRANSPOSED),
 )
 """All tensors but the norms'."""
+NORMS = (
+    Pair(f"{LAYER}.self_attn.q_norm.weight", f"{BLOCK}.attention.query_norm.scale"),
+    Pair(f"{LAYER}.self_attn.k_norm.weight", f"{BLOCK}.attention.key_norm.scale"),
+    Pair(f"{LAYER}.input_layernorm.weight", f"{BLOCK}.attention_residual.norm.scale"),
+    Pair(f"{LAYER}.post_attention_layernorm.weight", f"{BLOCK}.feed_forward_residual.norm.scale"),
+    Pair("norm.weight", "trunk.stack.final_norm.scale"),
+)
+"""Norms, of which each of Llama's relatives has some."""
 
 
-def build_map(*norms: Pair) -> WeightMap:
-    """Return the table of a decoder that differs from Llama in its norms."""
-    return WeightMap(
-        pairs=(*BODY, *norms),
-        prefix="model.",
-        writes_prefix=True,
-        ignored=(
-            r"(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)",
-            r"lm_head\.weight",
-        ),
-    )
+def build_map(*others: Pair) -> WeightMap:
+    """Return the table of a decoder that has Llama's body."""
+    buffers = r"(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)"
+    return WeightMap((*BODY, *others), "model.", writes_prefix=True, ignored=(buffers, r"lm_head\.weight"))
 
 
 class Llama(Family):
-    """Llama as a Decoder.
-
-    Attributes:
-        head_dim: width of a head where config.json leaves it out; None is hidden_size / num_attention_heads.
-        num_key_heads: heads of keys where config.json leaves them out; None is as many as of queries, which
-            is what null says there.
-    """
+    """Llama as a Decoder."""
 
     kind = "llama"
     architecture = "LlamaForCausalLM"
@@ -65,19 +57,13 @@ class Llama(Family):
         "is_encoder_decoder": False,
         "add_cross_attention": False,
     }
-    harmless: ClassVar = ("is_llama_config", "is_decoder")
-    # Its relatives have some of these tensors each.
-    weights = build_map(
-        Pair(f"{LAYER}.self_attn.q_norm.weight", f"{BLOCK}.attention.query_norm.scale"),
-        Pair(f"{LAYER}.self_attn.k_norm.weight", f"{BLOCK}.attention.key_norm.scale"),
-        Pair(f"{LAYER}.input_layernorm.weight", f"{BLOCK}.attention_residual.norm.scale"),
-        Pair(f"{LAYER}.post_attention_layernorm.weight", f"{BLOCK}.feed_forward_residual.norm.scale"),
-        Pair("norm.weight", "trunk.stack.final_norm.scale"),
-    )
+    harmless = "is_llama_config is_decoder"
+    weights = build_map(*NORMS)
+    # Where config.json leaves them out; None is d_model / num_heads, and as many as queries have.
     head_dim: int | None = None
     num_key_heads: int | None = None
 
-    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         head_dim = settings.get("head_dim")
         key_heads = settings.get("num_key_value_heads", self.num_key_heads)
         head_dim = self.head_dim if head_dim is None else read_size("head_dim", head_dim)

@@ -1,13 +1,10 @@
 """Mistral."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any
 
 from regard.interop.families.llama import Llama
 from regard.interop.families.sliding_windows import read_window, write_windows
-from regard.interop.weight_maps import Settings
+from regard.interop.weight_maps import Fields, Settings
 from regard.models import TransformerConfig
 
 
@@ -18,7 +15,7 @@ class Mistral(Llama):
     architecture = "MistralForCausalLM"
     num_key_heads = 8
 
-    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         windows = (read_window(settings.get("sliding_window", 4096)),)
         return {**super().read_more(settings, fields, length), "windows": windows}
 

@@ -1,15 +1,12 @@
 """ModernBERT."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from regard.interop.families.entries import read_number, read_size
 from regard.interop.families.family import Family
 from regard.interop.families.rotary import read_rotary_by_kind, write_rotary_by_kind
 from regard.interop.families.sliding_windows import FULL, SLIDING, read_windows, write_windows
-from regard.interop.weight_maps import Pair, Settings, WeightMap, linear, norm, take_rows
+from regard.interop.weight_maps import Fields, Pair, Settings, WeightMap, linear, norm, take_rows
 from regard.models import Encoder, TransformerConfig
 from regard.models.presets import MODERNBERT
 
@@ -42,30 +39,18 @@ class ModernBert(Family):
     # transformers lets the old rope_scaling act in layers with a window, too.
     required: ClassVar = {"position_embedding_type": "absolute", "rope_scaling": None}
     # Heads are not loaded; the rest says how it was trained or made fast.
-    harmless: ClassVar = (
-        "classifier_activation",
-        "classifier_bias",
-        "classifier_pooling",
-        "decoder_bias",
-        "deterministic_flash_attn",
-        "embedding_dropout",
-        "initializer_cutoff_factor",
-        "layer_norm_eps",
-        "mlp_dropout",
-        "reference_compile",
-        "repad_logits_with_grad",
-        "sparse_pred_ignore_index",
-        "sparse_prediction",
-        "tie_word_embeddings",
-    )
+    harmless = """
+        classifier_activation classifier_bias classifier_pooling decoder_bias deterministic_flash_attn
+        embedding_dropout initializer_cutoff_factor layer_norm_eps mlp_dropout reference_compile
+        repad_logits_with_grad sparse_pred_ignore_index sparse_prediction tie_word_embeddings
+    """
     weights = WeightMap(
         pairs=(
             Pair("embeddings.tok_embeddings.weight", "embedding.entry.table.embedding"),
             *norm("embeddings.norm", "embedding.norm"),
             *norm(f"{_LAYER}.attn_norm", f"{_BLOCK}.attention_residual.norm"),
             *_joined(
-                f"{_LAYER}.attn.Wqkv",
-                *(f"attention.{name}_projection" for name in ("query", "key", "value")),
+                f"{_LAYER}.attn.Wqkv", *(f"attention.{n}_projection" for n in ("query", "key", "value"))
             ),
             *linear(f"{_LAYER}.attn.Wo", f"{_BLOCK}.attention.output_projection"),
             *norm(f"{_LAYER}.mlp_norm", f"{_BLOCK}.feed_forward_residual.norm"),
@@ -77,7 +62,7 @@ class ModernBert(Family):
         ignored=(r"(head|decoder|classifier)\..*",),
     )
 
-    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         every = read_number("global_attn_every_n_layers", settings.get("global_attn_every_n_layers", 3))
         # The window is that of both sides, beside the query's own key.
         beside = read_size("local_attention", settings.get("local_attention", 128)) // 2

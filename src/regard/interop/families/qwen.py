@@ -1,13 +1,10 @@
 """Qwen 2 and Qwen 3."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from regard.interop.families.llama import Llama
 from regard.interop.families.sliding_windows import read_windows, write_windows
-from regard.interop.weight_maps import Settings
+from regard.interop.weight_maps import Fields, Settings
 from regard.models import TransformerConfig
 
 
@@ -21,7 +18,7 @@ class Qwen3(Llama):
     head_dim = 128
     num_key_heads = 32
 
-    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         window, first = settings.get("sliding_window", 4096), settings.get("max_window_layers", 28)
         window = window if settings.get("use_sliding_window") else None
         sliding = [layer >= first for layer in range(fields["num_layers"])]

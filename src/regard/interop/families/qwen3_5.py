@@ -1,27 +1,16 @@
 """Qwen 3.5, of text: a hybrid of gated delta layers and attention."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from flax import nnx
 
+from regard.interop import weight_maps
 from regard.interop.families.entries import read_number, read_size
 from regard.interop.families.gemma2 import pair_norm, replace_norms
 from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
 from regard.interop.families.rotary import read_rotary, write_rotary
 from regard.interop.families.sliding_windows import FULL, shorten
-from regard.interop.weight_maps import (
-    UNCHANGED,
-    Pair,
-    Settings,
-    WeightMap,
-    linear,
-    take_half_of_heads,
-    take_span,
-    take_taps,
-)
+from regard.interop.weight_maps import Fields, Pair, Settings, WeightMap, linear
 from regard.models import Decoder, TransformerConfig
 from regard.models.presets import QWEN3_5
 
@@ -50,7 +39,7 @@ class Qwen35(Llama):
     head_dim = 256
     num_key_heads = 4
 
-    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         more = super().read_more(settings, fields, length)
         width = more["head_dim"]
         rules = {**(settings.get("rope_scaling") or {}), **(settings.get("rope_parameters") or {})}
@@ -67,16 +56,11 @@ class Qwen35(Llama):
         kinds = {mixer: kind for kind, mixer in _MIXERS.items()}
         mixers = [config.mixer(layer) for layer in range(config.num_layers)]
         heads, width = config.delta_heads or config.num_heads, config.delta_head_dim or config.head_width
+        sizes = (heads, config.delta_key_heads or heads, width, config.delta_value_dim or width)
         return {
             **super().write_more(config),
             "layer_types": [kinds.get(mixer, mixer) for mixer in mixers],
-            **dict(
-                zip(
-                    _SIZES,
-                    (heads, config.delta_key_heads or heads, width, config.delta_value_dim or width),
-                    strict=True,
-                )
-            ),
+            **dict(zip(_SIZES, sizes, strict=True)),
         }
 
     def read_positions(self, settings: Settings, *sizes: Any) -> dict[str, Any]:
@@ -100,44 +84,27 @@ class Qwen35(Llama):
         heads, width = config.delta_heads or config.num_heads, config.delta_head_dim or config.head_width
         keys = (config.delta_key_heads or heads) * width
         spans = (keys, keys, heads * (config.delta_value_dim or width))
+        joined = []
+        for index, name in enumerate(("query", "gate")):
+            half, projection = (
+                weight_maps.take_half_of_heads(index, config.num_heads),
+                f"{BLOCK}.attention.{name}_projection",
+            )
+            joined.append(Pair(f"{queries}.weight", f"{projection}.kernel", half))
+            joined.append(Pair(f"{queries}.bias", f"{projection}.bias", half))
+        for index, name in enumerate(("query", "key", "value")):
+            kernel, taps = f"{_DELTA}.{name}_projection.kernel", f"{_DELTA}.{name}_taps"
+            joined.append(Pair(f"{_STORED}.in_proj_qkv.weight", kernel, weight_maps.take_span(index, spans)))
+            joined.append(Pair(f"{_STORED}.conv1d.weight", taps, weight_maps.take_taps(index, spans)))
         return build_map(
-            *(
-                Pair(f"{queries}.{stored}", f"{BLOCK}.attention.{name}_projection.{ours}", half)
-                for name, half in (
-                    ("query", take_half_of_heads(0, config.num_heads)),
-                    ("gate", take_half_of_heads(1, config.num_heads)),
-                )
-                for stored, ours in (("weight", "kernel"), ("bias", "bias"))
-            ),
-            *(
-                pair
-                for index, name in enumerate(("query", "key", "value"))
-                for pair in (
-                    Pair(
-                        f"{_STORED}.in_proj_qkv.weight",
-                        f"{_DELTA}.{name}_projection.kernel",
-                        take_span(index, spans),
-                    ),
-                    Pair(f"{_STORED}.conv1d.weight", f"{_DELTA}.{name}_taps", take_taps(index, spans)),
-                )
-            ),
-            *(
-                linear(f"{_STORED}.{stored}", f"{_DELTA}.{name}_projection")[0]
-                for stored, name in (
-                    ("in_proj_z", "gate"),
-                    ("in_proj_b", "rate"),
-                    ("in_proj_a", "forget"),
-                    ("out_proj", "output"),
-                )
-            ),
-            *(
-                Pair(f"{_STORED}.{stored}", f"{_DELTA}.{name}", UNCHANGED)
-                for stored, name in (
-                    ("A_log", "log_speed"),
-                    ("dt_bias", "forget_bias"),
-                    ("norm.weight", "norm_scale"),
-                )
-            ),
+            *joined,
+            *linear(f"{_STORED}.in_proj_z", f"{_DELTA}.gate_projection"),
+            *linear(f"{_STORED}.in_proj_b", f"{_DELTA}.rate_projection"),
+            *linear(f"{_STORED}.in_proj_a", f"{_DELTA}.forget_projection"),
+            *linear(f"{_STORED}.out_proj", f"{_DELTA}.output_projection"),
+            Pair(f"{_STORED}.A_log", f"{_DELTA}.log_speed"),
+            Pair(f"{_STORED}.dt_bias", f"{_DELTA}.forget_bias"),
+            Pair(f"{_STORED}.norm.weight", f"{_DELTA}.norm_scale"),
             *pair_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.delta_residual.norm"),
             *pair_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.attention_residual.norm"),
             *pair_norm(f"{LAYER}.post_attention_layernorm", f"{BLOCK}.feed_forward_residual.norm"),

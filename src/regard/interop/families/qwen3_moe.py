@@ -1,16 +1,14 @@
 """Qwen 3 MoE: mixtures of experts."""
 
-from __future__ import annotations
-
-import dataclasses
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from regard.interop.families.entries import demand_same, read_number, read_size
 from regard.interop.families.family import SIZES, TOKENS
-from regard.interop.families.llama import BLOCK, LAYER, Llama
-from regard.interop.weight_maps import TRANSPOSED, Pair, Settings
+from regard.interop.families.llama import BLOCK, LAYER, NORMS, Llama, build_map
+from regard.interop.weight_maps import TRANSPOSED, Fields, Pair, Settings
 from regard.models import TransformerConfig
+
+_BRANCH = f"{BLOCK}.feed_forward"
 
 
 class Qwen3Moe(Llama):
@@ -30,30 +28,17 @@ class Qwen3Moe(Llama):
     choices: ClassVar = {**Llama.choices, "query_key_norm": True, "normalize_chosen": False}
     required: ClassVar = {**Llama.required, "use_sliding_window": False}
     # Windows are off, and the loss of the router is one of training.
-    harmless: ClassVar = (
-        *Llama.harmless,
-        "sliding_window",
-        "max_window_layers",
-        "output_router_logits",
-        "router_aux_loss_coef",
-    )
-    weights = dataclasses.replace(
-        Llama.weights,
-        pairs=(
-            *Llama.weights.pairs,
-            Pair(f"{LAYER}.mlp.gate.weight", f"{BLOCK}.feed_forward.router.kernel", TRANSPOSED),
-            *(
-                Pair(f"{LAYER}.mlp.experts.{{e}}.{name}_proj.weight", f"{BLOCK}.{path}.kernels", TRANSPOSED)
-                for name, path in (
-                    ("gate", "feed_forward.gate"),
-                    ("up", "feed_forward.widen"),
-                    ("down", "feed_forward.narrow"),
-                )
-            ),
+    harmless = f"{Llama.harmless} sliding_window max_window_layers output_router_logits router_aux_loss_coef"
+    weights = build_map(
+        *NORMS,
+        Pair(f"{LAYER}.mlp.gate.weight", f"{_BRANCH}.router.kernel", TRANSPOSED),
+        *(
+            Pair(f"{LAYER}.mlp.experts.{{e}}.{name}_proj.weight", f"{_BRANCH}.{part}.kernels", TRANSPOSED)
+            for name, part in (("gate", "gate"), ("up", "widen"), ("down", "narrow"))
         ),
     )
 
-    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         # transformers 5 writes the second name.
         first, second = "num_experts", "num_local_experts"
         count = read_size(first, settings.get(second) if settings.get(first) is None else settings[first])

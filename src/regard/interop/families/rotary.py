@@ -1,7 +1,5 @@
 """Rotary positions as config.json spells them, in the old way and in that of transformers 5."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,16 +11,14 @@ from regard.positions import DynamicNTK, Linear, Llama3, YaRN
 from regard.positions.scaling import Scaling
 
 _TRAINED = {"factor": "factor", "original_max_position_embeddings": "trained_length"}
+_FREQUENCIES = {"low_freq_factor": "low_frequency", "high_freq_factor": "high_frequency"}
 _SHARPNESS = {"beta_fast": "fast_turns", "beta_slow": "slow_turns", "attention_factor": "sharpness"}
 # The `rope_type` of each rule, and its entries beside.
 _WRITTEN: dict[Any, tuple[str, dict[str, str]]] = {
     type(None): ("default", {}),
     Linear: ("linear", {"factor": "factor"}),
     DynamicNTK: ("dynamic", {"factor": "factor"}),
-    Llama3: (
-        "llama3",
-        {**_TRAINED, "low_freq_factor": "low_frequency", "high_freq_factor": "high_frequency"},
-    ),
+    Llama3: ("llama3", {**_TRAINED, **_FREQUENCIES}),
     YaRN: ("yarn", {**_TRAINED, **_SHARPNESS, "truncate": "whole_features"}),
 }
 KINDS = tuple(kind for kind, _ in _WRITTEN.values())
@@ -73,12 +69,12 @@ def read_rotary_by_kind(
     rules = settings.get("rope_parameters") or {}
     if not isinstance(rules, Mapping) or not {*rules} <= {*bases}:
         raise ValueError(f"rope_parameters: expected a rule for each of {', '.join(bases)}, got {rules!r}")
-    scaling, by_kind = {FULL: settings.get("rope_scaling")}, {}
+    by_kind = {}
     for kind, (name, default) in bases.items():
         base = settings.get(name)
         entries = {
             "rope_parameters": rules.get(kind),
-            "rope_scaling": scaling.get(kind),
+            "rope_scaling": settings.get("rope_scaling") if kind == FULL else None,
             "rope_theta": None if base is None else read_number(name, base),
             "partial_rotary_factor": settings.get("partial_rotary_factor"),
         }
@@ -113,14 +109,10 @@ def _read_scaling(
             return Llama3(_number(rules, "factor"), trained, low, high)
         case "yarn":
             factor = read_number("rope_scaling.factor", rules.get("factor") or max_length / trained)
-            return YaRN(
-                factor,
-                trained,
-                read_number("rope_scaling.beta_fast", rules.get("beta_fast") or 32),
-                read_number("rope_scaling.beta_slow", rules.get("beta_slow") or 1),
-                _read_sharpness(rules, factor),
-                read_flag("rope_scaling.truncate", rules.get("truncate", True)),
-            )
+            fast = read_number("rope_scaling.beta_fast", rules.get("beta_fast") or 32)
+            slow = read_number("rope_scaling.beta_slow", rules.get("beta_slow") or 1)
+            whole = read_flag("rope_scaling.truncate", rules.get("truncate", True))
+            return YaRN(factor, trained, fast, slow, _read_sharpness(rules, factor), whole)
     raise ValueError(f"rope_type: expected one of {', '.join(KINDS)}; got {kind!r}, which is not supported")
 
 
@@ -145,9 +137,9 @@ def _number(rules: Mapping[str, Any], name: str) -> float:
 
 def _read_sharpness(rules: Mapping[str, Any], factor: float) -> float | None:
     """Return the factor of sines and cosines; None for YaRN's own formula."""
-    parts = [rules.get(name) for name in ("mscale", "mscale_all_dim")]
     if rules.get("attention_factor") is not None:
         return read_number("rope_scaling.attention_factor", rules["attention_factor"])
+    parts = [rules.get(name) for name in ("mscale", "mscale_all_dim")]
     if not all(parts):
         return None
     scales = [0.1 * read_number("rope_scaling.mscale", part) * math.log(factor) + 1 for part in parts]

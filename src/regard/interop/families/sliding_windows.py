@@ -1,7 +1,5 @@
 """Sliding windows as config.json spells them; its numbers count the query's own key as well."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from regard.interop.families.entries import read_size
@@ -17,16 +15,7 @@ def read_window(window: int | None) -> int | None:
 
 
 def read_windows(settings: Settings, window: int | None, sliding: list[bool]) -> tuple[int | None, ...]:
-    """Return the window of every layer, as the shortest run that repeats.
-
-    Args:
-        settings: config.json; its `layer_types` count where they are given.
-        window: the window of all layers that have one.
-        sliding: which layers have one, without `layer_types`.
-
-    Raises:
-        ValueError: `layer_types` of an unknown kind, or not one for each layer.
-    """
+    """Return the window of every layer; `sliding` says which have one, without `layer_types`."""
     names = settings.get("layer_types") or [SLIDING if slides else FULL for slides in sliding]
     unknown = sorted({*names} - {FULL, SLIDING})
     if unknown:

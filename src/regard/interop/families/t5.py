@@ -1,15 +1,12 @@
 """T5, in its first version and in version 1.1."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from flax import nnx
 
 from regard.interop.families.entries import read_size
 from regard.interop.families.family import WRITTEN_ACTIVATIONS, Family, read_activation
-from regard.interop.weight_maps import TRANSPOSED, Pair, Settings, WeightMap
+from regard.interop.weight_maps import TRANSPOSED, Fields, Pair, Settings, WeightMap
 from regard.models import EncoderDecoder, TransformerConfig
 from regard.models.presets import T5 as CHOICES
 
@@ -36,13 +33,9 @@ class T5(Family):
     architecture = "T5ForConditionalGeneration"
     model = EncoderDecoder
     sizes: ClassVar = {
-        "d_model": "d_model",
-        "num_heads": "num_heads",
-        "d_kv": "head_dim",
-        "d_ff": "d_ff",
-        "num_layers": "num_layers",
-        "vocab_size": "vocab_size",
-    }
+        "d_model": "d_model", "num_heads": "num_heads", "d_kv": "head_dim", "d_ff": "d_ff",
+        "num_layers": "num_layers", "vocab_size": "vocab_size",
+    }  # fmt: skip
     entries: ClassVar = {
         "layer_norm_epsilon": "norm_epsilon",
         "relative_attention_num_buckets": "relative_buckets",
@@ -53,14 +46,14 @@ class T5(Family):
     choices: ClassVar = CHOICES
     required: ClassVar = {"is_encoder_decoder": True}
     # Its positions are relative.
-    harmless: ClassVar = ("n_positions", "is_decoder", "add_cross_attention")
+    harmless = "n_positions is_decoder add_cross_attention"
 
-    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         gate, _, name = settings.get("feed_forward_proj", "relu").rpartition("-")
+        gated = gate == "gated"
         # transformers 5 ties the head of version 1.1 as well, and says apart whether its input is scaled.
         scaled = settings.get("scale_decoder_outputs", fields["tied_output"])
-        activation = "gelu_tanh" if (gate, name) == ("gated", "gelu") else read_activation(name)
-        gated = gate == "gated"
+        activation = "gelu_tanh" if gated and name == "gelu" else read_activation(name)
         act, is_gated = settings.get("dense_act_fn"), settings.get("is_gated_act")
         same = act in (None, name) or read_activation(act) == activation
         if not same or is_gated not in (None, gated):
@@ -70,11 +63,8 @@ class T5(Family):
             )
         if settings.get("num_decoder_layers") is not None:
             read_size("num_decoder_layers", settings["num_decoder_layers"])
-        return {
-            "activation": activation,
-            "gated": gated,
-            "output_scale": fields["d_model"] ** -0.5 if scaled else 1.0,
-        }
+        scale = fields["d_model"] ** -0.5 if scaled else 1.0
+        return {"activation": activation, "gated": gated, "output_scale": scale}
 
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:
         is_gelu = config.gated and config.activation == "gelu_tanh"

@@ -1,7 +1,5 @@
 """ViT: images, cut into patches that an encoder reads as a sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -11,7 +9,17 @@ import numpy as np
 from regard.arguments import whole_number
 from regard.axes import Array, Float
 from regard.interop.families.family import SIZES, Family
-from regard.interop.weight_maps import Conversion, Pair, Settings, Shape, WeightMap, linear, norm, squeeze
+from regard.interop.weight_maps import (
+    Conversion,
+    Fields,
+    Pair,
+    Settings,
+    Shape,
+    WeightMap,
+    linear,
+    norm,
+    squeeze,
+)
 from regard.models import Encoder
 from regard.models.presets import VIT
 
@@ -46,13 +54,7 @@ class ViT(Family):
         "qkv_bias": "attention_bias",
     }
     choices: ClassVar = {**VIT, "output_bias": True}
-    harmless: ClassVar = (
-        "encoder_stride",
-        "pooler_act",
-        "pooler_output_size",
-        "tie_word_embeddings",
-        "is_encoder_decoder",
-    )
+    harmless = "encoder_stride pooler_act pooler_output_size tie_word_embeddings is_encoder_decoder"
     assumed: ClassVar = {"image_size": 224, "patch_size": 16, "num_channels": 3}
     weights = WeightMap(
         pairs=(
@@ -74,7 +76,7 @@ class ViT(Family):
         ignored=(r"(pooler|classifier|decoder)\..*", r"embeddings\.mask_token"),
     )
 
-    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         sizes = {name: settings.get(name, value) for name, value in self.assumed.items()}
         patch, image = _sides("patch_size", sizes["patch_size"]), _sides("image_size", sizes["image_size"])
         return {
@@ -97,13 +99,11 @@ def cut_patches(
     """Cut images into the patches that a vision Transformer reads, row by row.
 
     Args:
-        images: with the channels last, normalised as `preprocessor_config.json` says: ViT's are
-            (x - 0.5) / 0.5 of x in [0, 1].
+        images: with the channels last, normalised as `preprocessor_config.json` says: 2 x - 1 of x in [0, 1].
         settings: the model's config.json (`Pretrained.settings`), or the side of a patch.
 
     Returns:
-        One vector per patch, `(*B, T, patch * patch * channels)`, its features in the order of height, width
-        and channel, as the loaded model expects them.
+        One vector per patch, `(*B, T, patch * patch * channels)`, with features by height, width and channel.
 
     Raises:
         ValueError: images that patches do not fill, or not of the model's size.
@@ -117,15 +117,13 @@ def cut_patches(
     Reference: Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, section 3.1.
     """
     images = jnp.asarray(images)
-    if isinstance(settings, Mapping):
-        settings = {**ViT.assumed, **settings}
-    patch = settings["patch_size"] if isinstance(settings, Mapping) else settings
-    high, wide = _sides("patch_size", patch)
+    sizes = {**ViT.assumed, **settings} if isinstance(settings, Mapping) else {"patch_size": settings}
+    high, wide = _sides("patch_size", sizes["patch_size"])
     if images.ndim < 3:
         raise ValueError(f"images: expected (*B, height, width, channels), got shape {images.shape}")
     *batch, height, width, channels = images.shape
-    if isinstance(settings, Mapping):
-        expected = (*_sides("image_size", settings["image_size"]), settings["num_channels"])
+    if "image_size" in sizes:
+        expected = (*_sides("image_size", sizes["image_size"]), sizes["num_channels"])
         if (height, width, channels) != expected:
             raise ValueError(
                 f"images: expected height, width and channels {expected}, got {(height, width, channels)};"
