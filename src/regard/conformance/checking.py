@@ -89,9 +89,7 @@ def check(
     imported, name = name_function(fn)
     judge = Judge(subject, imported, name, tolerance)
     rows = tuple(_run(judge, sizes, tuple(dtypes), only, progress))
-    absent = tuple(
-        feature for feature in KEYWORDS if feature not in taken and feature not in ("rng", "grouped")
-    )
+    absent = tuple(feature for feature in KEYWORDS if feature not in (*taken, "rng", "grouped"))
     return Report(name, axes, rows, absent, time.monotonic() - started)
 
 

@@ -1,7 +1,5 @@
 """Features that a function takes: those that promises need, and their keywords in libraries."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

@@ -1,7 +1,7 @@
 """`attend` as a function that is checked: with a keyword for each feature, in place of masks and scores."""
 
-from __future__ import annotations
-
+import operator
+from functools import reduce
 from typing import Any
 
 from regard import masks, scores
@@ -34,14 +34,11 @@ def attend_by_keywords(
     parts += [masks.sliding_window(*window)] if window is not None else []
     parts += [masks.lengths(lengths)] if lengths is not None else []
     parts += [masks.segments(segments)] if segments is not None else []
-    together: Any = mask if not parts else parts[0]
-    for part in parts[1:]:
-        together = together & part
     output, aux = attend(
         query,
         key,
         value,
-        mask=together,
+        mask=reduce(operator.and_, parts) if parts else mask,
         bias=bias,
         score=None if softcap is None else scores.softcap(softcap),
         scale=scale,

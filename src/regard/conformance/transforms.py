@@ -1,7 +1,5 @@
 """Promises about transforms of JAX, and about dropout, whose pattern is read off a call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any

@@ -31,6 +31,7 @@ from regard.formulas import (
 from regard.masks.grid import Grid
 from regard.masks.offsets import positions_of
 from regard.scores.bilinear_forms import Bilinear
+from regard.theory.gibbs import entropy_nats
 
 SCORES = "logits"
 
@@ -135,9 +136,7 @@ class Course:
     def _add_groups(self) -> None:
         shared, heads = self.problem.key_heads, self.problem.leading[-1]
         size = self.problem.group
-        words = (
-            f"{heads} query heads share {shared} key head{'s' * (shared > 1)}, {size} each; none is copied."
-        )
+        words = f"{heads} query heads share {shared} key heads, {size} each; none is copied."
         left_side = Function("g", (Symbol("h"),))
         right = Function("floor", (Fraction(Symbol("h"), Number(str(size))),))
         self.add("groups", left_side, right, words, "key head", self.heads // np.int32(size), ("h",))
@@ -244,7 +243,7 @@ class Course:
         sums = jnp.where(alive, sums, 1)
         lse = jnp.where(alive, base + jnp.log(sums), -jnp.inf)
         weights = exponentials / sums[..., None]
-        entropy = _surprise(weights).sum(-1)
+        entropy = entropy_nats(weights)
         key_share = rest = None
         logit: Formula = Symbol("z")
         if problem.sinks is not None:
@@ -313,9 +312,8 @@ class Course:
         if not bool(jnp.isfinite(spread).all()):
             read = readable.any(-2)[..., None]
             spread = jnp.where(read, spread, 0)
-            words += (
-                "" if bool(read.all()) else " A value that nobody may read counts as 0, whatever it holds."
-            )
+            if not bool(read.all()):
+                words += " A value that nobody may read counts as 0, whatever it holds."
         # As the definition of `attend` does: divided after the product, but in low precision before.
         sums = problem.with_heads(sums[..., None])
         if problem.low_precision:
@@ -331,18 +329,12 @@ class Course:
         weight = Symbol("D" if problem.dropout_rate else "A", self.pairs)
         right = Sum("j", product(weight, Symbol("V", spell(value.indices))))
         subscripts = f"{self.pairs},{_of_query_heads(value.indices)}->{spell(names)}"
-        self.add(
-            last, Symbol("O", spell(names)), right, words, "features of value", output, names, subscripts
-        )
+        symbol = Symbol("O", spell(names))
+        self.add(last, symbol, right, words, "features of value", output, names, subscripts)
 
 
 def _of_query_heads(indices: tuple[str, ...]) -> str:
     return "".join("h" if index == "g" else index for index in indices)
-
-
-def _surprise(share: Array) -> Array:
-    """Compute -p log p, 0 at 0."""
-    return -share * jnp.log(jnp.where(share > 0, share, 1))
 
 
 def _surprise_of(share: Symbol) -> Formula:

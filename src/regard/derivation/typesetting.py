@@ -18,9 +18,8 @@ def write_latex(steps: Sequence[Step], view: View, numbers: bool) -> str:
         if right is not None:
             lines.append(rf"{left_side.latex} &= {right.latex} && {name}")
         if numbers:
-            lines += [
-                _write_table(left_side.latex, table, name, right is None) for table in cut_tables(step, view)
-            ]
+            tables = cut_tables(step, view)
+            lines += [_write_table(left_side.latex, table, name, right is None) for table in tables]
     return "\\begin{aligned}\n" + " \\\\\n".join(lines) + "\n\\end{aligned}"
 
 

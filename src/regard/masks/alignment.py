@@ -84,8 +84,8 @@ def place_mask(
     leading_axes: int | None = None,
 ) -> tuple[Offset, Offset, int]:
     """Return where the rows that a mask is evaluated at sit, and how many leading axes it has."""
-    for name, count in (("num_queries", num_queries), ("num_keys", num_keys)):
-        whole_number(name, count, 0)
+    whole_number("num_queries", num_queries, 0)
+    whole_number("num_keys", num_keys, 0)
     query = settle_positions("query", offsets[0], positions[0], num_queries)
     key = settle_positions("key", offsets[1], positions[1], num_keys)
     key = None if isinstance(key, int) and key == 0 else key
