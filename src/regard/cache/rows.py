@@ -172,8 +172,7 @@ class Rows:
             The position of query row 0, int32, one per row.
 
         Raises:
-            TypeError: numbers that are not integers.
-            ValueError: numbers of another shape.
+            TypeError, ValueError: numbers that are not integers, or of another shape.
         """
         return self.lengths - row_integers("num_queries", num_queries, self.batch)
 

@@ -36,12 +36,10 @@ def ring_attend(
     output_te = sum over rounds r of softmax_s(score_ts) value_se, s on the device r steps before
 
     Each device keeps its queries. In every round it attends to the keys it has, while the next ones are on
-    their way, and joins the result to what it has by the rules of sums of exponentials. In the
-    backward pass keys go around once more, with the gradients of keys and values, which then go home; in
-    forward mode their tangents go along. Rounds in which the mask, as far as it is known before tracing,
-    leaves no device any work are skipped. Nothing of size T x S exists, and nothing of size T or S on one
-    device, but for the mask's arrays, which are whole on each, and a bias, whose rows are divided as those of
-    query.
+    their way, and joins the result to what it has by the rules of sums of exponentials. Rounds in which the
+    mask, as far as it is known before tracing, leaves no device any work are skipped. Nothing of size T x S
+    exists, and nothing of size T or S on one device, but for the mask's arrays, which are whole on each, and
+    a bias, whose rows are divided as those of query.
 
     Inside `jax.shard_map` over `axis`, query, key, value and a bias are this device's part, and so is what
     comes back: T and S are the local lengths times the devices. All else is that of the whole call, and whole
@@ -173,8 +171,7 @@ def attend(
         As `regard.attend`.
 
     Raises:
-        TypeError: as `ring_attend`.
-        ValueError: as `ring_attend`; no mesh, and no `use` around the call.
+        TypeError, ValueError: as `ring_attend`; no mesh, and no `use` around the call.
         NotImplementedError: a plan asked for that cannot serve.
 
     Example:
@@ -255,8 +252,7 @@ def use(
         A context manager.
 
     Raises:
-        TypeError: as `attend`.
-        ValueError: as `attend`; zig-zag order.
+        TypeError, ValueError: as `attend`; zig-zag order.
 
     Example:
         >>> import jax, jax.numpy as jnp

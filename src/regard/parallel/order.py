@@ -51,7 +51,7 @@ def from_zigzag(array: ArrayLike, devices: int, *, axis: int = -2) -> Array:
         The same tokens, in the order of the sequence.
 
     Raises:
-        ValueError: fewer than one device.
+        TypeError, ValueError: as `to_zigzag`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -260,10 +260,8 @@ def _choose(query: Array, key: Array, weights: Any, scale: Any, problem: Problem
 
     def step(start: Array) -> Array:
         rows = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
-        scores = _score(
-            *("...td,...sd->...ts", rows(query, axis=-2), key),
-            *(None if weights is None else rows(weights, axis=-1), scale),
-        )
+        own = None if weights is None else rows(weights, axis=-1)
+        scores = _score("...td,...sd->...ts", rows(query, axis=-2), key, own, scale)
         keep = _keep(problem, start, size)
         scores = scores if keep is None else jnp.where(keep, scores, -jnp.inf)
         best, chosen = jax.lax.top_k(jnp.where(jnp.isnan(scores), -jnp.inf, scores), count)
@@ -291,10 +289,8 @@ def _keep(problem: Problem, start: Array, size: int) -> Array | None:
     """Return which keys some rows of queries may be paired with, without an axis of heads; None means all."""
     if problem.mask is None:
         return None
-    axes = len(problem.leading)
-    keep = problem.mask.keep(
-        Grid.tile(*(Span(start, size), Span(None, problem.S), problem.query_offset, axes, problem.key_offset))
-    )
+    rows, columns, axes = Span(start, size), Span(None, problem.S), len(problem.leading)
+    keep = problem.mask.keep(Grid.tile(rows, columns, problem.query_offset, axes, problem.key_offset))
     return keep.reshape((*keep.shape[:-3], *keep.shape[-2:]))
 
 
@@ -367,17 +363,16 @@ def _diverge(inputs: Any, attention: Any, attention_scale: Any, chosen: Any, pro
 
 def _average_weights(subscripts: str, rows: Any, key: Array, scale: Any, keep: Any) -> Array:
     """Average the weights of attention's heads over the keys kept, one head after the other."""
-    query, sums = jnp.moveaxis(rows["own"], -3, 0), accumulation_dtype(rows["own"], key)
-    query = jax.lax.stop_gradient(query)
-    group, keys = query.shape[0] // key.shape[-3], jax.lax.stop_gradient(jnp.moveaxis(key, -3, 0))
+    sums = accumulation_dtype(rows["own"], key)
+    query, keys = jax.lax.stop_gradient((jnp.moveaxis(rows["own"], -3, 0), jnp.moveaxis(key, -3, 0)))
+    group = query.shape[0] // keys.shape[0]
 
     def weigh(number: Array) -> Array:
         own_key = jax.lax.dynamic_index_in_dim(keys, number // group, keepdims=False)
         own_key = own_key if "chosen" not in rows else _gather(own_key, rows["chosen"])
         own_query = jax.lax.dynamic_index_in_dim(query, number, keepdims=False)
-        scores = jnp.einsum(subscripts, own_query, own_key, preferred_element_type=sums) * jnp.asarray(
-            scale, sums
-        )
+        products = jnp.einsum(subscripts, own_query, own_key, preferred_element_type=sums)
+        scores = products * jnp.asarray(scale, sums)
         if keep is None:
             return jax.nn.softmax(scores, axis=-1)
         weights = jax.nn.softmax(jnp.where(keep, scores, jnp.finfo(sums).min), axis=-1)
