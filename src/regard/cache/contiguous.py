@@ -227,8 +227,7 @@ class KVCache(Rows):
             The cache with lengths 0 in those rows.
 
         Raises:
-            TypeError: rows that are not booleans.
-            ValueError: another shape.
+            TypeError, ValueError: rows that are not booleans, or of another shape.
         """
         keep = jnp.zeros(self.batch, jnp.int32)
         if rows is not None:

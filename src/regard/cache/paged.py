@@ -254,8 +254,7 @@ class PagedKVCache(Rows):
             The cache in which the row has no token and no page.
 
         Raises:
-            TypeError: called within jit, a row that is not an integer.
-            ValueError: a row that is not there.
+            TypeError, ValueError: called within jit; a row that is not an integer, or not there.
         """
         table = self._known_table("release")
         row = self._row("row", row)

@@ -135,9 +135,8 @@ def repeat_sinks(block: int) -> Change:
 def average_shared(call: Call) -> Call:
     """Return a call whose gradients of key and value are means over the heads of a group."""
     share = call["key"].shape[1] / call["query"].shape[1]
-    return call | {
-        "results": {f"d_{name}": lambda gradient, _: gradient * share for name in ("key", "value")}
-    }
+    average = {f"d_{name}": lambda gradient, _: gradient * share for name in ("key", "value")}
+    return call | {"results": average}
 
 
 mistake, convention = Alternative, partial(Alternative, is_convention=True)

@@ -34,19 +34,10 @@ def attend_by_keywords(
     parts += [masks.sliding_window(*window)] if window is not None else []
     parts += [masks.lengths(lengths)] if lengths is not None else []
     parts += [masks.segments(segments)] if segments is not None else []
+    mask = reduce(operator.and_, parts) if parts else mask
+    score = None if softcap is None else scores.softcap(softcap)
     output, aux = attend(
-        query,
-        key,
-        value,
-        mask=reduce(operator.and_, parts) if parts else mask,
-        bias=bias,
-        score=None if softcap is None else scores.softcap(softcap),
-        scale=scale,
-        sinks=sinks,
-        query_offset=offset,
-        dropout_rate=dropout,
-        rng=rng,
-        aux=("lse",),
-        backend=backend,
-    )
+        query, key, value, mask=mask, bias=bias, score=score, scale=scale, sinks=sinks, query_offset=offset,
+        dropout_rate=dropout, rng=rng, aux=("lse",), backend=backend,
+    )  # fmt: skip
     return (output, aux["lse"]) if lse else output

@@ -88,9 +88,8 @@ class Subject:
         query, key, value = options.pop("query"), options.pop("key"), options.pop("value")
         if "grouped" in self.features and key.shape != query.shape:
             options["grouped"] = True
-        return self.split(
-            self.fn(query, key, value, **pass_options(self.features, options)), "lse" in options
-        )
+        result = self.fn(query, key, value, **pass_options(self.features, options))
+        return self.split(result, "lse" in options)
 
     def split(self, result: Any, asked: bool) -> tuple[Any, Any]:
         """Tell the output from lse, of which one comes first and the other, if asked for, next."""

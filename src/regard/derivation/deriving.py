@@ -89,9 +89,8 @@ def check_size(problem: Problem) -> None:
     batch, heads = math.prod(problem.leading[:-1]), problem.leading[-1] if problem.leading else 1
     heads = heads if problem.heads is None else problem.heads.size
     rows = problem.T if problem.rows is None else problem.rows.size
-    if batch * heads * rows * problem.S <= LARGEST_SCORES and (
-        batch * heads * problem.S * max(problem.D, problem.E) <= LARGEST_SPREAD
-    ):
+    spread = batch * heads * problem.S * max(problem.D, problem.E)
+    if batch * heads * rows * problem.S <= LARGEST_SCORES and spread <= LARGEST_SPREAD:
         return
     choose = f"rows=[0, {problem.T - 1}]" + (", heads=[0]" if problem.leading else "")
     raise ValueError(

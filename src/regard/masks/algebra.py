@@ -219,9 +219,8 @@ class Prepared(Mask, operation="prepare"):
         sizes = f"{self.num_queries}, {self.num_keys}"
         offsets = {"query": self.query_offset, "key": self.key_offset}
         sizes += "".join(positions_of(offset).spell(name, literal) for name, offset in offsets.items())
-        return (
-            f"{_enclose(self.mask, 4)}.prepare({sizes}{'' if self.block == 128 else f', block={self.block}'})"
-        )
+        sizes += "" if self.block == 128 else f", block={self.block}"
+        return f"{_enclose(self.mask, 4)}.prepare({sizes})"
 
 
 def _same_places(prepared: Offset, called: Offset) -> Any:

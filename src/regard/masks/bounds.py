@@ -32,17 +32,11 @@ class Bounds:
         """Return the conditions of both, as far as one record holds them."""
         ids = other if self.key_ids is None else self
         lengths = other if self.keys_below is None else self
-        twice = (ids is self and other.key_ids is not None) or (
-            lengths is self and other.keys_below is not None
-        )
-        return Bounds(
-            _least(self.before, other.before),
-            _least(self.after, other.after),
-            lengths.keys_below,
-            ids.key_ids,
-            ids.query_ids,
-            self.exact and other.exact and not twice,
-        )
+        two_ids = ids is self and other.key_ids is not None
+        two_lengths = lengths is self and other.keys_below is not None
+        exact = self.exact and other.exact and not (two_ids or two_lengths)
+        before, after = _least(self.before, other.before), _least(self.after, other.after)
+        return Bounds(before, after, lengths.keys_below, ids.key_ids, ids.query_ids, exact)
 
 
 def _least(*bounds: int | None) -> int | None:

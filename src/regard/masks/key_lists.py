@@ -132,9 +132,8 @@ class ChosenKeys(Stored):
     def slice_grid(self, grid: Grid) -> Mask:
         index = grid.key_index.ravel()
         columns = index if self.columns is None else jnp.take(self.columns, index)
-        return dataclasses.replace(
-            self, indices=grid.take_rows(jnp.asarray(self.indices), -2), columns=columns
-        )
+        indices = grid.take_rows(jnp.asarray(self.indices), -2)
+        return dataclasses.replace(self, indices=indices, columns=columns)
 
     def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
         *own, rows, _ = np.shape(self.indices)
