@@ -89,9 +89,6 @@ class Rows:
             >>> x = jnp.ones((2, 1, 3, 4))
             >>> cache.append(x, x).attend(x, mask=masks.causal())[0, 0, 0].tolist()
             [1.0, 1.0, 1.0, 1.0]
-
-        Reference: Shazeer, "Fast Transformer Decoding", 2019; pages as in Kwon et al., "Efficient Memory
-        Management for Large Language Model Serving with PagedAttention", 2023, section 4.1.
         """
         for name in ("query_offset", "key_offset", "query_positions", "key_positions"):
             if options.get(name) is not None:

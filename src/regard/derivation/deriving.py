@@ -28,8 +28,7 @@ def derive(query: ArrayLike, key: ArrayLike, value: ArrayLike, **options: Unpack
     P^{hij} = sum_a Q^{hia} K^{hja},  S = scale P, then score functions, bias and mask
     A^{hij} = e^{S^{hij} - L^{hi}},  L^{hi} = log sum_j e^{S^{hij}},  O^{hib} = sum_j A^{hij} V^{hjb}
 
-    The arguments are checked and filled in as those of `attend`, and the last step is its output. Numbers are
-    those of small examples: every step stores all of its entries, in long sequences those of chosen rows.
+    The arguments are checked and filled in as those of `attend`, and the last step is its output.
 
     Args:
         query, key, value: as in `attend`.

@@ -120,10 +120,7 @@ class Mask:
         return self
 
     def number_leading(self, leading: tuple[int, ...] | None) -> Mask:
-        """Return the mask for these leading axes: its functions then know their batch row and head.
-
-        With None, return the mask of no call yet.
-        """
+        """Return the mask whose functions know batch rows and heads of these leading axes; None, of no call."""
         return self
 
     def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:

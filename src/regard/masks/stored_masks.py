@@ -21,8 +21,7 @@ from regard.records import record
 class Stored(Mask):
     """A mask with arrays, whose leading axes are aligned with the first leading axes of query.
 
-    `ends` says of each, by a word for each axis that is not leading, what that has an entry for: "query",
-    "key", or something of the mask's own.
+    `ends` has a word for each axis of each array that is not leading: "query", "key", or one of its own.
     """
 
     ends: ClassVar[Mapping[str, str]]

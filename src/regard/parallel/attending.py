@@ -42,8 +42,7 @@ def ring_attend(
     a bias, whose rows are divided as those of query.
 
     Inside `jax.shard_map` over `axis`, query, key, value and a bias are this device's part, and so is what
-    comes back: T and S are the local lengths times the devices. All else is that of the whole call, and whole
-    on every device: masks and their data, sinks, parameters of scores, offsets, rng.
+    comes back; all else is that of the whole call, and whole on every device.
 
     Args:
         query: as in `attend`. Lengths need not be multiples of the number of devices.
@@ -62,8 +61,7 @@ def ring_attend(
 
     Returns:
         As `attend`, with derivatives of every kind and order, of a bias and score parameters too. Reverse
-        mode through reverse mode keeps the keys of every round on each device; forward over reverse, as in a
-        Hessian-vector product, keeps those of one.
+        mode through reverse mode, and nothing else, keeps the keys of every round on each device.
 
     Raises:
         TypeError: as `attend`; a mesh that is none.
