@@ -16,7 +16,7 @@ from regard.masks.picture import CELLS, printable
 def settle_positions(
     side: str, offset: Offset, positions: Any, length: int, leading: tuple[int, ...] | None = None
 ) -> Offset:
-    """Return the one of offset and positions that is given, checked; None for leading axes nobody knows."""
+    """Return the one of offset and positions of a side, query or key, that is given, checked."""
     name, other = f"{side}_positions", f"{side}_offset"
     if positions is None:
         return None if offset is None else _check_offset(other, offset, length)
