@@ -90,8 +90,7 @@ class PagedKVCache(Rows):
             A cache of zeros; no row holds a page.
 
         Raises:
-            TypeError: sizes that are not integers, a dtype that is not floating-point.
-            ValueError: sizes below 1.
+            TypeError, ValueError: sizes that are no integers, or below 1; a dtype that is not floating-point.
         """
         sizes = {"batch": batch, "key_heads": key_heads, "key_width": key_width}
         sizes["value_width"] = key_width if value_width is None else value_width

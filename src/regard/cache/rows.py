@@ -182,8 +182,7 @@ class Rows:
             The cache itself.
 
         Raises:
-            TypeError: called within jit.
-            ValueError: a row has overflowed.
+            TypeError, ValueError: called within jit; a row has overflowed.
         """
         if not is_concrete(self.overflowed):
             raise TypeError(

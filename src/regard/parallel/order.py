@@ -26,8 +26,7 @@ def to_zigzag(array: ArrayLike, devices: int, *, axis: int = -2) -> Array:
         The same tokens, in zig-zag order.
 
     Raises:
-        TypeError: devices or an axis that are no integer.
-        ValueError: fewer than one device, an axis that the array does not have.
+        TypeError, ValueError: fewer than one device, an axis that the array does not have, or no integers.
 
     Example:
         >>> import jax.numpy as jnp

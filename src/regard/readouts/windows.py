@@ -48,8 +48,7 @@ def window(
         where a query may not attend. They are constant under differentiation.
 
     Raises:
-        TypeError: as `attend`; indices that are not integers.
-        ValueError: as `attend`; an index out of range, an lse that does not fit.
+        TypeError, ValueError: as `attend`; an index that is no integer or out of range, an lse that does not fit.
 
     Example:
         >>> import jax.numpy as jnp

@@ -29,8 +29,7 @@ def bilinear(metric: ArrayLike) -> Score:
         A score.
 
     Raises:
-        TypeError: a metric that is not of floating point.
-        ValueError: a metric of another rank.
+        TypeError, ValueError: a metric that is not of floating point, or of another rank.
 
     Example:
         >>> import jax.numpy as jnp
