@@ -48,7 +48,8 @@ def window(
         where a query may not attend. They are constant under differentiation.
 
     Raises:
-        TypeError, ValueError: as `attend`; an index that is no integer or out of range, an lse that does not fit.
+        TypeError: as `attend`; indices that are not integers.
+        ValueError: as `attend`; an index out of range, an lse that does not fit.
 
     Example:
         >>> import jax.numpy as jnp
