@@ -74,7 +74,7 @@ def find_empty(call: Call) -> Array:
     allowed = find_pairs(call)
     if "bias" in call:
         allowed = allowed & (np.asarray(call["bias"], np.float64) != -np.inf)
-    return ~allowed.any(-1)
+    return np.logical_not(allowed.any(-1, keepdims=True))[..., 0]
 
 
 def run_definition(

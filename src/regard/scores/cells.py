@@ -24,27 +24,33 @@ class Cells(Protocol):
     @property
     def query_position(self) -> Array:
         """Return the positions of the queries."""
+        ...
 
     @property
     def key_position(self) -> Array:
         """Return the positions of the keys."""
+        ...
 
     @property
     def head(self) -> Array:
         """Return the index of the query head."""
+        ...
 
     @property
     def batch(self) -> Array:
         """Return the index on the first leading axis; 0 where heads are the only one."""
+        ...
 
     def per_head(self, array: Array) -> Array:
         """Return a parameter, a number or one per head."""
+        ...
 
     def add_looked_up(self, scores: Array, table: Array, bucket: Bucket, reach: int) -> Array:
         """Add table (buckets, heads | 1) at bucket(distance) to the scores.
 
         Beyond a distance of `reach`, to either side, all distances share a bucket.
         """
+        ...
 
 
 @dataclass(frozen=True)
