@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,12 +36,11 @@ class Table(NamedTuple):
 class View:
     """The meaning of the letters of a derivation, and the entries that are printed."""
 
-    sizes: Mapping[str, int]
-    """The length of each letter's axis in the call."""
-    members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """The rows or heads that were chosen, by letter."""
-    shown: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """The entries along each letter's axis that are printed, the same in every step."""
+    sizes: Mapping[str, int]  # the length of each letter's axis in the call
+    members: Mapping[str, tuple[int, ...]]  # the rows or heads that were chosen, by letter
+    shown: Mapping[
+        str, tuple[int, ...]
+    ]  # the entries along each axis that are printed, the same in each step
 
     @classmethod
     def choose(cls, steps: Sequence[Step], sizes: Mapping[str, int], members: Mapping[str, Any]) -> View:

@@ -10,18 +10,12 @@ from typing import Any
 class Bounds:
     """Conditions that hold for every pair that a mask keeps; None stands for no condition."""
 
-    before: int | None = None
-    """Keys lie at most so far before the query's position; negative, at least so far after it."""
-    after: int | None = None
-    """Keys lie at most so far after the query's position."""
-    keys_below: Any = None
-    """Keys lie below this position: an array aligned with the first leading axes."""
-    key_ids: Any = None
-    """Query and key have the same id; these are the keys'."""
-    query_ids: Any = None
-    """The queries' ids; None, a query has the id of the key at its position."""
-    exact: bool = True
-    """True if the mask keeps all pairs that fulfil these conditions."""
+    before: int | None = None  # keys lie at most so far before the query; negative, at least so far after it
+    after: int | None = None  # keys lie at most so far after the query
+    keys_below: Any = None  # keys lie below this position: an array aligned with the first leading axes
+    key_ids: Any = None  # query and key have the same id; these are the keys'
+    query_ids: Any = None  # the queries' ids; None, a query has the id of the key at its position
+    exact: bool = True  # the mask keeps all pairs that fulfil these conditions
 
     @property
     def empty(self) -> bool:
