@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self, Unpack
 
 import jax
@@ -30,6 +31,9 @@ class Rows:
     spare: int = 0
     _axes: tuple[str, ...]  # sizes of what is stored, in order
     _stored: tuple[Any, Any]  # keys and values, as they are written
+    _extend: Callable[[Chunk], Any]  # adds checked tokens that there is room for
+    _shorten: Callable[[Array], Any]  # keeps so many tokens per row
+    _loss: Callable[[np.ndarray], str]  # says which rows lost what, and how to avoid it
 
     @property
     def batch(self) -> int:
@@ -193,18 +197,6 @@ class Rows:
         if lost.size:
             raise ValueError(f"cache: expected that no row overflows, got {self._loss(lost)}")
         return self
-
-    def _loss(self, rows: np.ndarray) -> str:
-        """Say which rows lost what, and how to avoid it."""
-        raise NotImplementedError
-
-    def _extend(self, chunk: Chunk) -> Self:
-        """Add checked tokens that there is room for."""
-        raise NotImplementedError
-
-    def _shorten(self, lengths: Array) -> Self:
-        """Keep so many tokens per row."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         (key, value), lengths, name = self._stored, self.lengths, type(self).__name__

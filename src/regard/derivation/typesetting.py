@@ -28,13 +28,8 @@ def _write_table(symbol: str, table: Table, name: str, is_given: bool) -> str:
     rows = [
         " & ".join(_SIGNS.get(cell.text) or Number(cell.text).latex for cell in row) for row in table.cells
     ]
-    columns = len(table.columns)
-    body = rows[0] if len(rows) == columns == 1 else _bracket(rows, columns)
+    body, columns = r" \\ ".join(rows), len(table.columns)
+    if len(rows) * columns != 1:  # bmatrix ends at ten columns, and centres numbers
+        body = rf"\left[\begin{{array}}{{{'r' * columns}}} {body} \end{{array}}\right]"
     left_side = rf"\left[{symbol}\right]_{{{outer_indices}}}" if outer_indices else symbol
     return f"{left_side} &= {body}" + (f" && {name}" if is_given else "")
-
-
-def _bracket(rows: list[str], columns: int) -> str:
-    # bmatrix ends at ten columns, and centres numbers.
-    body = r" \\ ".join(rows)
-    return rf"\left[\begin{{array}}{{{'r' * columns}}} {body} \end{{array}}\right]"

@@ -15,7 +15,7 @@ from regard.axes import Array, ArrayLike
 from regard.masks.data import check_boolean, check_rows, literal
 from regard.masks.grid import Blocks, Grid, spread
 from regard.masks.mask import Mask
-from regard.masks.stored_masks import Stored
+from regard.masks.stored_masks import Stored, find_listed
 from regard.masks.tile_kinds import join_touched, tile_kind
 from regard.records import derived, record, static
 
@@ -109,15 +109,8 @@ def _tabulate(columns: int, used: Array, counts: Array | None = None) -> Array:
     if counts is not None:
         slot = jax.lax.broadcasted_iota(jnp.int32, used.shape, used.ndim - 1)
         used = jnp.where(slot < counts[..., None], used, -1)
-    if used.shape[-1] == 0:
-        return jnp.zeros((*used.shape[:-1], columns), bool)
-    # One comparison per number and column: as large as the table, and no scatter.
-    numbered = jax.lax.broadcasted_iota(jnp.int32, (*(1,) * (used.ndim - 1), columns), used.ndim - 1)
-
-    def listed(slot: Any) -> Array:
-        return jax.lax.dynamic_slice_in_dim(used, slot, 1, -1) == numbered
-
-    return jax.lax.fori_loop(1, used.shape[-1], lambda slot, named: named | listed(slot), listed(np.int32(0)))
+    numbers = jax.lax.broadcasted_iota(jnp.int32, (*(1,) * (used.ndim - 1), columns), used.ndim - 1)
+    return find_listed(used, numbers)
 
 
 def _find(source: Array | None, index: Array) -> Array:

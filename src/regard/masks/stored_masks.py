@@ -52,6 +52,19 @@ class Stored(Mask):
                 check_width(title, end, shape[-1], num_queries if end == "query" else num_keys)
 
 
+def find_listed(listed: Array, numbers: Array) -> Array:
+    """Return which of the numbers (..., N) each row (..., C) lists, without a scatter: (..., N)."""
+    if listed.shape[-1] == 0:
+        return jnp.zeros((*listed.shape[:-1], numbers.shape[-1]), bool)
+
+    def equals(slot: Any) -> Array:
+        return jax.lax.dynamic_slice_in_dim(listed, slot, 1, -1) == numbers
+
+    return jax.lax.fori_loop(
+        1, listed.shape[-1], lambda slot, any_of: any_of | equals(slot), equals(np.int32(0))
+    )
+
+
 def from_array(array: ArrayLike) -> Mask:
     """Wrap a stored array: True (or nonzero) = may attend.
 
