@@ -50,7 +50,7 @@ def _balance(array: Array, division: Division, *, back: bool = False) -> Array:
         return array
     halves = jnp.split(array, 2, _SEQUENCE)
     halves = _swap_if_odd(halves, division) if back else halves
-    # Of the 2 n half chunks, member i has 2 i and 2 i + 1, and works on i and 2 n - 1 - i. One of the latter is
+    # Of 2 n half chunks, member i has 2 i and 2 i + 1, and works on i and 2 n - 1 - i. One of the latter is
     # even, the other odd: the even halves are a permutation, and so are the odd ones.
     owners = [*range(ring), *reversed(range(ring))]
     routes = [[pair[::-1] if back else pair for pair in enumerate(owners[odd::2])] for odd in (0, 1)]
