@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -34,14 +35,13 @@ class KVCache(Rows):
     `cache.attend` attends to what is stored. Or pass `query_offset` and `key_offset=cache.start` to
     `regard.attend`; with `first`, `key_positions=cache.positions`. Slots that hold no token are zero until
     written, and keep what they held after `rewind` or `reset`. A causal mask hides them from queries of real
-    tokens; `mask & cache.valid` hides them from all, padded queries included, and what is hidden from all
-    reaches no output, even if it is NaN.
+    tokens; `mask & cache.valid` hides them from all, padded queries included.
 
     With `window`, memory stays bounded for ever: when a chunk would not fit, the newest `window` tokens move
     to the front and `start` grows. With a capacity of twice the window, one token moves per token appended.
 
-    With `first`, the first tokens of each row stay for ever, too, in its first slots: many models lean on
-    them (attention sinks). A mask that says so is `causal() & (sliding_window(window) | prefix(first))`.
+    With `first`, the first tokens of each row stay, too, in its first slots, as `masks.streaming(window,
+    first)` reads them.
 
     Under jit nothing can be raised. Tokens without room are dropped there, never written over others, while
     `lengths` counts on, and `overflowed` says which rows are no longer right.
@@ -61,8 +61,7 @@ class KVCache(Rows):
         ([5, 5], True)
 
     Reference: Shazeer, "Fast Transformer Decoding", 2019, on incremental multi-head attention; first tokens
-    beside a window from Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024,
-    section 3.2, where positions are numbered within the cache; here they stay those of the text.
+    beside a window from Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024.
     """
 
     key: Float[Array, "batch K capacity D"] | Quantized
@@ -120,8 +119,7 @@ class KVCache(Rows):
             ValueError: sizes below 1, a window without room for one more token, no capacity and no window,
                 first or spare tokens without a window.
         """
-        if window is not None:
-            window = whole_number("window", window, 0)
+        window = None if window is None else whole_number("window", window, 0)
         first, spare = whole_number("first", first, 0), whole_number("spare", spare, 0)
         for name, count in (("first", first), ("spare", spare)):
             if count and window is None:
@@ -200,9 +198,9 @@ class KVCache(Rows):
         return _append(self, chunk)
 
     def _shorten(self, lengths: Array) -> KVCache:
-        shorter = dataclasses.replace(self, lengths=jnp.clip(lengths, 0, self.lengths))
-        start = jnp.minimum(self.start, jnp.maximum(shorter.lengths - self.first, 0))
-        shorter = dataclasses.replace(shorter, start=start)
+        fewer = jnp.clip(lengths, 0, self.lengths)
+        start = jnp.minimum(self.start, jnp.maximum(fewer - self.first, 0))
+        shorter = dataclasses.replace(self, lengths=fewer, start=start)
         if is_concrete((self.lengths, self.start, lengths)):
             stored = np.minimum(self.lengths, self.start + self.capacity)
             for row in np.flatnonzero((np.asarray(lengths) < 0) | (np.asarray(lengths) > stored)):
@@ -229,8 +227,7 @@ class KVCache(Rows):
             The cache with lengths 0 in those rows.
 
         Raises:
-            TypeError: rows that are not booleans.
-            ValueError: another shape.
+            TypeError, ValueError: rows that are not booleans, or of another shape.
         """
         keep = jnp.zeros(self.batch, jnp.int32)
         if rows is not None:
@@ -284,11 +281,7 @@ def _append(cache: KVCache, chunk: Chunk) -> KVCache:
     if cache.window is not None:
         crowded = jnp.any(cache.lengths - cache.start + chunk.real > cache.capacity)
         cache = jax.lax.cond(crowded, _move_to_front, lambda cache: cache, cache)
-    slots = chunk.slots(cache.lengths - cache.start, cache.capacity)
-
-    def write(buffer: Array, tokens: Array) -> Array:
-        return _write(buffer, tokens, slots)
-
+    write = partial(_write, slots=chunk.slots(cache.lengths - cache.start, cache.capacity))
     return dataclasses.replace(
         cache,
         key=jax.tree.map(write, cache.key, chunk.key),
@@ -303,9 +296,7 @@ def _move_to_front(cache: KVCache) -> KVCache:
     shift = jnp.maximum(cache.lengths - cache.start - front - tail, 0)
 
     def move(buffer: Array) -> Array:
-        def newest(row: Array, first: Array) -> Array:
-            return jax.lax.dynamic_slice_in_dim(row, first, tail, axis=1)
-
+        newest = partial(jax.lax.dynamic_slice_in_dim, slice_size=tail, axis=1)
         moved = jax.vmap(newest)(buffer, front + shift)
         return jax.lax.dynamic_update_slice_in_dim(buffer, moved, front, axis=2)
 
@@ -318,7 +309,6 @@ def _write(buffer: Array, tokens: Array, slots: Array) -> Array:
 
     A slot of S or more is dropped. A slice update would move it inside, over earlier tokens.
     """
-
     batch, heads, size, width = buffer.shape
     if slots.shape[1] == 1:
         # Head by head: one slot for a whole row becomes a slice update if there is but one row, for which

@@ -90,8 +90,7 @@ class PagedKVCache(Rows):
             A cache of zeros; no row holds a page.
 
         Raises:
-            TypeError: sizes that are not integers, a dtype that is not floating-point.
-            ValueError: sizes below 1.
+            TypeError, ValueError: sizes that are no integers, or below 1; a dtype that is not floating-point.
         """
         sizes = {"batch": batch, "key_heads": key_heads, "key_width": key_width}
         sizes["value_width"] = key_width if value_width is None else value_width
@@ -113,8 +112,8 @@ class PagedKVCache(Rows):
     @property
     def _stores(self) -> tuple[Pages, Pages]:
         filled = -(-jnp.minimum(self.lengths, self.capacity) // self.page_size)
-        key_pages, value_pages = self._stored
-        return Pages(key_pages, self.page_table, filled), Pages(value_pages, self.page_table, filled)
+        key, value = self._stored
+        return Pages(key, self.page_table, filled), Pages(value, self.page_table, filled)
 
     @property
     def num_pages(self) -> int:
@@ -159,8 +158,7 @@ class PagedKVCache(Rows):
     @property
     def free_pages(self) -> np.ndarray:
         """Pages that no row holds, ascending; outside jit."""
-        table = self._known_table("free_pages")
-        return np.setdiff1d(np.arange(self.num_pages), table)
+        return np.setdiff1d(np.arange(self.num_pages), self._known_table("free_pages"))
 
     def _extend(self, chunk: Chunk) -> PagedKVCache:
         check_room(self.lengths, chunk.real, self.capacity, "Assign the row more pages from cache.free_pages")
@@ -241,14 +239,9 @@ class PagedKVCache(Rows):
         if (table[row] >= 0).any():
             raise ValueError(f"row: expected a row without pages, got row {row}; release it first")
         table[row, :number] = table[source, :number]
-        tokens = number * self.page_size
-        both = np.array([row, source])
-        return dataclasses.replace(
-            self,
-            page_table=jnp.asarray(table),
-            lengths=self.lengths.at[row].set(tokens),
-            shared=self.shared.at[both].max(tokens),
-        )
+        lengths = self.lengths.at[row].set(number * self.page_size)
+        shared = self.shared.at[np.array([row, source])].max(number * self.page_size)
+        return dataclasses.replace(self, page_table=jnp.asarray(table), lengths=lengths, shared=shared)
 
     def release(self, row: int) -> PagedKVCache:
         """Empty a row and give its pages back, save those that other rows share; outside jit.
@@ -260,18 +253,13 @@ class PagedKVCache(Rows):
             The cache in which the row has no token and no page.
 
         Raises:
-            TypeError: called within jit, a row that is not an integer.
-            ValueError: a row that is not there.
+            TypeError, ValueError: called within jit; a row that is not an integer, or not there.
         """
         table = self._known_table("release")
         row = self._row("row", row)
         table[row] = -1
-        return dataclasses.replace(
-            self,
-            page_table=jnp.asarray(table),
-            lengths=self.lengths.at[row].set(0),
-            shared=self.shared.at[row].set(0),
-        )
+        lengths, shared = self.lengths.at[row].set(0), self.shared.at[row].set(0)
+        return dataclasses.replace(self, page_table=jnp.asarray(table), lengths=lengths, shared=shared)
 
     def _known_table(self, caller: str) -> np.ndarray:
         if not is_concrete(self):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self, Unpack
 
 import jax
@@ -30,6 +31,9 @@ class Rows:
     spare: int = 0
     _axes: tuple[str, ...]  # sizes of what is stored, in order
     _stored: tuple[Any, Any]  # keys and values, as they are written
+    _extend: Callable[[Chunk], Any]  # adds checked tokens that there is room for
+    _shorten: Callable[[Array], Any]  # keeps so many tokens per row
+    _loss: Callable[[np.ndarray], str]  # says which rows lost what, and how to avoid it
 
     @property
     def batch(self) -> int:
@@ -89,9 +93,6 @@ class Rows:
             >>> x = jnp.ones((2, 1, 3, 4))
             >>> cache.append(x, x).attend(x, mask=masks.causal())[0, 0, 0].tolist()
             [1.0, 1.0, 1.0, 1.0]
-
-        Reference: Shazeer, "Fast Transformer Decoding", 2019; pages as in Kwon et al., "Efficient Memory
-        Management for Large Language Model Serving with PagedAttention", 2023, section 4.1.
         """
         for name in ("query_offset", "key_offset", "query_positions", "key_positions"):
             if options.get(name) is not None:
@@ -172,8 +173,7 @@ class Rows:
             The position of query row 0, int32, one per row.
 
         Raises:
-            TypeError: numbers that are not integers.
-            ValueError: numbers of another shape.
+            TypeError, ValueError: numbers that are not integers, or of another shape.
         """
         return self.lengths - row_integers("num_queries", num_queries, self.batch)
 
@@ -186,8 +186,7 @@ class Rows:
             The cache itself.
 
         Raises:
-            TypeError: called within jit.
-            ValueError: a row has overflowed.
+            TypeError, ValueError: called within jit; a row has overflowed.
         """
         if not is_concrete(self.overflowed):
             raise TypeError(
@@ -198,18 +197,6 @@ class Rows:
         if lost.size:
             raise ValueError(f"cache: expected that no row overflows, got {self._loss(lost)}")
         return self
-
-    def _loss(self, rows: np.ndarray) -> str:
-        """Say which rows lost what, and how to avoid it."""
-        raise NotImplementedError
-
-    def _extend(self, chunk: Chunk) -> Self:
-        """Add checked tokens that there is room for."""
-        raise NotImplementedError
-
-    def _shorten(self, lengths: Array) -> Self:
-        """Keep so many tokens per row."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         (key, value), lengths, name = self._stored, self.lengths, type(self).__name__

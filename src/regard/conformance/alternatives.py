@@ -3,10 +3,10 @@
 Each is the definition of a changed call; an answer that equals it is told by its name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,8 @@ class Alternative:
     line: str
     name: str
     change: Change
-    is_convention: bool = False
     aspect: str = "value"  # or "lse" or "gradient", where the value is right
+    is_convention: bool = False
 
     def applies(self, call: Call) -> bool:
         """Return whether the call has what it is about."""
@@ -45,14 +45,9 @@ def without(*names: str) -> Change:
 
 def hooking(line: str, function: Callable[[Any, Any, Call], Any]) -> Change:
     """Return a change of what one line gives, from that, all lines before and the call."""
-
-    def change(call: Call) -> Call:
-        def hook(array: Any, lines: Any) -> Any:
-            return function(array, lines, call)
-
-        return call | {"steps": {**call.get("steps", {}), line: hook}}
-
-    return change
+    return lambda call: (
+        call | {"steps": call.get("steps", {}) | {line: lambda array, lines: function(array, lines, call)}}
+    )
 
 
 def ending(name: str, function: Callable[[Any, Any, Call], Any]) -> Change:
@@ -140,21 +135,11 @@ def repeat_sinks(block: int) -> Change:
 def average_shared(call: Call) -> Call:
     """Return a call whose gradients of key and value are means over the heads of a group."""
     share = call["key"].shape[1] / call["query"].shape[1]
-    return call | {
-        "results": {f"d_{name}": lambda gradient, _: gradient * share for name in ("key", "value")}
-    }
+    average = {f"d_{name}": lambda gradient, _: gradient * share for name in ("key", "value")}
+    return call | {"results": average}
 
 
-def mistake(needs: str, line: str, name: str, change: Change, aspect: str = "value") -> Alternative:
-    """Return an alternative that is wrong."""
-    return Alternative(needs, line, name, change, False, aspect)
-
-
-def convention(needs: str, line: str, name: str, change: Change, aspect: str = "value") -> Alternative:
-    """Return an alternative that is another convention."""
-    return Alternative(needs, line, name, change, True, aspect)
-
-
+mistake, convention = Alternative, partial(Alternative, is_convention=True)
 BLOCKS = (1024, 512, 256, 128, 64, 32, 16, 8)
 BOTTOM_RIGHT = "bottom-right: the last query sits at the last key"
 ROUNDED = ("products", "scaled", "capped", "biased", "masked", "weights")
@@ -271,17 +256,13 @@ ALTERNATIVES = [
 def join_conventions(first: Alternative, second: Alternative) -> Alternative:
     """Return the alternative of two conventions at once."""
     name = f"{first.name}; {second.name}"
-    return convention(
-        first.needs, first.line, name, lambda call: second.change(first.change(call)), first.aspect
-    )
+    return replace(first, name=name, change=lambda call: second.change(first.change(call)))
 
 
 def propose(call: Call, aspect: str) -> Iterator[Alternative]:
     """Yield the alternatives that a call may tell, then two conventions at once."""
     fitting = [entry for entry in ALTERNATIVES if entry.aspect == aspect and entry.applies(call)]
     yield from fitting
-    conventions = [entry for entry in fitting if entry.is_convention]
-    for number, first in enumerate(conventions):
-        for second in conventions[number + 1 :]:
-            if first.name != second.name:
-                yield join_conventions(first, second)
+    for first, second in combinations([entry for entry in fitting if entry.is_convention], 2):
+        if first.name != second.name:
+            yield join_conventions(first, second)

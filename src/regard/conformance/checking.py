@@ -36,10 +36,9 @@ def check(
 ) -> Report:
     """Check what a function of attention promises, against the definition.
 
-    Every promise is one row: it holds, differs by a convention that has a name, is wrong, or is refused by
-    an error of the function's own. Conventions that are found, such as a mask whose True hides, are followed
-    from then on. A value holds when its error is at most `tolerance` times that of a plain evaluation in the
-    same dtype, in NumPy, of `theory.definition`, which is also what its line is of.
+    Every promise is one `Row`. Conventions that are found, such as a mask whose True hides, are followed from
+    then on. A value holds when its error is at most `tolerance` times that of a plain evaluation in the same
+    dtype, in NumPy, of `theory.definition`, which is also what its line is of.
 
     Args:
         fn: called as `fn(query, key, value, **options)`; returns the output, or a tuple that begins with it.
@@ -89,9 +88,7 @@ def check(
     imported, name = name_function(fn)
     judge = Judge(subject, imported, name, tolerance)
     rows = tuple(_run(judge, sizes, tuple(dtypes), only, progress))
-    absent = tuple(
-        feature for feature in KEYWORDS if feature not in taken and feature not in ("rng", "grouped")
-    )
+    absent = tuple(feature for feature in KEYWORDS if feature not in (*taken, "rng", "grouped"))
     return Report(name, axes, rows, absent, time.monotonic() - started)
 
 

@@ -1,7 +1,5 @@
 """Promises about what few calls have: rows without keys, NaN, infinities, no tokens, arrays of two axes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -144,36 +142,28 @@ def _meet_poison(judge: Judge, name: str, options: dict[str, str], array: str, p
     if answer.output is None or own.output is None:
         return write("value", "refused", answer.reason or own.reason)
     pairs = find_pairs(judge.spell(plain))
-    meets = (
-        np.broadcast_to(np.arange(pairs.shape[-2]) == 5, pairs.shape[:-1])
-        if array == "query"
-        else pairs[..., 5]
-    )
+    meets = pairs[..., 5]
+    if array == "query":
+        meets = np.broadcast_to(np.arange(pairs.shape[-2]) == 5, pairs.shape[:-1])
     untouched = ~meets
     if array == "value":
-        spoiled = np.logical_not(np.isfinite(answer.output[..., 0]))
+        spoiled = ~np.isfinite(answer.output[..., 0])
     else:
         spoiled = np.isnan(answer.output).min(-1, initial=True)
         if poison == "inf":  # a product is inf or -inf by the query's sign, and -inf takes no part
             meets = meets & (np.asarray(call["query"], np.float64)[..., 0] > 0)
     if not spoiled[meets].all():
         index = tuple(int(axis) for axis in np.argwhere(meets & ~spoiled)[0])
-        return write(
-            "value", "wrong", f"row {index} meets it, and holds {answer.output[index][0]:.6g}", "weights"
-        )
+        finding = f"row {index} meets it, and holds {answer.output[index][0]:.6g}"
+        return write("value", "wrong", finding, "weights")
     difference = judge.compare(answer.output, as_expected(own.output), untouched[..., None])
     if difference is None:
         return write("value", "holds")
     if array == "value":
-        return write(
-            "value",
-            "differs",
-            f"{POISONS[poison]} in a value reaches rows that may not attend to it",
-            "output",
-        )
-    return write(
-        "value", "wrong", f"it reaches a row that may not attend to it: output{difference}", "masked"
-    )
+        finding = f"{POISONS[poison]} in a value reaches rows that may not attend to it"
+        return write("value", "differs", finding, "output")
+    finding = f"it reaches a row that may not attend to it: output{difference}"
+    return write("value", "wrong", finding, "masked")
 
 
 def check_no_tokens(judge: Judge) -> Iterator[Row]:
@@ -243,9 +233,8 @@ def check_two_axes(judge: Judge) -> Iterator[Row]:
     alone = Subject(judge.subject.fn, "TD", {}, judge.subject.kind, judge.subject.seconds)
     inner = judge.follow(alone)
     inner.sizes |= {letter: judge.sizes[letter] for letter in "TDE"} | {"S": judge.sizes["T"]}
-    yield from (
-        row for row in inner.keep_promise(Promise("arrays of two axes", "output")) if row.aspect == "value"
-    )
+    rows = inner.keep_promise(Promise("arrays of two axes", "output"))
+    yield from (row for row in rows if row.aspect == "value")
 
 
 # The names of all rows of a check begin with its own.

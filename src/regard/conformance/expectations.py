@@ -1,7 +1,5 @@
 """Results of a call by the definition, and how far from them an answer may be."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +34,6 @@ class Difference:
     index: tuple[int, ...]
     actual: float
     expected: float
-    error: float
     allowed: float
 
     def __str__(self) -> str:
@@ -222,5 +219,5 @@ def find_difference(
     worst = np.unravel_index(np.argmax(errors), errors.shape)
     if errors[worst] <= allowed:
         return None
-    index = tuple(int(axis) for axis in worst)
-    return Difference(index, float(actual[worst]), float(truth[worst]), float(errors[worst]), allowed)
+    index = tuple(map(int, worst))
+    return Difference(index, float(actual[worst]), float(truth[worst]), allowed)

@@ -1,7 +1,5 @@
 """Features that a function takes: those that promises need, and their keywords in libraries."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -28,15 +26,7 @@ KEYWORDS = {
 
 
 def find_features(fn: Callable[..., Any], features: Features | Iterable[str] | None) -> Features:
-    """Return how each feature that a function takes is passed to it: by a keyword, or by a function.
-
-    Args:
-        fn: the function.
-        features: a mapping; names, which are keywords themselves; or None, which reads the signature.
-
-    Raises:
-        ValueError: for names that are no features.
-    """
+    """Return how each feature that a function takes is passed to it: by a keyword, or by a function."""
     if features is None:
         return _read_signature(fn)
     declared = dict(features) if isinstance(features, Mapping) else {name: name for name in features}

@@ -108,11 +108,8 @@ class Judge:
         call = case.draw()
         answer, cotangents = self.ask(call)
         if answer.output is None:
-            yield (
-                row("value", "refused", answer.refusal)
-                if answer.refusal
-                else row("value", "wrong", answer.fault, "output")
-            )
+            verdict, line = ("refused", "") if answer.refusal else ("wrong", "output")
+            yield row("value", verdict, answer.reason, line)
             return
         spelled = self.spell(call)
         live = ~find_empty(spelled)

@@ -1,7 +1,7 @@
 """`attend` as a function that is checked: with a keyword for each feature, in place of masks and scores."""
 
-from __future__ import annotations
-
+import operator
+from functools import reduce
 from typing import Any
 
 from regard import masks, scores
@@ -34,22 +34,10 @@ def attend_by_keywords(
     parts += [masks.sliding_window(*window)] if window is not None else []
     parts += [masks.lengths(lengths)] if lengths is not None else []
     parts += [masks.segments(segments)] if segments is not None else []
-    together: Any = mask if not parts else parts[0]
-    for part in parts[1:]:
-        together = together & part
+    mask = reduce(operator.and_, parts) if parts else mask
+    score = None if softcap is None else scores.softcap(softcap)
     output, aux = attend(
-        query,
-        key,
-        value,
-        mask=together,
-        bias=bias,
-        score=None if softcap is None else scores.softcap(softcap),
-        scale=scale,
-        sinks=sinks,
-        query_offset=offset,
-        dropout_rate=dropout,
-        rng=rng,
-        aux=("lse",),
-        backend=backend,
-    )
+        query, key, value, mask=mask, bias=bias, score=score, scale=scale, sinks=sinks, query_offset=offset,
+        dropout_rate=dropout, rng=rng, aux=("lse",), backend=backend,
+    )  # fmt: skip
     return (output, aux["lse"]) if lse else output

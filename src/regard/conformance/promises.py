@@ -1,7 +1,5 @@
 """The promises of attention that one call each can tell: sizes, options and the line that they are about."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Run a function on arrays of JAX, NumPy or PyTorch: output, lse, and gradients where there are some."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -97,12 +95,14 @@ class JaxRunner:
 
             def both_ways(inputs: Call, arrays: Call, d_output: Any, d_lse: Any) -> Any:
                 (output, lse), pull = jax.vjp(lambda inputs: forward(inputs, arrays), inputs)
-                back = None if lse is None else _turn(d_lse, lse.shape).astype(lse.dtype)
+                back = None
+                if lse is not None:
+                    turned = turn(d_lse, lse.shape)
+                    back = jnp.zeros_like(lse) if turned is None else turned.astype(lse.dtype)
                 return output, lse, pull((d_output.astype(output.dtype), back))[0]
 
-            compiled, compiled_forward = self._compiled.setdefault(
-                program, (jax.jit(both_ways), jax.jit(forward))
-            )
+            programs = jax.jit(both_ways), jax.jit(forward)
+            compiled, compiled_forward = self._compiled.setdefault(program, programs)
             refusal = ""
             if differentiate:
                 try:
@@ -193,16 +193,9 @@ class _Tensor:
 RUNNERS = {"jax": JaxRunner, "numpy": NumpyRunner, "torch": TorchRunner}
 
 
-def _turn(array: Any, shape: tuple[int, ...]) -> Any:
-    """Give an array (B, H, T) the axes of an lse, found by their sizes."""
+def turn(array: Any, shape: tuple[int, ...]) -> Any:
+    """Give an array another order of axes, found by their sizes; return None where no order has the shape."""
     slim = array.reshape([size for size in array.shape if size > 1])
-    order = find_order(slim.shape, tuple(size for size in shape if size > 1))
-    return jnp.zeros(shape, array.dtype) if order is None else slim.transpose(order).reshape(shape)
-
-
-def find_order(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the order of axes that gives one shape another, or None."""
-    for order in permutations(range(len(shape))):
-        if tuple(shape[axis] for axis in order) == wanted:
-            return order
-    return None
+    turned = (slim.transpose(order) for order in permutations(range(slim.ndim)))
+    wanted = tuple(size for size in shape if size > 1)
+    return next((way.reshape(shape) for way in turned if way.shape == wanted), None)

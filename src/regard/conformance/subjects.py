@@ -1,7 +1,5 @@
 """The function that is checked, in its own layout; whatever it does becomes an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from regard.conformance.features import Features, pass_options
-from regard.conformance.runners import RUNNERS, Run, call_in_time, describe, find_order
+from regard.conformance.runners import RUNNERS, Run, call_in_time, describe, turn
 from regard.conformance.written_calls import Array, Call
 
 
@@ -66,13 +64,9 @@ class Subject:
 
     def answer(self, call: Call, d_output: Array, d_lse: Array, *, differentiate: bool = True) -> Answer:
         """Call the function; nothing that it does is raised here."""
-        arguments = {
-            name: np.ascontiguousarray(self.arrange(name, option))
-            if isinstance(option, np.ndarray)
-            else option
-            for name, option in call.items()
-        }
-        before = {name: np.array(x) for name, x in arguments.items() if isinstance(x, np.ndarray)}
+        arrays = {name: self.arrange(name, x) for name, x in call.items() if isinstance(x, np.ndarray)}
+        before = {name: np.array(x) for name, x in arrays.items()}
+        arguments = call | {name: np.ascontiguousarray(x) for name, x in arrays.items()}
         turned = self.arrange("query", d_output)
         try:
             run = call_in_time(lambda: self._run(arguments, turned, d_lse, differentiate), self.seconds)
@@ -84,24 +78,18 @@ class Subject:
             answer = self._read(call, run)
         except Exception as error:  # an lse of text, numbers of another kind
             return Answer(fault=f"an answer that is no attention: {describe(error)}")
-        answer.changed = tuple(
-            name
-            for name, array in before.items()
-            if not np.array_equal(arguments[name], array, equal_nan=True)
-        )
+        same = {name: np.array_equal(arguments[name], x, equal_nan=True) for name, x in before.items()}
+        answer.changed = tuple(name for name in same if not same[name])
         return answer
 
     def _apply(self, arguments: Call) -> tuple[Any, Any]:
         """Call the function by its own keywords; return its output and lse."""
-        options = {
-            name: option for name, option in arguments.items() if name not in ("query", "key", "value")
-        }
-        if "grouped" in self.features and arguments["key"].shape != arguments["query"].shape:
+        options = dict(arguments)
+        query, key, value = options.pop("query"), options.pop("key"), options.pop("value")
+        if "grouped" in self.features and key.shape != query.shape:
             options["grouped"] = True
-        passed = pass_options(self.features, options)
-        return self.split(
-            self.fn(arguments["query"], arguments["key"], arguments["value"], **passed), "lse" in options
-        )
+        result = self.fn(query, key, value, **pass_options(self.features, options))
+        return self.split(result, "lse" in options)
 
     def split(self, result: Any, asked: bool) -> tuple[Any, Any]:
         """Tell the output from lse, of which one comes first and the other, if asked for, next."""
@@ -131,12 +119,9 @@ class Subject:
             answer.output = self.restore(number.astype(np.float64))
         if run.lse is not None:
             answer.lse_dtype, number = str(run.lse.dtype), np.asarray(run.lse).astype(np.float64)
-            slim = number.reshape([size for size in number.shape if size > 1])
-            order = find_order(slim.shape, tuple(size for size in shape[:-1] if size > 1))
-            if order is None:
+            answer.lse = turn(number, shape[:-1])
+            if answer.lse is None:
                 answer.fault = answer.fault or f"an lse of shape {number.shape}"
-            else:
-                answer.lse = slim.transpose(order).reshape(shape[:-1])
         for name, gradient in run.gradients.items():
             number = np.asarray(gradient).astype(np.float64)
             number = self.restore(number) if name in ("query", "key", "value") else number

@@ -1,7 +1,5 @@
 """Promises about transforms of JAX, and about dropout, whose pattern is read off a call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -109,9 +107,8 @@ def check_transforms(judge: Judge) -> Iterator[Row]:
     def batch() -> tuple[Any, Any]:
         doubled = [2 * array for array in arrays]
         stacked = (jnp.stack(pair) for pair in zip(arrays, doubled, strict=True))
-        return jax.jit(jax.vmap(attend))(*stacked), jnp.stack(
-            [jax.jit(attend)(*arrays), jax.jit(attend)(*doubled)]
-        )
+        expected = jnp.stack([jax.jit(attend)(*arrays), jax.jit(attend)(*doubled)])
+        return jax.jit(jax.vmap(attend))(*stacked), expected
 
     ways: dict[str, tuple[Callable[[], tuple[Any, Any]], float]] = {
         "jit": (lambda: (jax.jit(attend)(*arrays), attend(*arrays)), 1e-5),

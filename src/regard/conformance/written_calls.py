@@ -62,7 +62,8 @@ class Case:
         lines.append("rng = np.random.default_rng(0)")
         lines.append(", ".join(self.sizes) + " = " + ", ".join(map(str, self.sizes.values())))
         lines += self._lines()
-        order = [("BHTD".replace("".join(pad), "") if pad else "BHTD").index(letter) for letter in layout]
+        own = [letter for letter in "BHTD" if letter in layout]
+        order = [own.index(letter) for letter in layout]
         index = "[0]" * len(pad)
         turn = "" if order == sorted(order) else f".transpose({', '.join(map(str, order))})"
         convert = {
@@ -72,9 +73,7 @@ class Case:
         }[kind]
         for name in FLOATING:
             if name in call:
-                turned = (
-                    name + index + turn if name not in ("bias", "sinks") else name + index * (name == "bias")
-                )
+                turned = name + index * (name != "sinks") + turn * (name in ("query", "key", "value"))
                 lines.append(f"{name} = {convert.format(turned)}")
         for name in self.options:
             if name not in FLOATING and isinstance(call[name], np.ndarray):

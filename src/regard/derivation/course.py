@@ -126,9 +126,7 @@ class Course:
     def _add_groups(self) -> None:
         shared, heads = self.problem.key_heads, self.problem.leading[-1]
         size = self.problem.group
-        words = (
-            f"{heads} query heads share {shared} key head{'s' * (shared > 1)}, {size} each; none is copied."
-        )
+        words = f"{heads} query heads share {shared} key heads, {size} each; none is copied."
         left_side = Function("g", (Symbol("h"),))
         right = Function("floor", (Fraction(Symbol("h"), Number(str(size))),))
         self.add("groups", left_side, right, words, "key head", self.numbers.groups, ("h",))

@@ -28,8 +28,7 @@ def derive(query: ArrayLike, key: ArrayLike, value: ArrayLike, **options: Unpack
     P^{hij} = sum_a Q^{hia} K^{hja},  S = scale P, then score functions, bias and mask
     A^{hij} = e^{S^{hij} - L^{hi}},  L^{hi} = log sum_j e^{S^{hij}},  O^{hib} = sum_j A^{hij} V^{hjb}
 
-    The arguments are checked and filled in as those of `attend`, and the last step is its output. Numbers are
-    those of small examples: every step stores all of its entries, in long sequences those of chosen rows.
+    The arguments are checked and filled in as those of `attend`, and the last step is its output.
 
     Args:
         query, key, value: as in `attend`.
@@ -89,9 +88,8 @@ def check_size(problem: Problem) -> None:
     batch, heads = math.prod(problem.leading[:-1]), problem.leading[-1] if problem.leading else 1
     heads = heads if problem.heads is None else problem.heads.size
     rows = problem.T if problem.rows is None else problem.rows.size
-    if batch * heads * rows * problem.S <= LARGEST_SCORES and (
-        batch * heads * problem.S * max(problem.D, problem.E) <= LARGEST_SPREAD
-    ):
+    spread = batch * heads * problem.S * max(problem.D, problem.E)
+    if batch * heads * rows * problem.S <= LARGEST_SCORES and spread <= LARGEST_SPREAD:
         return
     choose = f"rows=[0, {problem.T - 1}]" + (", heads=[0]" if problem.leading else "")
     raise ValueError(

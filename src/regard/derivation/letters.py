@@ -27,10 +27,8 @@ class Notation:
     """The letters of the axes of one call, and the lengths of these axes."""
 
     sizes: Mapping[str, int]
-    leading: tuple[str, ...]
-    """The letters of the leading axes, heads last; "" for an axis that is not spoken of."""
-    is_grouped: bool
-    """True if several query heads share a key head, of which there are several."""
+    leading: tuple[str, ...]  # heads last; "" for an axis that is not spoken of
+    is_grouped: bool  # several query heads share a key head, of which there are several
 
     @classmethod
     def cover(cls, leading: tuple[int, ...], key_heads: int, **sizes: int) -> Notation:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from regard.derivation.number_tables import GAP, Cell, Table, View, cut_tables
+from regard.derivation.number_tables import Cell, Table, View, cut_tables
 from regard.derivation.step import Step
 
 # Ink is that of the page around it; shades are see-through, so that light and dark ground both show them.
@@ -52,9 +52,8 @@ def write_page(title: str, steps: Sequence[Step], view: View) -> str:
 
 def write_fragment(title: str, steps: Sequence[Step], view: View) -> str:
     """Write an element with a style of its own, to stand in any page."""
-    legend = "".join(
-        f"<span><i>{escape(letter)}</i> {escape(meaning)}</span>" for letter, meaning in view.legend(steps)
-    )
+    meanings = view.legend(steps)
+    legend = "".join(f"<span><i>{letter}</i> {escape(meaning)}</span>" for letter, meaning in meanings)
     sections = "\n".join(_write_step(number, step, view) for number, step in enumerate(steps, 1))
     return (
         f'<div class="regard-derivation">\n<style>{_STYLE}</style>\n<h2>{escape(title)}</h2>\n'
@@ -88,22 +87,16 @@ def _write_table(table: Table) -> str:
     head = ""
     if any(table.columns):
         corner = "<th></th>" if any(table.rows) else ""
-        head = "".join(
-            f'<th scope="col">{escape(_label(table.column_letter, c))}</th>' for c in table.columns
-        )
+        head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
         head = f"<thead><tr>{corner}{head}</tr></thead>"
     body = "".join(
         "<tr>"
-        + (f'<th scope="row">{escape(_label(table.row_letter, row))}</th>' if any(table.rows) else "")
+        + (f'<th scope="row">{escape(row)}</th>' if any(table.rows) else "")
         + "".join(map(_write_cell, cells))
         + "</tr>"
         for row, cells in zip(table.rows, table.cells, strict=True)
     )
     return f"<table>{caption}{head}<tbody>{body}</tbody></table>"
-
-
-def _label(letter: str, number: str) -> str:
-    return f"{letter}={number}" if number not in ("", GAP) else number
 
 
 def _write_cell(cell: Cell) -> str:

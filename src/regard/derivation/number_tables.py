@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +11,8 @@ import numpy as np
 from regard.derivation.letters import describe
 from regard.derivation.step import Step
 
-# Entries printed of an axis that is longer; the rest is passed over.
+# Entries printed of an axis that is longer; the rest is passed over. Of examples, it is one.
 _MOST = {"h": 2, "g": 2, "i": 6, "j": 8, **dict.fromkeys("abcdef", 6)}
-_MOST_EXAMPLES = 1
 GAP = "…"
 
 
@@ -28,9 +27,7 @@ class Table(NamedTuple):
     """A matrix of a step."""
 
     place: tuple[tuple[str, int], ...]  # where it stands on the axes before: head 0, say
-    row_letter: str
-    column_letter: str
-    rows: list[str]  # "" where there is one row without a number
+    rows: list[str]  # "i=0" and so on; "" where there is one row without a number
     columns: list[str]
     cells: list[list[Cell]]
 
@@ -39,19 +36,18 @@ class Table(NamedTuple):
 class View:
     """The meaning of the letters of a derivation, and the entries that are printed."""
 
-    sizes: Mapping[str, int]
-    """The length of each letter's axis in the call."""
-    members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """The rows or heads that were chosen, by letter."""
-    shown: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """The entries along each letter's axis that are printed, the same in every step."""
+    sizes: Mapping[str, int]  # the length of each letter's axis in the call
+    members: Mapping[str, tuple[int, ...]]  # the rows or heads that were chosen, by letter
+    shown: Mapping[
+        str, tuple[int, ...]
+    ]  # the entries along each axis that are printed, the same in each step
 
     @classmethod
     def choose(cls, steps: Sequence[Step], sizes: Mapping[str, int], members: Mapping[str, Any]) -> View:
         """Print short axes whole, of long ones the ends, and of keys those with most weight."""
         members = {letter: tuple(map(int, chosen)) for letter, chosen in members.items()}
         lengths = {letter: len(members.get(letter, range(size))) for letter, size in sizes.items()}
-        shown = {letter: _ends(size, _MOST.get(letter, _MOST_EXAMPLES)) for letter, size in lengths.items()}
+        shown = {letter: _ends(size, _MOST.get(letter, 1)) for letter, size in lengths.items()}
         weights = next((step for step in steps if step.name == "weights"), None)
         if weights is not None and lengths.get("j", 0) > _MOST["j"]:
             array = _cut(weights, cls(sizes, members, {**shown, "j": tuple(range(lengths["j"]))}))
@@ -96,8 +92,7 @@ def cut_tables(step: Step, view: View) -> list[Table]:
         across = _with_gaps(column_letter, block.shape[1], view)
         blank = Cell(GAP, None)
         cells = [[blank if None in (r, c) else write(block[r, c]) for _, c in across] for _, r in rows]
-        heads = [label for label, _ in rows], [label for label, _ in across]
-        tables.append(Table(where, row_letter, column_letter, *heads, cells))
+        tables.append(Table(where, [label for label, _ in rows], [label for label, _ in across], cells))
     return tables
 
 
@@ -122,18 +117,14 @@ def _with_gaps(letter: str, count: int, view: View) -> list[tuple[str, int | Non
     """Label and place of each entry along an axis, with a gap where entries are passed over."""
     if not letter:
         return [("", position) for position in range(count)]
-    shown = view.shown[letter]
-    total = len(view.members.get(letter, range(view.sizes[letter])))
     labels: list[tuple[str, int | None]] = []
     before = -1
-    for position, index in enumerate(shown):
-        if index != before + 1:
-            labels.append((GAP, None))
-        labels.append((str(view.number(letter, index)), position))
+    for position, index in enumerate(view.shown[letter]):
+        labels += [(GAP, None)] if index != before + 1 else []
+        labels.append((f"{letter}={view.number(letter, index)}", position))
         before = index
-    if before != total - 1:
-        labels.append((GAP, None))
-    return labels
+    total = len(view.members.get(letter, range(view.sizes[letter])))
+    return labels + ([(GAP, None)] if before != total - 1 else [])
 
 
 def _writer(array: np.ndarray) -> Any:

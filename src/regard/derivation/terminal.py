@@ -64,19 +64,16 @@ def _join(blocks: list[list[str]]) -> list[str]:
 
 def _write_table(table: Table) -> list[str]:
     """Write one matrix, with the numbers of rows and columns."""
-    heads = [f"{table.row_letter}={row}" if row.isdigit() else row for row in table.rows]
-    columns = [f"{table.column_letter}={column}" if column.isdigit() else column for column in table.columns]
     texts = [[printable(cell.text) for cell in row] for row in table.cells]
-    widths = [
-        max(len(column), *(len(row[number]) for row in texts), 0) for number, column in enumerate(columns)
-    ]
-    margin = max(map(len, heads), default=0)
+    widths = [max(map(len, column)) for column in zip(table.columns, *texts, strict=True)]
+    margin = max(map(len, table.rows), default=0)
     title = " ".join(f"{letter}={index}" for letter, index in table.place)
     lines = []
-    if any(columns):
+    if any(table.columns):
         margin = max(margin, len(title))
-        lines.append(_align(title, margin, columns, widths))
-    lines += [_align(head.rjust(margin), margin, row, widths) for head, row in zip(heads, texts, strict=True)]
+        lines.append(_align(title, margin, table.columns, widths))
+    rows = zip(table.rows, texts, strict=True)
+    lines += [_align(label.rjust(margin), margin, row, widths) for label, row in rows]
     return [line.ljust(max(map(len, lines))) for line in lines]
 
 

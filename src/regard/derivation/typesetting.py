@@ -18,9 +18,8 @@ def write_latex(steps: Sequence[Step], view: View, numbers: bool) -> str:
         if right is not None:
             lines.append(rf"{left_side.latex} &= {right.latex} && {name}")
         if numbers:
-            lines += [
-                _write_table(left_side.latex, table, name, right is None) for table in cut_tables(step, view)
-            ]
+            tables = cut_tables(step, view)
+            lines += [_write_table(left_side.latex, table, name, right is None) for table in tables]
     return "\\begin{aligned}\n" + " \\\\\n".join(lines) + "\n\\end{aligned}"
 
 
@@ -29,13 +28,8 @@ def _write_table(symbol: str, table: Table, name: str, is_given: bool) -> str:
     rows = [
         " & ".join(_SIGNS.get(cell.text) or Number(cell.text).latex for cell in row) for row in table.cells
     ]
-    columns = len(table.columns)
-    body = rows[0] if len(rows) == columns == 1 else _bracket(rows, columns)
+    body, columns = r" \\ ".join(rows), len(table.columns)
+    if len(rows) * columns != 1:  # bmatrix ends at ten columns, and centres numbers
+        body = rf"\left[\begin{{array}}{{{'r' * columns}}} {body} \end{{array}}\right]"
     left_side = rf"\left[{symbol}\right]_{{{outer_indices}}}" if outer_indices else symbol
     return f"{left_side} &= {body}" + (f" && {name}" if is_given else "")
-
-
-def _bracket(rows: list[str], columns: int) -> str:
-    # bmatrix ends at ten columns, and centres numbers.
-    body = r" \\ ".join(rows)
-    return rf"\left[\begin{{array}}{{{'r' * columns}}} {body} \end{{array}}\right]"

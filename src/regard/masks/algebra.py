@@ -30,9 +30,6 @@ class Combination(Mask):
     def _map(self, change: Callable[[Mask], Mask]) -> Mask:
         return type(self)(*map(change, self.operands))
 
-    def _enclose(self, mask: Mask, least: int) -> str:
-        return mask.expression() if mask.precedence >= least else f"({mask.expression()})"
-
     @property
     def reads_positions(self) -> bool:
         return any(mask.reads_positions for mask in self.operands)
@@ -73,6 +70,10 @@ class Combination(Mask):
             mask.check_positions(query, key)
 
 
+def _enclose(mask: Mask, least: int) -> str:
+    return mask.expression() if mask.precedence >= least else f"({mask.expression()})"
+
+
 @record
 class And(Combination, operation="&"):
     """Pairs that two masks keep."""
@@ -101,7 +102,7 @@ class And(Combination, operation="&"):
 
     def expression(self) -> str:
         # The right operand needs parentheses at equal strength: the operators group to the left.
-        return f"{self._enclose(self.left, 2)} & {self._enclose(self.right, 3)}"
+        return f"{_enclose(self.left, 2)} & {_enclose(self.right, 3)}"
 
 
 @record
@@ -123,7 +124,7 @@ class Or(Combination, operation="|"):
         return jnp.maximum(self.left.combine_kinds(kinds_of), self.right.combine_kinds(kinds_of))
 
     def expression(self) -> str:
-        return f"{self._enclose(self.left, 1)} | {self._enclose(self.right, 2)}"
+        return f"{_enclose(self.left, 1)} | {_enclose(self.right, 2)}"
 
 
 @record
@@ -140,7 +141,7 @@ class Not(Combination, operation="~"):
         return jnp.int8(TileKind.FULL) - self.operand.combine_kinds(kinds_of)
 
     def expression(self) -> str:
-        return f"~{self._enclose(self.operand, 3)}"
+        return f"~{_enclose(self.operand, 3)}"
 
 
 @delegate("mask", "reads_positions", "local", "block_side", "bounds", "parts", "keep", "slice_grid")
@@ -215,12 +216,11 @@ class Prepared(Mask, operation="prepare"):
         self.mask.check_positions(query, key)
 
     def expression(self) -> str:
-        mask = self.mask.expression()
-        mask = mask if self.mask.precedence > 3 else f"({mask})"
         sizes = f"{self.num_queries}, {self.num_keys}"
         offsets = {"query": self.query_offset, "key": self.key_offset}
         sizes += "".join(positions_of(offset).spell(name, literal) for name, offset in offsets.items())
-        return f"{mask}.prepare({sizes}{'' if self.block == 128 else f', block={self.block}'})"
+        sizes += "" if self.block == 128 else f", block={self.block}"
+        return f"{_enclose(self.mask, 4)}.prepare({sizes})"
 
 
 def _same_places(prepared: Offset, called: Offset) -> Any:

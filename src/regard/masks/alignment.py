@@ -16,10 +16,7 @@ from regard.masks.picture import CELLS, printable
 def settle_positions(
     side: str, offset: Offset, positions: Any, length: int, leading: tuple[int, ...] | None = None
 ) -> Offset:
-    """Return the one of offset and positions that is given, checked; `side` is query or key.
-
-    `leading` are the call's leading axes; None where nobody knows them.
-    """
+    """Return the one of offset and positions of a side, query or key, that is given, checked."""
     name, other = f"{side}_positions", f"{side}_offset"
     if positions is None:
         return None if offset is None else _check_offset(other, offset, length)
@@ -84,8 +81,8 @@ def place_mask(
     leading_axes: int | None = None,
 ) -> tuple[Offset, Offset, int]:
     """Return where the rows that a mask is evaluated at sit, and how many leading axes it has."""
-    for name, count in (("num_queries", num_queries), ("num_keys", num_keys)):
-        whole_number(name, count, 0)
+    whole_number("num_queries", num_queries, 0)
+    whole_number("num_keys", num_keys, 0)
     query = settle_positions("query", offsets[0], positions[0], num_queries)
     key = settle_positions("key", offsets[1], positions[1], num_keys)
     key = None if isinstance(key, int) and key == 0 else key

@@ -15,7 +15,7 @@ from regard.axes import Array, ArrayLike
 from regard.masks.data import check_boolean, check_rows, literal
 from regard.masks.grid import Blocks, Grid, spread
 from regard.masks.mask import Mask
-from regard.masks.stored_masks import Stored
+from regard.masks.stored_masks import Stored, find_listed
 from regard.masks.tile_kinds import join_touched, tile_kind
 from regard.records import derived, record, static
 
@@ -23,20 +23,16 @@ from regard.records import derived, record, static
 def blocks(table: ArrayLike, size: int | tuple[int, int]) -> Mask:
     """Keep whole blocks of queries and keys: block-sparse attention, at the cost of the blocks that are kept.
 
-    keep(b, q, k) = table[b, q // size, k // size]
-
-    Rows and keys are counted from the first of the call's, whatever their positions are.
+    keep(b, q, k) = table[b, q // size, k // size], q and k counted from the first row and key of the call
 
     Args:
         table: boolean or integer array `(*b, rows, columns)`, nonzero = the block may attend; `b` is aligned
-            with the first leading axes of query, so `(batch, heads, rows, columns)` differs from head to
-            head; may be traced, so that a router decides in every step. There are as many rows and
-            columns as cover the call: ceil(T / size) and ceil(S / size).
+            with the first leading axes of query; may be traced. There are as many rows and columns as cover
+            the call: ceil(T / size) and ceil(S / size).
         size: queries and keys of a block, or one number for each.
 
     Returns:
-        A mask that does not read positions, whose blocks `attend` skips where the table is False: sizes of
-        128 and more are skipped one by one.
+        A mask that does not read positions.
 
     Raises:
         TypeError: a float table, or one with fewer than two axes.
@@ -113,15 +109,8 @@ def _tabulate(columns: int, used: Array, counts: Array | None = None) -> Array:
     if counts is not None:
         slot = jax.lax.broadcasted_iota(jnp.int32, used.shape, used.ndim - 1)
         used = jnp.where(slot < counts[..., None], used, -1)
-    if used.shape[-1] == 0:
-        return jnp.zeros((*used.shape[:-1], columns), bool)
-    # One comparison per number and column: as large as the table, and no scatter.
-    numbered = jax.lax.broadcasted_iota(jnp.int32, (*(1,) * (used.ndim - 1), columns), used.ndim - 1)
-
-    def listed(slot: Any) -> Array:
-        return jax.lax.dynamic_slice_in_dim(used, slot, 1, -1) == numbered
-
-    return jax.lax.fori_loop(1, used.shape[-1], lambda slot, named: named | listed(slot), listed(np.int32(0)))
+    numbers = jax.lax.broadcasted_iota(jnp.int32, (*(1,) * (used.ndim - 1), columns), used.ndim - 1)
+    return find_listed(used, numbers)
 
 
 def _find(source: Array | None, index: Array) -> Array:

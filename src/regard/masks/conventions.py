@@ -101,8 +101,7 @@ def from_flash_window(left: int, right: int) -> Mask:
         A sliding window, open where an argument is -1.
 
     Raises:
-        TypeError: an argument that is not an integer.
-        ValueError: an argument below -1.
+        TypeError, ValueError: an argument that is no integer, or below -1.
 
     Example:
         >>> from regard import masks
@@ -128,8 +127,7 @@ def from_hf_window(sliding_window_size: int) -> Mask:
         A causal sliding window.
 
     Raises:
-        TypeError: not an integer.
-        ValueError: below 1.
+        TypeError, ValueError: not an integer, or below 1.
 
     Example:
         >>> from regard import masks
@@ -175,8 +173,7 @@ def from_jax_window(local_window_size: int | tuple[int, int]) -> Mask:
         A sliding window.
 
     Raises:
-        TypeError: not an integer or a pair of integers.
-        ValueError: a negative count.
+        TypeError, ValueError: not an integer or a pair of integers, or a negative count.
 
     Example:
         >>> from regard import masks

@@ -31,8 +31,7 @@ def block_diffusion(length: int, size: int) -> Mask:
         half alone, with which blocks are sampled one after the other, is `causal() | chunked(size)`.
 
     Raises:
-        TypeError: an argument that is not an integer.
-        ValueError: an argument below 1, or a row longer than int32 counts.
+        TypeError, ValueError: an argument that is no integer, or below 1; a row longer than int32 counts.
 
     Example:
         >>> from regard import masks

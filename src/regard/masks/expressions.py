@@ -62,8 +62,7 @@ def streaming(before: int, first: int = 4) -> Mask:
         A mask on positions.
 
     Raises:
-        TypeError: an argument that is not an integer.
-        ValueError: a negative argument.
+        TypeError, ValueError: an argument that is no integer, or negative.
 
     Example:
         >>> from regard import masks

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,7 +14,7 @@ from regard.masks.data import check_rows, literal
 from regard.masks.grid import Blocks, Grid, spread
 from regard.masks.mask import Mask, Take
 from regard.masks.spans import Span
-from regard.masks.stored_masks import Stored
+from regard.masks.stored_masks import Stored, find_listed
 from regard.masks.tile_kinds import tile_kind
 from regard.records import derived, record, static
 
@@ -25,9 +24,8 @@ def chosen_keys(indices: ArrayLike, ascending: bool = False) -> Mask:
 
     keep(b, q, k) = (k is among indices[b, q])
 
-    `attend` gathers these keys, some queries at a time: memory and time are linear in T C, forward and
-    backward, where tiles would take all T S pairs. Join it with other masks by `&`: the pairs that they
-    remove of those listed are masked, nothing else is looked at.
+    `attend` gathers these keys, and nothing else where it is joined with other masks by `&`: memory and time
+    are linear in T C, forward and backward.
 
     Args:
         indices: integer array `(*b, T, C)`, rows of key in any order; numbers outside 0..S-1, such as -1,
@@ -108,15 +106,7 @@ class ChosenKeys(Stored):
         if isinstance(grid.columns, Span) and self.columns is None:
             return _mark(listed, grid.columns.first, grid.columns.size)
         columns = grid.key_index.ravel() if self.columns is None else grid.take_columns(self.columns)
-        columns = columns.reshape((*(1,) * (rank - 1), -1))
-
-        def is_listed(choice: Any) -> Array:
-            return jax.lax.dynamic_slice_in_dim(listed, choice, 1, -1) == columns
-
-        if not listed.shape[-1]:
-            return jnp.zeros((*listed.shape[:-1], columns.size), bool)
-        first = is_listed(np.int32(0))
-        return jax.lax.fori_loop(1, listed.shape[-1], lambda choice, keep: keep | is_listed(choice), first)
+        return find_listed(listed, columns.reshape((*(1,) * (rank - 1), -1)))
 
     def classify(self, blocks: Blocks) -> Array:
         listed = jnp.take(self.per_query_head(), blocks.rows, axis=-2)  # (*b, Q, query_block, C)
@@ -132,9 +122,8 @@ class ChosenKeys(Stored):
     def slice_grid(self, grid: Grid) -> Mask:
         index = grid.key_index.ravel()
         columns = index if self.columns is None else jnp.take(self.columns, index)
-        return dataclasses.replace(
-            self, indices=grid.take_rows(jnp.asarray(self.indices), -2), columns=columns
-        )
+        indices = grid.take_rows(jnp.asarray(self.indices), -2)
+        return dataclasses.replace(self, indices=indices, columns=columns)
 
     def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
         *own, rows, _ = np.shape(self.indices)

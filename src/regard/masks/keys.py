@@ -57,8 +57,7 @@ def lengths(key_lengths: ArrayLike) -> Mask:
         A mask on key positions.
 
     Raises:
-        TypeError: lengths that are not integers.
-        ValueError: negative lengths, as in `prefix`.
+        TypeError, ValueError: lengths that are no integers, or negative, as in `prefix`.
 
     Example:
         >>> from regard import masks

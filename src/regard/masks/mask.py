@@ -120,10 +120,7 @@ class Mask:
         return self
 
     def number_leading(self, leading: tuple[int, ...] | None) -> Mask:
-        """Return the mask for these leading axes: its functions then know their batch row and head.
-
-        With None, return the mask of no call yet.
-        """
+        """Return the mask whose functions know rows and heads of a call; None, of no call yet."""
         return self
 
     def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
@@ -194,8 +191,7 @@ class Mask:
     ) -> Int[Array, ...]:
         """Classify every tile as EMPTY (0), PARTIAL (1) or FULL (2), without a T x S array.
 
-        EMPTY and FULL are promises; PARTIAL is always a safe answer. Built-in masks answer by interval
-        arithmetic; `predicate` and `from_array` look at the cells, one row of tiles at a time.
+        EMPTY and FULL are promises; PARTIAL is always a safe answer.
 
         Args:
             num_queries, num_keys: as in `dense`.
@@ -214,8 +210,8 @@ class Mask:
             Array([[1, 0],
                    [2, 1]], dtype=int8)
         """
-        for name, block in (("query_block", query_block), ("key_block", key_block)):
-            whole_number(name, block, 1)
+        whole_number("query_block", query_block, 1)
+        whole_number("key_block", key_block, 1)
         num_keys = num_queries if num_keys is None else num_keys
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
         query, key, axes = place_mask(self, num_queries, num_keys, offsets, positions, leading_axes)
@@ -267,8 +263,7 @@ class Mask:
         mask.check(leading or None, num_queries, num_keys)
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
         query, key, axes = place_mask(mask, num_queries, num_keys, offsets, positions, len(leading) or None)
-        query = 0 if query is None else query
-        key = 0 if key is None else key
+        query, key = 0 if query is None else query, 0 if key is None else key
         kinds = _classify_everywhere(mask, *_divide(query, key), axes, (num_queries, num_keys, block, block))
         tiles = KeptTiles.count(kinds, block)
         return self._operations["prepare"](mask, query, key, kinds, tiles, num_queries, num_keys, block)
@@ -347,10 +342,10 @@ class Mask:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Mask):
             return NotImplemented
-        mine, theirs = jax.tree.flatten(self), jax.tree.flatten(other)
-        return mine[1] == theirs[1] and all(
+        (leaves, structure), (others, other_structure) = jax.tree.flatten(self), jax.tree.flatten(other)
+        return structure == other_structure and all(
             a is b or (is_concrete((a, b)) and np.array_equal(a, b))
-            for a, b in zip(mine[0], theirs[0], strict=True)
+            for a, b in zip(leaves, others, strict=True)
         )
 
     def __hash__(self) -> int:

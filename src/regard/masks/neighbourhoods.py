@@ -34,10 +34,9 @@ def neighbourhood(shape: Sequence[int], radius: int | Sequence[int], start: int 
             token's.
 
     Returns:
-        A mask on positions. At a border a window is cut off, and so has fewer patches; neighbourhood
-        attention as NATTEN has it moves the window inwards instead. Positions that are no patch see nothing
-        and are seen by
-        nobody: `neighbourhood(shape, radius, start=1) | global_tokens(1)` joins a class token.
+        A mask on positions. At a border a window is cut off, and so has fewer patches; NATTEN moves it
+        inwards instead. Positions that are no patch see nothing and are seen by nobody:
+        `neighbourhood(shape, radius, start=1) | global_tokens(1)` joins a class token.
 
     Raises:
         TypeError: sizes that are not integers.
@@ -52,8 +51,7 @@ def neighbourhood(shape: Sequence[int], radius: int | Sequence[int], start: int 
         >>> mask.dense(9)[0].reshape((3, 3)).astype(int).tolist()
         [[1, 1, 0], [1, 1, 0], [0, 0, 0]]
 
-    Reference: Hassani et al., "Neighborhood Attention Transformer", 2023, section 3; there, windows are moved
-    inwards at borders.
+    Reference: Hassani et al., "Neighborhood Attention Transformer", 2023, section 3.
     """
     try:
         sizes = tuple(whole_number(f"shape[{axis}]", size, 1) for axis, size in enumerate(shape))

@@ -47,8 +47,7 @@ def sliding_window(before: int | None, after: int | None = 0) -> Mask:
         A mask on positions. Windows that count otherwise: `from_flash_window`, `from_hf_window`.
 
     Raises:
-        TypeError: an argument that is not an integer.
-        ValueError: a negative argument.
+        TypeError, ValueError: an argument that is no integer, or negative.
 
     Example:
         >>> from regard import masks
@@ -74,8 +73,7 @@ def chunked(size: int) -> Mask:
         A mask on positions.
 
     Raises:
-        TypeError: a size that is not an integer.
-        ValueError: a size below 1.
+        TypeError, ValueError: a size that is no integer, or below 1.
 
     Example:
         >>> from regard import masks
@@ -97,8 +95,7 @@ def dilated(stride: int) -> Mask:
         A mask on positions.
 
     Raises:
-        TypeError: a stride that is not an integer.
-        ValueError: a stride below 1.
+        TypeError, ValueError: a stride that is no integer, or below 1.
 
     Example:
         >>> from regard import masks
@@ -122,8 +119,7 @@ def global_tokens(count: int) -> Mask:
         A mask on positions, meant to be joined with another by `|`.
 
     Raises:
-        TypeError: a count that is not an integer.
-        ValueError: a negative count.
+        TypeError, ValueError: a count that is no integer, or negative.
 
     Example:
         >>> from regard import masks

@@ -76,9 +76,8 @@ class Pieces:
         """Update an array with each run's part of a tile along `axis`, one after the other."""
 
         def step(number: Any, array: Array) -> Array:
-            part = jax.lax.dynamic_slice_in_dim(
-                tile, number * np.int32(self.length), self.length, axis, allow_negative_indices=False
-            )
+            first = number * np.int32(self.length)
+            part = jax.lax.dynamic_slice_in_dim(tile, first, self.length, axis, allow_negative_indices=False)
             return update(array, self.starts[number], part)
 
         return jax.lax.fori_loop(0, self.starts.size, step, array)

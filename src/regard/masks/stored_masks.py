@@ -21,8 +21,7 @@ from regard.records import record
 class Stored(Mask):
     """A mask with arrays, whose leading axes are aligned with the first leading axes of query.
 
-    `ends` says of each, by a word for each axis that is not leading, what that has an entry for: "query",
-    "key", or something of the mask's own.
+    `ends` has a word for each axis of each array that is not leading: "query", "key", or one of its own.
     """
 
     ends: ClassVar[Mapping[str, str]]
@@ -51,6 +50,19 @@ class Stored(Mask):
             check_rows(title, shape[:-1] if end else shape, leading)
             if end in ("query", "key"):
                 check_width(title, end, shape[-1], num_queries if end == "query" else num_keys)
+
+
+def find_listed(listed: Array, numbers: Array) -> Array:
+    """Return which of the numbers (..., N) each row (..., C) lists, without a scatter: (..., N)."""
+    if listed.shape[-1] == 0:
+        return jnp.zeros((*listed.shape[:-1], numbers.shape[-1]), bool)
+
+    def equals(slot: Any) -> Array:
+        return jax.lax.dynamic_slice_in_dim(listed, slot, 1, -1) == numbers
+
+    return jax.lax.fori_loop(
+        1, listed.shape[-1], lambda slot, any_of: any_of | equals(slot), equals(np.int32(0))
+    )
 
 
 def from_array(array: ArrayLike) -> Mask:

@@ -10,14 +10,5 @@ from regard.parallel.cost_reports import CostReport
 from regard.parallel.meshes import build_mesh
 from regard.parallel.order import from_zigzag, to_zigzag
 
-__all__ = ["CostReport"]
-__all__ += [
-    "all_to_all_attend",
-    "attend",
-    "build_mesh",
-    "explain",
-    "from_zigzag",
-    "ring_attend",
-    "to_zigzag",
-    "use",
-]
+__all__ = ["CostReport", "all_to_all_attend", "attend", "build_mesh", "explain", "from_zigzag"]
+__all__ += ["ring_attend", "to_zigzag", "use"]

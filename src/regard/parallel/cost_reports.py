@@ -62,9 +62,8 @@ class CostReport:
         return max(self.tiles) / max(min(self.tiles), 1) if self.tiles else 1.0
 
     def __str__(self) -> str:
-        padded = [
-            f"{count} {name}" for count, name in zip(self.padding, ("queries", "keys"), strict=True) if count
-        ]
+        named = zip(self.padding, ("queries", "keys"), strict=True)
+        padded = " and ".join(f"{count} {name}" for count, name in named if count)
         lines = [
             ("plan", f"{self.plan}: {self.reason}"),
             *(("refused", f"{name}: {why}") for name, why in self.refusals.items()),
@@ -74,7 +73,7 @@ class CostReport:
             forward, backward = scaled(self.forward_bytes, "B"), scaled(self.backward_bytes, "B")
             fewest, most = min(self.tiles), max(self.tiles)
             lines += [
-                *([("padding", " and ".join(padded))] if padded else []),
+                *([("padding", padded)] if padded else []),
                 ("rounds", f"{self.rounds}; {self.skipped_rounds} without work are skipped"),
                 ("sent", f"{forward} per device forward, {backward} backward"),
                 ("tiles", f"{fewest} to {most} per device ({self.counted}), balance {self.balance:.2f}"),

@@ -44,22 +44,16 @@ def _exchange(array: Array, axis: Any, split: int, join: int) -> Array:
     return jax.lax.all_to_all(array, axis, array.ndim + split, array.ndim + join, tiled=True)
 
 
-# Of the 2 n half chunks, member i has 2 i and 2 i + 1, and works on i and 2 n - 1 - i. One of the latter is
-# even, the other odd: the even halves are a permutation, and so are the odd ones.
-
-
-def _routes(division: Division) -> tuple[list[tuple[int, int]], ...]:
-    ring = division.size(division.ring)
-    owners = [*range(ring), *reversed(range(ring))]
-    return tuple(list(enumerate(owners[odd::2])) for odd in (0, 1))
-
-
 def _balance(array: Array, division: Division, *, back: bool = False) -> Array:
-    if division.size(division.ring) == 1:
+    ring = division.size(division.ring)
+    if ring == 1:
         return array
     halves = jnp.split(array, 2, _SEQUENCE)
     halves = _swap_if_odd(halves, division) if back else halves
-    routes = [[pair[::-1] if back else pair for pair in route] for route in _routes(division)]
+    # Of 2 n half chunks, member i has 2 i and 2 i + 1, and works on i and 2 n - 1 - i. One of the latter is
+    # even, the other odd: the even halves are a permutation, and so are the odd ones.
+    owners = [*range(ring), *reversed(range(ring))]
+    routes = [[pair[::-1] if back else pair for pair in enumerate(owners[odd::2])] for odd in (0, 1)]
     sent = [jax.lax.ppermute(half, division.ring, to) for half, to in zip(halves, routes, strict=True)]
     return jnp.concatenate(sent if back else _swap_if_odd(sent, division), _SEQUENCE)
 

@@ -26,8 +26,7 @@ def to_zigzag(array: ArrayLike, devices: int, *, axis: int = -2) -> Array:
         The same tokens, in zig-zag order.
 
     Raises:
-        TypeError: devices or an axis that are no integer.
-        ValueError: fewer than one device, an axis that the array does not have.
+        TypeError, ValueError: fewer than one device, an axis that the array does not have, or no integers.
 
     Example:
         >>> import jax.numpy as jnp
@@ -51,7 +50,7 @@ def from_zigzag(array: ArrayLike, devices: int, *, axis: int = -2) -> Array:
         The same tokens, in the order of the sequence.
 
     Raises:
-        ValueError: fewer than one device.
+        TypeError, ValueError: as `to_zigzag`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -66,12 +66,11 @@ def run_part(
     varied = {name: vary(array, sequence) for name, array in arrays.items() if name != "bias"}
     parts, call = operands(whole, division, {**varied, "bias": arrays["bias"]}, padded=False)
     rows = attend_here(division, parts, call)
-    leading = _leading(arrays)
     sinks = None
     if whole.sinks is not None:
         apart = dataclasses.replace(division, exchange=None)
         sinks = Shard.here(apart, call).take(whole.sink_column(), 2)
-    return finish(rows, leading, whole.aux, arrays["query"].dtype, sinks)
+    return finish(rows, _leading(arrays), whole.aux, arrays["query"].dtype, sinks)
 
 
 def _leading(arrays: Arrays) -> tuple[int, ...]:

@@ -121,8 +121,7 @@ class MeshPlacement:
         """Run a call that was checked."""
         if not self._is_inside():
             return self._run_whole(problem)
-        names = (field.name for field in dataclasses.fields(Problem))
-        options = {name: getattr(problem, name) for name in names}
+        options = {field.name: getattr(problem, field.name) for field in dataclasses.fields(Problem)}
         for side in ("query", "key"):
             if not positions_of(options[f"{side}_offset"]).is_consecutive:
                 raise NotImplementedError(
@@ -135,8 +134,7 @@ class MeshPlacement:
         return self._run_part(arrays, options)
 
     def divide_tokens(self, shape: tuple[int, int, int]) -> tuple[int, int, Callable[[Array], Array]]:
-        """Return the parts that rows and positions of `(B, T, M)` are divided into, and what places arrays
-        whose first axis has a part for each."""
+        """Return the parts of rows and positions of `(B, T, M)`, and what places arrays that have these."""
         if manual_axes() or self.explicit is not None:
             return 1, 1, lambda array: array
         along = [
@@ -189,9 +187,8 @@ class MeshPlacement:
         spec = plan.division.result(problem.leading)
         output = NamedSharding(self.explicit, spec)
         extra = dict.fromkeys(problem.aux, NamedSharding(self.explicit, PartitionSpec(*spec[:-1])))
-        within: Any = jax.sharding.auto_axes(
-            partial(run, division=plan.division), out_sharding=(output, extra)
-        )
+        divided = partial(run, division=plan.division)
+        within: Any = jax.sharding.auto_axes(divided, out_sharding=(output, extra))
         return within(problem)
 
     def explain(self, problem: Problem) -> CostReport:

@@ -60,16 +60,12 @@ def tangent(
     parts, arrays = shard.division.parts, _as_new(arrays)
     cut, cut_tangents = _cut(arrays.named(), parts), _cut(tangents, parts)
     outputs = _cut_rows(results, parts)
-    state = {
-        name: jnp.zeros_like(outputs[name]) for name in ("output", "log_total", "entropy") if name in outputs
-    }
+    state = {name: jnp.zeros_like(rows) for name, rows in outputs.items() if name != "peak"}
 
     def body(state: Any, keys: Any, number: Any, pairs: Any) -> tuple[Any, None]:
         def meet(state: Any, pair: Any, owner: Any, inputs: Operands, context: Any, config: Any) -> Any:
-            own = {
-                name: _read(shard, name, array, pair, owner)
-                for name, array in (cut_tangents | keys[1]).items()
-            }
+            named = cut_tangents | keys[1]
+            own = {name: _read(shard, name, array, pair, owner) for name, array in named.items()}
             rows = Results(**_take(outputs, pair[0]))
             # Each chunk of keys adds to the sums that a tangent is.
             part = passes.tangent(inputs, context, rows, own, config, reversible=reversible)
@@ -220,9 +216,8 @@ def _cut(named: Mapping[str, Array], parts: int) -> dict[str, Array]:
 
 def _cut_rows(rows: Results, parts: int) -> dict[str, Array]:
     arrays = {name: getattr(rows, name) for name in _ROW_AXES}
-    return {
-        name: _split(array, parts, _ROW_AXES[name]) for name, array in arrays.items() if array is not None
-    }
+    some = {name: array for name, array in arrays.items() if array is not None}
+    return {name: _split(array, parts, _ROW_AXES[name]) for name, array in some.items()}
 
 
 def _keys_of(cut: dict[str, Array]) -> dict[str, Array]:

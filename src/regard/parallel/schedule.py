@@ -78,8 +78,7 @@ def find_rounds(held: np.ndarray, division: Division) -> tuple[Round, ...]:
             shifted = np.lib.stride_tricks.as_strided(twice[:, ring:], (ring, ring), (row + column, -column))
             for number in np.flatnonzero(shifted.any(0)):
                 pairs[number].append((query_part, key_part))
-    rounds = [Round(number, tuple(some)) for number, some in enumerate(pairs) if some]
-    return tuple(rounds)
+    return tuple(Round(number, tuple(some)) for number, some in enumerate(pairs) if some)
 
 
 def tile_side(problem: Problem, division: Division) -> int:
@@ -119,10 +118,9 @@ def _count(problem: Problem, first: int, size: int, side: int) -> int | None:
     if problem.mask is None:
         return tiles[0] * tiles[1]
     with _at_once():
-        grid = Grid.tile(
-            Span(first, size), Span(0, problem.S), problem.query_offset, axes, problem.key_offset
-        )
-        offset = positions_of(problem.query_offset).slice_rows(first, Span(first, size).members)
+        rows = Span(first, size)
+        grid = Grid.tile(rows, Span(0, problem.S), problem.query_offset, axes, problem.key_offset)
+        offset = positions_of(problem.query_offset).slice_rows(first, rows.members)
         mask = problem.mask.slice_grid(grid)
         if not is_countable(problem, mask):  # what was prepared for the whole is read anew in a piece
             return None

@@ -132,9 +132,7 @@ class Shard:
         if call.seeds is None:
             return inputs, context, config
         seeds = jnp.stack([self.take(word, 0) for word in call.seeds])
-        grid = problem.grid()
-        words = dropout.pair_words(seeds, grid)
-        query_words, key_words = map(tuple, words)
+        query_words, key_words = map(tuple, dropout.pair_words(seeds, problem.grid()))
         context = dataclasses.replace(context, query_words=query_words, key_words=key_words)
         return inputs, context, dataclasses.replace(config, dropout_rate=call.problem.dropout_rate)
 

@@ -83,8 +83,7 @@ def finish(
     if sinks is not None:
         sunk = sink(sinks, lse, jnp.zeros_like(lse) if entropy is None else entropy)
         output, lse, entropy = output * sunk.share, sunk.lse, sunk.entropy
-    argmax = rows.get("argmax")
-    argmax = None if argmax is None else jnp.where(jnp.isnan(peak), 0, argmax)
+    argmax = jnp.where(jnp.isnan(peak), 0, rows["argmax"]) if "argmax" in rows else None
     largest = _without_derivative(rows["peak"], rows["log_total"])
     statistics = {"lse": lse, "max_score": largest, "entropy": entropy, "argmax": argmax}
     *_, length, width = output.shape

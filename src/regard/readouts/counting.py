@@ -1,5 +1,6 @@
 """The sweep over the weights of a call: row blocks are normalised, then each tile is counted and dropped."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -70,11 +71,9 @@ class _Counting:
         columns = PerKey(*(jnp.zeros(shape, dtype) for shape in (keys, keys, blocks, blocks, distances)))
         like = PerQuery.like(jnp.zeros((), dtype), self.tokens)
         real = len(Norm._fields) + len(jax.tree.leaves(like)) + sweep_config.top_k
-        start = (
-            jnp.zeros((*config.rows, real), dtype),
-            jnp.zeros((*config.rows, 1 + sweep_config.top_k), jnp.int32),
-            columns,
-        )
+        reals = jnp.zeros((*config.rows, real), dtype)
+        whole = jnp.zeros((*config.rows, 1 + sweep_config.top_k), jnp.int32)
+        start = reals, whole, columns
         reals, whole, columns = tiling.loop.blocks(tiling.row_blocks, self._row_block, start)
         batch, axes = problem.leading, len(problem.leading)
         moved = offset_column(problem.query_offset, axes) - offset_column(problem.key_offset, axes)
@@ -138,9 +137,8 @@ class _Counting:
             return jnp.broadcast_to(row, (config.group, row.size)).reshape(-1)
 
         row = view.row_span.members
-        block = spread(
-            block_of(row, sweep_config.query_block) - block_of(view.first_query, sweep_config.query_block)
-        )
+        first_block = block_of(view.first_query, sweep_config.query_block)
+        block = spread(block_of(row, sweep_config.query_block) - first_block)
         head = jnp.repeat(np.arange(config.group, dtype=np.int32), tiling.blocking.queries)
         column = np.arange(config.group * tiling.query_blocks, dtype=np.int32)
         membership = (head * np.int32(tiling.query_blocks) + block)[:, None] == column[None]
@@ -173,9 +171,8 @@ class _Counting:
         if self.sinks is not None:
             sinks = row_view.row_vector(self.sinks)[None]
             running = sinks, jnp.where(sinks == -jnp.inf, 0, jnp.ones_like(sinks))
-        peak, total = self.tiling.loop.tiles(
-            self.tiling.context.by_query, row_view.leading, number, body, running
-        )
+        by_query = self.tiling.context.by_query
+        peak, total = self.tiling.loop.tiles(by_query, row_view.leading, number, body, running)
         return Norm(nan_where_total_is(total, peak), jnp.log(jnp.where(total == 0, 1, total)))
 
     def _count(self, row_block: _RowBlock, start: Any, partly: Any, carry: Any) -> Any:
@@ -233,9 +230,8 @@ class _Counting:
 
         reach = max(sweep_config.local, 2)
         sums = [by_key[0]]
-        sums += jax.lax.cond(
-            (span.least < reach) & (span.most > -reach), near, lambda: [(jnp.zeros_like(total),) * 2] * 4
-        )
+        is_near = (span.least < reach) & (span.most > -reach)
+        sums += jax.lax.cond(is_near, near, lambda: [(jnp.zeros_like(total),) * 2] * 4)
         if self.tokens is not None and row_block.tokens is not None:
             asked = row_block.tokens[None]
             sums.append(total_over((column(self.tokens.key)[:, None] == asked) & (distance != 0)))
@@ -256,7 +252,8 @@ class _Counting:
         height = min(sweep_config.key_block, keys)
         by_block = product(weights, row_block.membership, _EXACT).reshape((keys, group, across))
         own = weights if row_block.own is None else jnp.where(row_block.own[None], weights, 0)
-        lanes = own.reshape((keys, group, -1, _lanes(queries)))
+        # Lanes: reducing the last axis at once is slower.
+        lanes = own.reshape((keys, group, -1, math.gcd(queries, 16)))
         if height % CHUNK:
             peaks = own.reshape((tiling.key_blocks, height, -1)).max(1)
         else:  # the largest weights are those of the largest scores, which are known
@@ -274,12 +271,8 @@ class _Counting:
         alike = bin_of(span.least) == bin_of(span.most)
         diagonal = jax.lax.cond(alike, one_bin, diagonals, own)
         lead, start = view.leading, view.first_key
-        corner = (
-            *lead,
-            block_of(start, sweep_config.key_block),
-            0,
-            block_of(view.first_query, sweep_config.query_block),
-        )
+        key_block = block_of(start, sweep_config.key_block)
+        corner = (*lead, key_block, 0, block_of(view.first_query, sweep_config.query_block))
         along = view.row_span.first - start + np.int32(tiling.width - keys)
         block_mass = by_block.reshape((tiling.key_blocks, height, group, across)).sum(1)
         return PerKey(
@@ -293,8 +286,3 @@ class _Counting:
 
 def _count_keys(scores: Array) -> Array:
     return (scores != -jnp.inf).sum(0, dtype=jnp.int32)
-
-
-def _lanes(size: int) -> int:
-    """Choose the lanes of a maximum over many: reducing the last axis at once is slower."""
-    return next(lanes for lanes in (16, 8, 4, 2, 1) if size % lanes == 0)

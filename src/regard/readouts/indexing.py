@@ -40,8 +40,7 @@ def choose_keys(
     chosen_t = the `count` keys s with the largest score_ts among those that the mask lets t attend to
     score_ts = sum_h weights_ht relu(scale sum_d query_htd key_sd)
 
-    The scores of a step are formed and dropped: memory is linear in T and S. A choice has no gradient; an
-    indexer is trained on `index_scores` of what it chose.
+    Memory is linear in T and S. A choice has no gradient: an indexer is trained by `index_divergence`.
 
     Args:
         query: floating-point array `(*B, H, T, D)` of the indexer's heads.
@@ -138,8 +137,7 @@ def index_divergence(
     target_ts = (1/N) sum_n softmax_s(attention_scale sum_a q_nta k_nsa)
 
     Both softmaxes, and the sum, run over the same keys: all that the mask keeps, or the chosen ones alone
-    with `indices`. Dense training of an indexer takes the first, training beside sparse attention the second.
-    Scores of some queries are formed at a time and again for the gradient, so memory is linear in T and S.
+    with `indices`. Memory is linear in T and S, with gradients, too.
 
     Args:
         query, key, weights, scale: of the indexer, as in `choose_keys`.
@@ -260,10 +258,8 @@ def _choose(query: Array, key: Array, weights: Any, scale: Any, problem: Problem
 
     def step(start: Array) -> Array:
         rows = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
-        scores = _score(
-            *("...td,...sd->...ts", rows(query, axis=-2), key),
-            *(None if weights is None else rows(weights, axis=-1), scale),
-        )
+        own = None if weights is None else rows(weights, axis=-1)
+        scores = _score("...td,...sd->...ts", rows(query, axis=-2), key, own, scale)
         keep = _keep(problem, start, size)
         scores = scores if keep is None else jnp.where(keep, scores, -jnp.inf)
         best, chosen = jax.lax.top_k(jnp.where(jnp.isnan(scores), -jnp.inf, scores), count)
@@ -291,10 +287,8 @@ def _keep(problem: Problem, start: Array, size: int) -> Array | None:
     """Return which keys some rows of queries may be paired with, without an axis of heads; None means all."""
     if problem.mask is None:
         return None
-    axes = len(problem.leading)
-    keep = problem.mask.keep(
-        Grid.tile(*(Span(start, size), Span(None, problem.S), problem.query_offset, axes, problem.key_offset))
-    )
+    rows, columns, axes = Span(start, size), Span(None, problem.S), len(problem.leading)
+    keep = problem.mask.keep(Grid.tile(rows, columns, problem.query_offset, axes, problem.key_offset))
     return keep.reshape((*keep.shape[:-3], *keep.shape[-2:]))
 
 
@@ -367,17 +361,16 @@ def _diverge(inputs: Any, attention: Any, attention_scale: Any, chosen: Any, pro
 
 def _average_weights(subscripts: str, rows: Any, key: Array, scale: Any, keep: Any) -> Array:
     """Average the weights of attention's heads over the keys kept, one head after the other."""
-    query, sums = jnp.moveaxis(rows["own"], -3, 0), accumulation_dtype(rows["own"], key)
-    query = jax.lax.stop_gradient(query)
-    group, keys = query.shape[0] // key.shape[-3], jax.lax.stop_gradient(jnp.moveaxis(key, -3, 0))
+    sums = accumulation_dtype(rows["own"], key)
+    query, keys = jax.lax.stop_gradient((jnp.moveaxis(rows["own"], -3, 0), jnp.moveaxis(key, -3, 0)))
+    group = query.shape[0] // keys.shape[0]
 
     def weigh(number: Array) -> Array:
         own_key = jax.lax.dynamic_index_in_dim(keys, number // group, keepdims=False)
         own_key = own_key if "chosen" not in rows else _gather(own_key, rows["chosen"])
         own_query = jax.lax.dynamic_index_in_dim(query, number, keepdims=False)
-        scores = jnp.einsum(subscripts, own_query, own_key, preferred_element_type=sums) * jnp.asarray(
-            scale, sums
-        )
+        products = jnp.einsum(subscripts, own_query, own_key, preferred_element_type=sums)
+        scores = products * jnp.asarray(scale, sums)
         if keep is None:
             return jax.nn.softmax(scores, axis=-1)
         weights = jax.nn.softmax(jnp.where(keep, scores, jnp.finfo(sums).min), axis=-1)

@@ -251,7 +251,6 @@ def _measure(readout: Readout) -> dict[str, _Measured]:
                 row = jnp.minimum(row, 1 - simpler[pattern])
         choosing = alive & (matching > 0) & (matching < choices)
         chance = matching.astype(dtype) / whole * (0.0 if name == "uniform" else 1.0)
-        measured[name] = _Measured(
-            _mean(row, choosing), _mean(chance, choosing), choosing.sum(-1, dtype=jnp.int32)
-        )
+        rows = choosing.sum(-1, dtype=jnp.int32)
+        measured[name] = _Measured(_mean(row, choosing), _mean(chance, choosing), rows)
     return measured

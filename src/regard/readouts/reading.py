@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Unpack
 
 import jax
@@ -115,8 +116,7 @@ def canonicalize_readable(query: ArrayLike, key: ArrayLike, **options: Unpack[Sc
     check_names(options, ScoreOptions)
     keys: Any = float_array("key", key, 2)
     problem = canonicalize(query, keys, jnp.zeros((*keys.shape[:-1], 1), keys.dtype), **options)
-    offsets: tuple[Any, Any] = problem.query_offset, problem.key_offset
-    moved = any(positions_of(offset).leading_axes for offset in offsets)
+    moved = any(positions_of(offset).leading_axes for offset in (problem.query_offset, problem.key_offset))
     if problem.group > 1 and len(problem.leading) == 1 and moved:
         # Heads that each have a position of their own share no tile.
         key = jnp.repeat(problem.key, problem.group, -3)
@@ -199,18 +199,15 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_conf
     count = jnp.maximum(alive.sum(-1, dtype=jnp.int32), 1).astype(dtype)[..., None]
 
     *_, blocks = swept.block_mass.shape[:-1]
-    padded = jnp.pad(
-        alive.astype(jnp.int32),
-        [*[(0, 0)] * (alive.ndim - 1), (0, blocks * sweep_config.query_block - problem.T)],
-    )
+    widths = [*[(0, 0)] * (alive.ndim - 1), (0, blocks * sweep_config.query_block - problem.T)]
+    padded = jnp.pad(alive.astype(jnp.int32), widths)
     block_rows = padded.reshape((*problem.leading, blocks, sweep_config.query_block)).sum(-1, dtype=jnp.int32)
     seen = jnp.maximum(block_rows, 1).astype(dtype)[..., None]
     off = jnp.where(alive, jnp.abs(rows.total + sunk - 1), 0)
     counted = [counts.astype(jnp.int32) for counts in rows.keys]
     counted += [jnp.zeros_like(swept.keys)] * (len(PATTERNS) - len(counted))
     rows = jax.tree.map(lambda row: jnp.where(sound, row, jnp.nan), rows)
-    found_mass = dict(zip(PATTERNS, rows.mass, strict=False))
-    mass: dict[str, Any] = {f"{name}_mass": found_mass.get(name) for name in PATTERNS}
+    mass: dict[str, Any] = {f"{name}_mass": row for name, row in zip_longest(PATTERNS, rows.mass)}
     entropy = jnp.where(sound, entropy, jnp.nan)
     return Readout(
         lse=norm.peak + norm.rest,

@@ -50,9 +50,8 @@ class RunningTopK(NamedTuple):
             running_top, tops, (best, chunk), (last, last_index) = state
             index = chunk[None] * np.int32(CHUNK) + members
             # A gather from a flat array is three times as fast as one along an axis, or as a masked maximum.
-            held = flat.at[index * np.int32(rows) + place_of_row].get(
-                mode="promise_in_bounds", unique_indices=True
-            )
+            cells = flat.at[index * np.int32(rows) + place_of_row]
+            held = cells.get(mode="promise_in_bounds", unique_indices=True)
             untaken = (held < last[None]) | ((held == last[None]) & (index > last_index[None]))
             best_index = jnp.where(untaken & (held == best[None]), index, count * CHUNK).min(0)
             rest = jnp.where(untaken & (index != best_index[None]), held, -jnp.inf).max(0)

@@ -29,8 +29,7 @@ def bilinear(metric: ArrayLike) -> Score:
         A score.
 
     Raises:
-        TypeError: a metric that is not of floating point.
-        ValueError: a metric of another rank.
+        TypeError, ValueError: a metric that is not of floating point, or of another rank.
 
     Example:
         >>> import jax.numpy as jnp
@@ -64,9 +63,8 @@ class Bilinear(Score):
     def transform(self, query: Array) -> Array:
         """Multiply the queries by the metric: in the dtype of query, summed in float32 at least."""
         metric = jnp.asarray(self.metric)
-        if query.shape[-1] != metric.shape[-2] or (
-            metric.ndim == 3 and metric.shape[0] not in (1, query.shape[-3] if query.ndim > 2 else 1)
-        ):
+        own, heads = metric.shape[:-2], query.shape[-3:-2]
+        if query.shape[-1] != metric.shape[-2] or own not in ((), (1,), heads):
             raise ValueError(
                 f"bilinear metric: expected (D, D') or (H, D, D') for query {tuple(query.shape)}, got"
                 f" {tuple(metric.shape)}"

@@ -17,10 +17,8 @@ class Placed(Score):
     """A score as it acts on some of the heads, and on rows from some index on, that it was made for."""
 
     score: Score
-    heads: Any | None
-    """Their indices, int32 `(n,)`; None, all of them."""
-    first_batch: Any
-    """Index of the first row on the first leading axis."""
+    heads: Any | None  # their indices, int32 (n,); None, all of them
+    first_batch: Any  # index of the first row on the first leading axis
 
     @property
     def parts(self) -> tuple[Score, ...]:

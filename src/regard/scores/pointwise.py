@@ -34,8 +34,7 @@ def softcap(cap: float | ArrayLike) -> Score:
         A score.
 
     Raises:
-        TypeError: a cap that is not a number.
-        ValueError: a cap that is not above 0, infinite, or of a wrong shape.
+        TypeError, ValueError: a cap that is no number, not above 0, infinite, or of a wrong shape.
 
     Example:
         >>> import jax.numpy as jnp
@@ -141,8 +140,7 @@ def temperature(value: float | ArrayLike) -> Score:
         A score.
 
     Raises:
-        TypeError: a value that is not a number.
-        ValueError: a value that is not above 0, or of a wrong shape.
+        TypeError, ValueError: a value that is no number, not above 0, or of a wrong shape.
 
     Example:
         >>> from regard import scores

@@ -212,9 +212,8 @@ class MetricReport(NamedTuple):
             return f"{int(self.is_metric.sum())} of {self.is_metric.size} are metrics"
         reasons = []
         if not self.symmetric:
-            reasons.append(
-                f"not symmetric: g_ab and g_ba differ by {float(self.asymmetry):.3g} of the largest"
-            )
+            asymmetry = float(self.asymmetry)
+            reasons.append(f"not symmetric: g_ab and g_ba differ by {asymmetry:.3g} of the largest")
         if not self.positive_definite:
             smallest = float(self.smallest_eigenvalue)
             kind = "a vector other than 0 has length 0" if smallest >= 0 else "a squared length is negative"
@@ -250,9 +249,8 @@ def check_metric(metric: Any, tolerance: float | None = None) -> MetricReport:
     asymmetry = jnp.abs(metric - flipped).max((-1, -2)) / jnp.where(largest > 0, largest, 1)
     values = jnp.linalg.eigvalsh((metric + flipped) / 2)
     smallest, greatest = values[..., 0], values[..., -1]
-    return MetricReport(
-        asymmetry <= allowed, smallest > allowed * jnp.abs(greatest), asymmetry, smallest, greatest
-    )
+    is_positive = smallest > allowed * jnp.abs(greatest)
+    return MetricReport(asymmetry <= allowed, is_positive, asymmetry, smallest, greatest)
 
 
 def _square(metric: Array) -> Array:

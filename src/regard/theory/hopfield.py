@@ -129,18 +129,14 @@ def retrieve(
         allowed = jnp.asarray(tolerance, state.dtype)
 
     def restless(carry: Any) -> Array:
-        _, steps, converged = carry
-        return (~converged & (steps < max_steps)).any()
+        return (~carry[2] & (carry[1] < max_steps)).any()
 
     def step(carry: Any) -> Any:
         state, steps, converged = carry
         moved = update(state, patterns, beta, keep)
         still = jnp.abs(moved - state).max(-1, initial=0) <= allowed
-        return (
-            jnp.where(converged[..., None], state, moved),
-            steps + (~converged).astype(steps.dtype),
-            converged | still,
-        )
+        state = jnp.where(converged[..., None], state, moved)
+        return state, steps + (~converged).astype(steps.dtype), converged | still
 
     rows = state.shape[:-1]
     start = (state, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool))

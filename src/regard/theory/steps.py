@@ -178,25 +178,12 @@ def attention_steps(
     if arrays["dropout"] is not None:
         arrays["dropout"] = operands.broadcast("dropout", arrays["dropout"], pairs)
         used = weights * arrays["dropout"]
+    log_partition = jnp.where(some, base + jnp.log(total), -jnp.inf)[..., 0]
+    output = _contract("...ij,...jb->...ib", used, value)
     return Steps(
-        query=query,
-        key=key,
-        value=value,
-        products=products,
-        capped=capped,
-        scores=scores,
-        keep=keep,
-        weights=weights,
-        sink_weight=(rest / total)[..., 0],
-        log_partition=jnp.where(some, base + jnp.log(total), -jnp.inf)[..., 0],
-        output=_contract("...ij,...jb->...ib", used, value),
-        scale=scale,
-        metric=arrays["metric"],
-        softcap=arrays["softcap"],
-        distance=distance,
-        dropout=arrays["dropout"],
-        shapes=shapes,
-    )
+        query, key, value, products, capped, scores, keep, weights, (rest / total)[..., 0], log_partition,
+        output, scale, arrays["metric"], arrays["softcap"], distance, arrays["dropout"], shapes,
+    )  # fmt: skip
 
 
 class HeadSteps(NamedTuple):
@@ -258,9 +245,8 @@ def multi_head(
     value = _contract("...jc,hcb->...hjb", source, value_weight)
     steps = attention_steps(query, key, value, **options)
     contributions = _contract("...hib,hbc->...hic", steps.output, output_weight)
-    return HeadSteps(
-        query, key, value, steps.scores, steps.weights, steps.output, contributions, contributions.sum(-3)
-    )
+    output = contributions.sum(-3)
+    return HeadSteps(query, key, value, steps.scores, steps.weights, steps.output, contributions, output)
 
 
 def spread(name: str, array: Array, leading: tuple[int, ...]) -> Array:
