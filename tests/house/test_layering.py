@@ -49,7 +49,7 @@ FOLDERS = {
     " backends.dense backends.symbolic backends.gathered backends.tiled backends.kernel_primitives"
     " backends.kernel_masks backends.cudnn backends.splash_tpu backends.mosaic_gpu backends"
     " dispatch.registry dispatch.placement dispatch.explanation dispatch.explicit_axes dispatch",
-    "derivation": "letters step course_numbers course number_tables terminal typesetting markup record deriving",
+    "derivation": "letters step numbers course number_tables terminal typesetting markup record deriving",
     "readouts": "readout accumulators top_k profiles tiling counting reading windows labels indexing",
     "parallel": "meshes order division schedule exchange shard ring ring_calls unsharded_sequence"
     " shard_mapping per_shard cost_reports placements attending",

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.derivation.course_numbers import compute_numbers
 from regard.derivation.letters import Notation, spell
+from regard.derivation.numbers import compute_numbers
 from regard.derivation.step import Step
 from regard.engine.call.problem import Problem
 from regard.formulas import (
@@ -224,25 +224,25 @@ class Course:
         score, total = Symbol("S", self.pairs), Symbol("L", self.queries)
         terms: Formula = Sum("j", Exponential(score))
         logit: Formula = Symbol("z")
-        has_sinks = self.problem.sinks is not None
-        if has_sinks:
+        sinks = self.problem.sinks
+        if sinks is not None:
             words = "A logit per head that joins the softmax and hands nothing over."
-            logit = self.give("sinks", Symbol("z"), self.problem.sinks, "", words, SCORES).formula.left
+            logit = self.give("sinks", Symbol("z"), sinks, "", words, SCORES).formula.left
             terms = Row((Exponential(logit), terms), "+")
         empty = int(numbers.empty_rows)
         words = "Log of the partition function, what all exponentials of a row add up to."
         if empty:
             rows = f"{empty} row{'s' * (empty > 1)} may attend to nothing"
-            words += f" {rows}{'' if has_sinks else ': -inf'}."
+            words += f" {rows}{': -inf' if sinks is None else ''}."
         subscripts = f"{self.pairs}->{self.queries}"
         self.add("lse", total, Function("log", (terms,)), words, "nats", numbers.lse, names[:-1], subscripts)
         words = "Softmax: the share of key j in what query i reads."
-        whole = "what the sink leaves" if has_sinks else "1"
+        whole = "1" if sinks is None else "what the sink leaves"
         words += f" Every row adds up to {whole}{', an empty one to 0' if empty else ''}."
         right = Exponential(Row((score, total), "-"))
         self.add("weights", Symbol("A", self.pairs), right, words, "shares", numbers.weights, names)
         formula: Formula = Sum("j", _surprise_of(Symbol("A", self.pairs)))
-        if has_sinks:
+        if sinks is not None:
             share = Symbol("A", self.queries, "sink")
             words = "What the sink takes of each row, and hands nothing over for."
             right = Exponential(Row((logit, total), "-"))
@@ -259,8 +259,8 @@ class Course:
         self.add("dropout", factor_symbol, None, words, "factor", numbers.dropout, self.pair_names)
         weight_symbol, words = Symbol("D", self.pairs), "The weights that values are averaged with."
         right = product(factor_symbol, Symbol("A", self.pairs))
-        kept = numbers.dropped_weights
-        self.add("kept_weights", weight_symbol, right, words, "shares", kept, self.pair_names)
+        weights = numbers.dropped_weights
+        self.add("kept_weights", weight_symbol, right, words, "shares", weights, self.pair_names)
 
     def _add_output(self, last: str) -> None:
         problem = self.problem
