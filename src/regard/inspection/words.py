@@ -30,9 +30,9 @@ class WordReading:
         raise ValueError(f"word: expected one of {expected}; got {word!r}")
 
     def most_read(self, reader: int) -> tuple[np.ndarray, np.ndarray]:
-        """Find the word that a word reads most in each head, besides itself and special ones, and its share.
+        """Find in each head the other word, not special, that a word reads most, and its share, or -1 and 0.
 
-        Indices and shares have the leading shape of `weights`; -1 and 0 where it reads no other word.
+        Both have the leading shape of `weights`.
         """
         row = np.array(self.weights[..., reader, :])
         row[..., np.asarray(self.is_special)] = -1.0

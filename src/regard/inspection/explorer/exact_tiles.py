@@ -96,11 +96,7 @@ class Tiles:
     def split(
         self, trace: int, call: int, head: int, rows: Pair, columns: Pair, is_wanted: IsWanted
     ) -> np.ndarray:
-        """Split the scores of a window: what the features say, what positions add, and both together.
-
-        Rows and columns are a first one and the first no longer taken. The result is float32 `(3, R, C)`,
-        NaN where the mask lets nothing through.
-        """
+        """Split the scores of a window as `split_scores`: content, bias and both, float32 `(3, R, C)`."""
         recorded = self._find(trace, call, head)
         for name, (start, stop), size in (("rows", rows, recorded.rows), ("columns", columns, recorded.keys)):
             if not 0 <= start < stop <= size:

@@ -229,10 +229,8 @@ def _tell_predictions(trace: Any) -> dict[str, Any]:
     predictions = trace.predictions
     coming = predictions.next_log_probability
     last = zip(predictions.tokens[-1, -1], predictions.probabilities[-1, -1], strict=True)
-    return {
-        "loss": None if coming is None or not len(coming) else -float(coming.mean()),
-        "next": [[predictions.texts[token], float(probability)] for token, probability in last],
-    }
+    loss = None if coming is None or not len(coming) else -float(coming.mean())
+    return {"loss": loss, "next": [[predictions.texts[token], float(chance)] for token, chance in last]}
 
 
 def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
@@ -252,9 +250,7 @@ def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
     return [_Reading(texts[0]), _Reading(texts[-1], cut, by)]
 
 
-def _parse_question(
-    kind: str, question: str, names: Sequence[str], number: str = r"\d{1,9}"
-) -> tuple[Any, ...]:
+def _parse_question(kind: str, question: str, names: Sequence[str], number: str = r"\d{1,9}") -> Any:
     """Return what a page asks about: a text, and numbers, as they may be written."""
     fields = dict(parse_qsl(question, keep_blank_values=True))
     numbers = [fields.get(name, "") for name in names[1:]]
@@ -273,11 +269,7 @@ def _parse_heads(heads: str) -> tuple[tuple[int, int], ...]:
 def _fill_page(settings: dict[str, Any], title: str) -> tuple[bytes, str]:
     """Return the page and its content policy."""
     script = shell.join_modules("live.js", "regard-live.js")
-    parts = {
-        "TITLE": escape(show_text(title)),
-        "STYLE": shell.load_shell().style + shell.shrink_style(shell.read_source("live.css")),
-        "SETTINGS": write_json(settings),
-        "SCRIPT": script,
-    }
+    style = shell.load_shell().style + shell.shrink_style(shell.read_source("live.css"))
+    parts = {"TITLE": escape(show_text(title)), "STYLE": style, "SETTINGS": write_json(settings)}
     policy = shell.write_policy("'self'", script) + "; frame-src 'self'; frame-ancestors 'none'"
-    return shell.fill_places(shell.read_source("live.html"), parts).encode(), policy
+    return shell.fill_places(shell.read_source("live.html"), parts | {"SCRIPT": script}).encode(), policy

@@ -178,10 +178,8 @@ def _check_patches(scans: NDArray, weights: NDArray, patch_grid: PatchGrid) -> N
         raise ValueError(f"patch_grid: expected (rows, columns) that divide {size}, got {patch_grid}")
     expected = (len(scans), rows * columns)
     if weights.shape != expected:
-        raise ValueError(
-            f"weights: expected {expected[1]} patches ({rows} x {columns}) for {expected[0]} image(s), "
-            f"got {weights.shape[1]} for {weights.shape[0]}"
-        )
+        wanted = f"{expected[1]} patches ({rows} x {columns}) for {expected[0]} image(s)"
+        raise ValueError(f"weights: expected {wanted}, got {weights.shape[1]} for {weights.shape[0]}")
     if not np.isfinite(scans).all():
         raise ValueError("image: expected finite values, got NaN or infinity")
     shares = weights[~np.isnan(weights)]
