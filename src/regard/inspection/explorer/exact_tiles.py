@@ -53,10 +53,8 @@ class Tiles:
     ) -> np.ndarray:
         """Cut one tile, float32 (256, 256), of blocks of this size; corner: its number from top and left."""
         recorded = self._find(trace, call, head)
-        spans = []
-        for name, size, block, number in zip(
-            ("row", "column"), (recorded.rows, recorded.keys), blocks, corner, strict=True
-        ):
+        spans, sizes = [], (recorded.rows, recorded.keys)
+        for name, size, block, number in zip(("row", "column"), sizes, blocks, corner, strict=True):
             _demand(f"tile {name}", number, -(-size // (SIDE * block)))
             spans.append((number * SIDE * block, min((number + 1) * SIDE * block, size)))
         part = _Part(head, blocks, *spans)

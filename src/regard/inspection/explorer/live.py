@@ -136,7 +136,13 @@ class _LiveExplorer:
         explorer = self._views.get(name) if kind in ("view", "save") else None
         if explorer is None or "/" not in rest:
             raise RefusalError("there is nothing here, or no more", 404)
-        return _save_page(explorer) if kind == "save" else explorer.read(inner, query, is_wanted)
+        if kind == "view":
+            return explorer.read(inner, query, is_wanted)
+        # What is looked at as a file, which needs no model and no server.
+        page = fill_page(explorer.traces[0], **{**explorer.options, "pinned": 8})[1]
+        name = re.sub(r"[^A-Za-z0-9]+", "-", explorer.traces[-1].title)[:60].strip("-") or "attention"
+        file = {"Content-Type": "text/html", "Content-Disposition": f'attachment; filename="{name}.html"'}
+        return page, file
 
     def _read_texts(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
         readings = _parse_readings(question, self._cuts)
@@ -215,13 +221,6 @@ def _ask(read: Callable[..., Any], text: str, *rest: Any, **options: Any) -> Any
         return read(text, *rest, **options)
     except ValueError as error:
         raise _TextError(str(error)) from error
-
-
-def _save_page(explorer: Explorer) -> Answer:
-    """Return the page of what is looked at as a file, which needs no model and no server."""
-    page = fill_page(explorer.traces[0], **{**explorer.options, "pinned": 8})[1]
-    name = re.sub(r"[^A-Za-z0-9]+", "-", explorer.traces[-1].title)[:60].strip("-") or "attention"
-    return page, {"Content-Type": "text/html", "Content-Disposition": f'attachment; filename="{name}.html"'}
 
 
 def _tell_predictions(trace: Any) -> dict[str, Any]:
