@@ -47,8 +47,6 @@ def find_heads(
 
     weight_h = sum_{ts in P} p_hts / |P|,  P: queries t and keys s that match and that may attend
 
-    Weights that are not numbers count for nothing.
-
     Args:
         trace: of `capture` or `load`, with queries and keys.
         query: texts of tokens, one or several, of which the query's must be one; white space around it and
@@ -58,7 +56,7 @@ def find_heads(
         label: a label of `readouts.LABELS` that a head must have.
 
     Returns:
-        The heads that have such pairs.
+        The heads that have such pairs; weights that are not numbers count for nothing.
 
     Raises:
         TypeError: an offset that is no integer.

@@ -59,8 +59,6 @@ def roll_out_row(trace: Any, row: int, call: int = -1, residual: float = 0.5) ->
 
     r_L = e_row,  r_{l-1} = r_l + (1 - residual) (A_l^T r_l - r_l * A_l 1),  A_l = sum_h p_lh / H
 
-    A^T r is what the value gradient of attention computes, in tiles; no T x T array exists.
-
     Args:
         trace: of `capture` or `Trace.from_arrays`, with queries and keys; cross attention is left out.
         row: the query, counted from 0.

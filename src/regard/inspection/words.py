@@ -30,10 +30,7 @@ class WordReading:
         raise ValueError(f"word: expected one of {expected}; got {word!r}")
 
     def most_read(self, reader: int) -> tuple[np.ndarray, np.ndarray]:
-        """Find the word that a word reads most in each head, besides itself and special ones, and its share.
-
-        Indices and shares have the leading shape of `weights`; -1 and 0 where it reads no other word.
-        """
+        """Find in each head the ordinary word that another reads most, and its share; -1, 0: none."""
         row = np.array(self.weights[..., reader, :])
         row[..., np.asarray(self.is_special)] = -1.0
         row[..., reader] = -1.0
@@ -80,18 +77,16 @@ def join_pieces(
     for start, end in offsets:
         if not 0 <= start <= end <= len(text):
             raise ValueError(f"offsets: expected places in a text of {len(text)}, got {(start, end)}")
-    unit_of = np.zeros(len(text) + 1, int)
-    units = [match.span() for match in UNITS.finditer(text)]
-    for number, (start, end) in enumerate(units):
-        unit_of[start:end] = number
+    units = UNITS.findall(text)  # all characters are in one
+    unit_of = [number for number, unit in enumerate(units) for _ in unit]
     words: list[str] = []
     special: list[bool] = []
     firsts, before = [], None  # numbers of the tokens that words begin with
     for number, (token, (start, end)) in enumerate(zip(tokens, offsets, strict=True)):
         # A piece may begin with the space before its word, so its last character says where it belongs.
-        unit = None if start == end else int(unit_of[end - 1])
+        unit = None if start == end else unit_of[end - 1]
         if unit is None or unit != before:
-            words.append(token if unit is None else text[slice(*units[unit])])
+            words.append(token if unit is None else units[unit])
             special.append(unit is None)
             firsts.append(number)
         before = unit

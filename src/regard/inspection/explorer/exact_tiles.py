@@ -53,10 +53,8 @@ class Tiles:
     ) -> np.ndarray:
         """Cut one tile, float32 (256, 256), of blocks of this size; corner: its number from top and left."""
         recorded = self._find(trace, call, head)
-        spans = []
-        for name, size, block, number in zip(
-            ("row", "column"), (recorded.rows, recorded.keys), blocks, corner, strict=True
-        ):
+        spans, sizes = [], (recorded.rows, recorded.keys)
+        for name, size, block, number in zip(("row", "column"), sizes, blocks, corner, strict=True):
             _demand(f"tile {name}", number, -(-size // (SIDE * block)))
             spans.append((number * SIDE * block, min((number + 1) * SIDE * block, size)))
         part = _Part(head, blocks, *spans)
@@ -96,11 +94,7 @@ class Tiles:
     def split(
         self, trace: int, call: int, head: int, rows: Pair, columns: Pair, is_wanted: IsWanted
     ) -> np.ndarray:
-        """Split the scores of a window: what the features say, what positions add, and both together.
-
-        Rows and columns are a first one and the first no longer taken. The result is float32 `(3, R, C)`,
-        NaN where the mask lets nothing through.
-        """
+        """Split the scores of a window as `split_scores`: content, bias and both, float32 `(3, R, C)`."""
         recorded = self._find(trace, call, head)
         for name, (start, stop), size in (("rows", rows, recorded.rows), ("columns", columns, recorded.keys)):
             if not 0 <= start < stop <= size:

@@ -115,15 +115,13 @@ class CallRecords:
         row_bin, key_bin = -(-self.call.rows // plan.bins) or 1, -(-self.call.keys // plan.bins) or 1
         last_bin = -(-self.call.keys // (2 * plan.bins)) or 1
         is_near = bool(np.all(np.abs(self._of("distance", head)) < 60_000))
-        row_code = "f16" if exact is not None and is_near else "linear8"
+        code = "f16" if exact is not None and is_near else "linear8"
         readout, last = self.readout, self.last
         # The largest weights are listed unless the page holds all.
         listed = exact is None and (plan.top_k or detailed)
         return record | {
             "levels": levels,
-            "row_stats": self._pack(
-                add, ("rows", row_bin, head), lambda: self._rows(head, row_bin), row_code
-            ),
+            "row_stats": self._pack(add, ("rows", row_bin, head), lambda: self._rows(head, row_bin), code),
             "row_bin": row_bin,
             "key_mass": keep(self.shares, "log8", "keys", key_bin, np.add),
             "key_bin": key_bin,
@@ -157,9 +155,7 @@ class CallRecords:
             self._packed[key] = pack(make(), code)
         return add(self._packed[key])
 
-    def _level(
-        self, add: Add, name: tuple[Any, ...], level: Level, head: int, largest: bool
-    ) -> dict[str, Any]:
+    def _level(self, add: Add, name: Any, level: Level, head: int, largest: bool) -> dict[str, Any]:
         def of(channel: str, code: str) -> str:
             return self._pack(add, (*name, channel), lambda: np.asarray(getattr(level, channel))[head], code)
 

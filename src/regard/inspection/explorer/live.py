@@ -136,7 +136,13 @@ class _LiveExplorer:
         explorer = self._views.get(name) if kind in ("view", "save") else None
         if explorer is None or "/" not in rest:
             raise RefusalError("there is nothing here, or no more", 404)
-        return _save_page(explorer) if kind == "save" else explorer.read(inner, query, is_wanted)
+        if kind == "view":
+            return explorer.read(inner, query, is_wanted)
+        # What is looked at as a file, which needs no model and no server.
+        page = fill_page(explorer.traces[0], **{**explorer.options, "pinned": 8})[1]
+        name = re.sub(r"[^A-Za-z0-9]+", "-", explorer.traces[-1].title)[:60].strip("-") or "attention"
+        file = {"Content-Type": "text/html", "Content-Disposition": f'attachment; filename="{name}.html"'}
+        return page, file
 
     def _read_texts(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
         readings = _parse_readings(question, self._cuts)
@@ -217,22 +223,13 @@ def _ask(read: Callable[..., Any], text: str, *rest: Any, **options: Any) -> Any
         raise _TextError(str(error)) from error
 
 
-def _save_page(explorer: Explorer) -> Answer:
-    """Return the page of what is looked at as a file, which needs no model and no server."""
-    page = fill_page(explorer.traces[0], **{**explorer.options, "pinned": 8})[1]
-    name = re.sub(r"[^A-Za-z0-9]+", "-", explorer.traces[-1].title)[:60].strip("-") or "attention"
-    return page, {"Content-Type": "text/html", "Content-Disposition": f'attachment; filename="{name}.html"'}
-
-
 def _tell_predictions(trace: Any) -> dict[str, Any]:
     """Return the loss of a text, in nats a token, and what comes after it, likeliest first."""
     predictions = trace.predictions
     coming = predictions.next_log_probability
     last = zip(predictions.tokens[-1, -1], predictions.probabilities[-1, -1], strict=True)
-    return {
-        "loss": None if coming is None or not len(coming) else -float(coming.mean()),
-        "next": [[predictions.texts[token], float(probability)] for token, probability in last],
-    }
+    loss = None if coming is None or not len(coming) else -float(coming.mean())
+    return {"loss": loss, "next": [[predictions.texts[token], float(chance)] for token, chance in last]}
 
 
 def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
@@ -252,9 +249,7 @@ def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
     return [_Reading(texts[0]), _Reading(texts[-1], cut, by)]
 
 
-def _parse_question(
-    kind: str, question: str, names: Sequence[str], number: str = r"\d{1,9}"
-) -> tuple[Any, ...]:
+def _parse_question(kind: str, question: str, names: Sequence[str], number: str = r"\d{1,9}") -> Any:
     """Return what a page asks about: a text, and numbers, as they may be written."""
     fields = dict(parse_qsl(question, keep_blank_values=True))
     numbers = [fields.get(name, "") for name in names[1:]]
@@ -273,11 +268,7 @@ def _parse_heads(heads: str) -> tuple[tuple[int, int], ...]:
 def _fill_page(settings: dict[str, Any], title: str) -> tuple[bytes, str]:
     """Return the page and its content policy."""
     script = shell.join_modules("live.js", "regard-live.js")
-    parts = {
-        "TITLE": escape(show_text(title)),
-        "STYLE": shell.load_shell().style + shell.shrink_style(shell.read_source("live.css")),
-        "SETTINGS": write_json(settings),
-        "SCRIPT": script,
-    }
+    style = shell.load_shell().style + shell.shrink_style(shell.read_source("live.css"))
+    parts = {"TITLE": escape(show_text(title)), "STYLE": style, "SETTINGS": write_json(settings)}
     policy = shell.write_policy("'self'", script) + "; frame-src 'self'; frame-ancestors 'none'"
-    return shell.fill_places(shell.read_source("live.html"), parts).encode(), policy
+    return shell.fill_places(shell.read_source("live.html"), parts | {"SCRIPT": script}).encode(), policy

@@ -13,10 +13,7 @@ _LARGEST_BORDERS = 4096
 def draw_tiles(
     mask: Mask, T: int, S: int, query_offset: Any = 0, key_offset: Any = None
 ) -> tuple[np.ndarray, int, int]:
-    """Classify tiles of the T x S cells of one example's mask, at most 256 along each axis.
-
-    Returns uint8 `(I, J)` of `TileKind` codes (where heads differ, PARTIAL), rows per tile and keys per tile.
-    """
+    """Classify tiles of one example's mask by `TileKind`, at most 256 a side, with rows and keys of each."""
     rows, keys = _block(T), _block(S)
     if not T or not S:
         return np.zeros((-(-T // rows), -(-S // keys)), np.uint8), rows, keys

@@ -68,10 +68,6 @@ class Payload:
     document: dict[str, Any]
     chunks: dict[str, bytes]
 
-    def json(self) -> str:
-        """Return the document as it stands between tags."""
-        return write_json(self.document)
-
     def blocks(self) -> Iterator[str]:
         """Yield the chunks as elements of the page, with a line `name:base64` for each."""
         lines, size, last = [], 0, next(reversed(self.chunks), None)
@@ -106,6 +102,7 @@ class Writer:
         chunks = Chunks()
         pinned = set(self.chosen[: plan.pinned])
         exact = any(call.weights_code for calls in self.records for call in calls)
+        recorded = zip(self.traces, self.records, strict=True)
         document = {
             "format": FORMAT,
             "version": VERSION,
@@ -113,18 +110,14 @@ class Writer:
             "made_with": {"regard": __version__, "jax": metadata.version("jax")},
             "exact": "served" if self.served else "embedded" if exact else "none",
             "pinned": [list(pair) for pair in self.chosen[: plan.pinned]],
-            "traces": [
-                self._trace(trace, calls, plan, pinned, chunks)
-                for trace, calls in zip(self.traces, self.records, strict=True)
-            ],
+            "traces": [self._trace(trace, calls, plan, pinned, chunks) for trace, calls in recorded],
             "training": None if self.training is None else self._curves(self.training, chunks),
             "positions": [self._place(panel, chunks) for panel in self.places],
             "chunks": chunks.entries,
         }
         # Only now is all of it known.
         document["notes"] = [*dict.fromkeys(self.remarks), *notes]
-        payload = Payload(document, chunks.data)
-        return payload, len(payload.json()) + chunks.cost()
+        return Payload(document, chunks.data), len(write_json(document)) + chunks.cost()
 
     def _trace(
         self, trace: Any, calls: Sequence[CallRecords], plan: Plan, pinned: set[Any], chunks: Chunks
@@ -144,18 +137,14 @@ class Writer:
             "model": trace.model,
             "sequences": [self._sequence(tokens, chunks) for tokens in sequences],
             "calls": written,
-            **self._predict(trace.predictions if plan.predictions else None, chunks),
+            **(self._predict(trace.predictions, chunks) if trace.predictions and plan.predictions else {}),
         }
 
     def _predict(self, predictions: Any, chunks: Chunks) -> dict[str, Any]:
-        if predictions is None:
-            return {}
+        entries = {name: value for name, value in vars(predictions).items() if value is not None}
         codes = {"texts": "json", "tokens": "i32", "targets": "i32"}
-        entries = {
-            name: self._once((name, id(predictions)), value, codes.get(name, "f32"), chunks)
-            for name, value in vars(predictions).items()
-            if value is not None
-        }
+        for name, value in entries.items():
+            entries[name] = self._once((name, id(predictions)), value, codes.get(name, "f32"), chunks)
         return {"predictions": entries}
 
     def _once(self, name: Any, values: Any, code: str, chunks: Chunks) -> str:
@@ -206,7 +195,7 @@ class Writer:
         for index, call in enumerate(self.traces[0].calls):
             turn, table = getattr(call.positions, "rotary", None), getattr(call.positions, "table", None)
             head_dim = turn and (call.description.width or turn.width)
-            if head_dim:
+            if turn and head_dim:
                 longest = max(_LONGEST_KERNEL, call.rows, call.keys)
                 numbered.append((index, rotary_curve(turn, head_dim, longest)))
             if table is not None:
@@ -233,10 +222,11 @@ class Writer:
             small = panel["kind"] == "split" and np.nanmax(np.abs(panel[name]), initial=0) < 60_000
             return "f16" if small else "f32"
 
-        arrays = {name: value for name, value in panel.items() if isinstance(value, np.ndarray)}
-        return panel | {
-            name: self._once((name, id(panel)), value, code(name), chunks) for name, value in arrays.items()
-        }
+        written = dict(panel)
+        for name, value in panel.items():
+            if isinstance(value, np.ndarray):
+                written[name] = self._once((name, id(panel)), value, code(name), chunks)
+        return written
 
     def _curves(self, training: Mapping[str, Any], chunks: Chunks) -> dict[str, Any]:
         curves, maps = [], []
@@ -289,10 +279,7 @@ def _merge(numbered: Sequence[tuple[int | None, dict[str, Any]]]) -> list[dict[s
     panels: list[dict[str, Any]] = []
     marks: dict[bytes, int] = {}
     for index, panel in numbered:
-        parts = [
-            value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode()
-            for value in panel.values()
-        ]
+        parts = [v.tobytes() if isinstance(v, np.ndarray) else repr(v).encode() for v in panel.values()]
         mark = b"\n".join(parts)
         if mark not in marks:
             marks[mark] = len(panels)

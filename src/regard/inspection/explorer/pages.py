@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from regard.engine.call.options import check_names
-from regard.inspection.explorer.page_document import FORMAT, PageOptions, Payload
+from regard.inspection.explorer.page_document import FORMAT, PageOptions, Payload, write_json
 from regard.inspection.explorer.payload import collect
 from regard.inspection.explorer.shell import load_shell
 from regard.inspection.explorer.thumbnails import draw_png, draw_text
@@ -129,8 +129,8 @@ def fill_page(
         **shown,
     )
     chunks = "" if served else "".join(payload.blocks())
-    page = shell.fill(title=name, document=payload.json(), chunks=chunks, connect=connect)
-    return payload, page.encode()
+    document = write_json(payload.document)
+    return payload, shell.fill(title=name, document=document, chunks=chunks, connect=connect).encode()
 
 
 def _check_target(target: Path) -> None:
@@ -142,7 +142,5 @@ def _check_target(target: Path) -> None:
         raise FileExistsError(f"path: expected a file to write, got the folder {target}; name a file in it")
     content = target.read_bytes()
     if content and not (f'"format":"{FORMAT}"'.encode() in content and b'id="regard-document"' in content):
-        raise FileExistsError(
-            f"path: expected no file, or an explorer page to replace, at {target}; what is there is something"
-            " else: name another file, or remove it first"
-        )
+        hint = "what is there is something else: name another file, or remove it first"
+        raise FileExistsError(f"path: expected no file, or an explorer page to replace, at {target}; {hint}")

@@ -21,10 +21,7 @@ def collect(
     pinned: int | Sequence[tuple[int, int]] = 8,
     **shown: Any,
 ) -> Payload:
-    """Gather what a page shows of one trace, or of two to compare, in no more than `max_bytes`.
-
-    `shell_bytes` are those of the page without data; the rest is as in `pages.write`.
-    """
+    """Gather what a page, of `shell_bytes` else, shows of one trace or two, in no more than `max_bytes`."""
     chosen = choose_pinned(traces[0], pinned)
     calls = [call for trace in traces for call in trace.calls]
     cells = sum(call.heads * call.rows * call.keys for call in calls)
@@ -62,10 +59,9 @@ def collect(
         step = next(steps, None)
         if step is None:
             least = -(-(size + shell_bytes) // 100_000) / 10
-            raise ValueError(
-                f"max_mb: expected at least {least:g} for this trace, with all left out that may be, got"
-                f" {(max_bytes or 0) / 1e6:g}; raise max_mb, or capture fewer layers"
-            )
+            expected = f"at least {least:g} for this trace, with all left out that may be"
+            hint = "raise max_mb, or capture fewer layers"
+            raise ValueError(f"max_mb: expected {expected}, got {(max_bytes or 0) / 1e6:g}; {hint}")
         plan, left_out = step
         notes = [*notes, f"To keep the file small, {left_out}."]
 

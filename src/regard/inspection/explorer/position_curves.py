@@ -101,12 +101,10 @@ def table_picture(name: str, table: Any, trained_length: int | None = None) -> d
 def split_scores(
     call: Any, head: int, rows: tuple[int, int] | None = None, columns: tuple[int, int] | None = None
 ) -> dict[str, Any] | None:
-    """Take a head's scores apart: what the features say, and what scores by position and biases add.
+    """Take scores apart, of a first row and column to the first no longer taken, or the last 256 of both.
 
-    both_ts = content_ts + bias_ts, not a number where the mask lets nothing through
-
-    Rows and columns are a first one and the first no longer taken; None means the last 256. Returns None
-    where queries and keys are not kept or nothing is added.
+    both_ts = content_ts + bias_ts, not a number where the mask lets nothing through; None where queries and
+    keys are not kept, or nothing is added to what the features say
     """
     problem = call.problem
     if problem is None or not (call.rows and call.keys and call.description.width):

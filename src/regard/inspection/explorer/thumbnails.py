@@ -17,10 +17,7 @@ _ANCHORS = np.array([[255, 255, 255], [158, 202, 225], [33, 113, 181], [8, 30, 7
 
 
 def draw_png(trace: Any) -> bytes:
-    """Draw the first heads of a trace, calls downwards and heads across, as the bytes of a PNG file.
-
-    The darker, the larger the largest weight in a block, on a log scale: white is below 2^-10.
-    """
+    """Draw the first heads as a PNG file, calls downwards: the darker, the larger the weights' logarithms."""
     calls = trace.calls[:_MOST_CALLS]
     across = min(max((call.heads for call in calls), default=1), _MOST_HEADS)
     step = _SIDE + _GAP
@@ -29,7 +26,9 @@ def draw_png(trace: Any) -> bytes:
         blocks = _blocks(call, _SIDE)
         for head in range(min(call.heads, across)):
             y, x = _GAP + row * step, _GAP + head * step
-            picture[y : y + _SIDE, x : x + _SIDE] = _colour(_resize(blocks[head], _SIDE, _SIDE))
+            level = _depth(_resize(blocks[head], _SIDE, _SIDE))
+            shades = [np.interp(level, np.linspace(0, 1, len(_ANCHORS)), channel) for channel in _ANCHORS.T]
+            picture[y : y + _SIDE, x : x + _SIDE] = np.rint(np.stack(shades, -1))
     height, width, _ = picture.shape
     lines = np.concatenate([np.zeros((height, 1), np.uint8), picture.reshape((height, -1))], 1)
 
@@ -75,9 +74,3 @@ def _resize(block: np.ndarray, height: int, width: int) -> np.ndarray:
 def _depth(weights: np.ndarray) -> np.ndarray:
     """Return 0 for no weight up to 1 for a weight of 1, on a log scale."""
     return np.clip(1 + np.log2(np.maximum(weights, 2.0**-60)) / _OCTAVES, 0, 1)
-
-
-def _colour(weights: np.ndarray) -> np.ndarray:
-    ends = np.linspace(0, 1, len(_ANCHORS))
-    channels = [np.interp(_depth(weights), ends, channel) for channel in _ANCHORS.T]
-    return np.rint(np.stack(channels, -1)).astype(np.uint8)

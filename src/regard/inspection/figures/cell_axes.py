@@ -35,12 +35,9 @@ def mark_positions(
 def name_positions(
     axis: Axis, labels: Sequence[object], room: float | None = None, weights: NDArray | None = None
 ) -> None:
-    """Name every position where that fits; else first those of the largest weight, each where it has room.
-
-    `room` is the axis's length in inches; None takes that of the axes as they are now.
-    """
+    """Name every position if inches allow; else those of the largest weight first, while they have room."""
     across, texts = isinstance(axis, XAxis), [literal(label) for label in labels]
-    if room is None:
+    if room is None:  # that of the axes as they are now
         box = axis.axes.get_window_extent()
         room = (box.width if across else box.height) / axis.axes.figure.figure.dpi
     pitch = 72 * room / len(texts)  # points from one to the next

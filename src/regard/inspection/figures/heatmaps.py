@@ -78,7 +78,9 @@ def attention_heatmap(
     target.set(**cell_axes.MATRIX_LABELS)
     bar = _add_colorbar(panels, image, matrix, vmax, scale)
     panels.fit()
-    size = _number_size(target, matrix.shape)
+    box, points = target.get_window_extent(), 72.0 / target.figure.figure.dpi
+    cell = points * box.width / matrix.shape[1], points * box.height / matrix.shape[0]
+    size = min(canvas.TICK_SIZE, 0.36 * cell[0], 0.6 * cell[1])  # at which "0.00" fits
     small = max(matrix.shape) <= ANNOTATED
     annotate = small and size >= SMALLEST_NUMBER if annotate is None else annotate
     texts = _write_numbers(target, image, matrix, size) if annotate else ()
@@ -204,13 +206,6 @@ def _panel_size(T: int, S: int, columns: int, labels: int) -> tuple[float, float
     longest = max(1.9 if columns <= 3 else 1.55, min(LABEL_PITCH * labels, LARGEST_PANEL))
     scale = longest / max(width, height)
     return max(scale * width, 1.05), max(scale * height, 1.05)
-
-
-def _number_size(ax: Axes, shape: tuple[int, ...]) -> float:
-    """Return the font size in points at which "0.00" fits a cell."""
-    box = ax.get_window_extent()
-    points = 72.0 / ax.figure.figure.dpi
-    return min(canvas.TICK_SIZE, 0.36 * points * box.width / shape[1], 0.6 * points * box.height / shape[0])
 
 
 def _write_numbers(ax: Axes, image: AxesImage, matrix: NDArray, size: float) -> tuple[Text, ...]:

@@ -122,8 +122,8 @@ def scan_attention_grid(
     stack = canvas.read_numbers(weights, "weights", "(num_scans, num_patches)", 2, fewer=fewer, more=more)
     _check_patches(scans, stack, patch_grid)
     count = len(scans)
-    predicted = _labels(predicted_labels, "predicted_labels", count)
-    true = _labels(true_labels, "true_labels", count)
+    canvas.read_labels(predicted_labels, "predicted_labels", count, "scan")
+    canvas.read_labels(true_labels, "true_labels", count, "scan")
     vmax = _strongest(stack, vmax)
     rows, columns = cell_axes.grid_shape(count, min(6, count) if columns is None else columns)
     size = cell_axes.scaled_size(*scans.shape[1:], longest=1.25)
@@ -132,7 +132,8 @@ def scan_attention_grid(
     shown, outlines = [], []
     for index, ax in enumerate(panels.axes):
         pair, lines = _draw_scan(ax, scans[index], stack[index].reshape(patch_grid), vmax, greys, limits)
-        _set_verdict(ax, predicted[index], true[index], canvas.TICK_SIZE)
+        sides = [None if labels is None else labels[index] for labels in (predicted_labels, true_labels)]
+        _set_verdict(ax, *sides, canvas.TICK_SIZE)
         shown.extend(pair)
         outlines.extend(lines)
     bar = panels.add_colorbar(shown[1], cell_axes.WEIGHT_LABEL)
@@ -156,9 +157,7 @@ def _draw_scan(
     return (below, veil), (across, down)
 
 
-def _set_verdict(
-    ax: Axes, predicted: object | None, true: object | None, size: float = canvas.TITLE_SIZE
-) -> None:
+def _set_verdict(ax: Axes, predicted: object, true: object, size: float = canvas.TITLE_SIZE) -> None:
     """Write the predicted and the true label as the title, bold where they differ."""
     named = {"predicted": predicted, "true": true}
     parts = [f"{word} {canvas.literal(label)}" for word, label in named.items() if label is not None]
@@ -178,10 +177,8 @@ def _check_patches(scans: NDArray, weights: NDArray, patch_grid: PatchGrid) -> N
         raise ValueError(f"patch_grid: expected (rows, columns) that divide {size}, got {patch_grid}")
     expected = (len(scans), rows * columns)
     if weights.shape != expected:
-        raise ValueError(
-            f"weights: expected {expected[1]} patches ({rows} x {columns}) for {expected[0]} image(s), "
-            f"got {weights.shape[1]} for {weights.shape[0]}"
-        )
+        wanted = f"{expected[1]} patches ({rows} x {columns}) for {expected[0]} image(s)"
+        raise ValueError(f"weights: expected {wanted}, got {weights.shape[1]} for {weights.shape[0]}")
     if not np.isfinite(scans).all():
         raise ValueError("image: expected finite values, got NaN or infinity")
     shares = weights[~np.isnan(weights)]
@@ -197,9 +194,3 @@ def _strongest(weights: NDArray, vmax: float | None) -> float:
     if not vmax > 0.0:
         raise ValueError(f"vmax: expected a positive weight, got {vmax}")
     return vmax
-
-
-def _labels(labels: Sequence[object] | None, name: str, count: int) -> Sequence[object | None]:
-    """Return one label a scan."""
-    canvas.read_labels(labels, name, count, "scan")
-    return [None] * count if labels is None else labels

@@ -79,10 +79,9 @@ def _weigh(number: int, layer: Any, example: int, options: dict[str, Any]) -> Ca
     total = weights.sum(-1, keepdims=True)
     off = np.where(total > 0, np.abs(total - 1), 0).max(initial=0)
     if off > _SUM_ERROR:
-        raise ValueError(
-            f"{name}: expected weights of each query that sum to 1 over the keys, the last axis, or to 0;"
-            f" got a sum that is {off:.3g} away; take them after softmax, before dropout, with all keys"
-        )
+        expected = "weights of each query that sum to 1 over the keys, the last axis, or to 0"
+        got = f"a sum that is {off:.3g} away; take them after softmax, before dropout, with all keys"
+        raise ValueError(f"{name}: expected {expected}; got {got}")
     hidden = total <= 0
     if problem.mask is None:
         hidden = weights <= 0
@@ -112,8 +111,7 @@ def _read_array(name: str, source: Any) -> np.ndarray:
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"{name}: expected a floating-point array, got {array.dtype}")
     if array.ndim != 4:
-        raise ValueError(
-            f"{name}: expected an array (batch, heads, length, keys or width), one for each layer in a list;"
-            f" got shape {array.shape}; add the axis of a single example by [None], and keep heads apart"
-        )
+        expected = "an array (batch, heads, length, keys or width), one for each layer in a list"
+        hint = "add the axis of a single example by [None], and keep heads apart"
+        raise ValueError(f"{name}: expected {expected}; got shape {array.shape}; {hint}")
     return array.astype(jnp.dtype(dtype)) if dtype else array

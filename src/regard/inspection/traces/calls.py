@@ -64,6 +64,24 @@ class KnownPositions:
 class Call:
     """The attention of one layer, or one call of `attend`, in all heads and for one example.
 
+    Args:
+        name: path of the layer in the model, "trunk.stack.blocks.0.attention", or "attention 0".
+        layer: number of the layer, from 0: that in its name, else the order of calling.
+        kind: "self" or "cross".
+        heads, rows, keys: H, T queries and S.
+        query_offset, key_offset: positions of the first query and of the first key.
+        mask, score: of this example; None where there was none, or where it is not kept: see `describe`.
+        lse: `(H, T)` log of the sum of exponentials, sinks included, as the backend gave it.
+        max_score: `(H, T)` largest score, -inf for a query that may attend to nothing.
+        description: the settings that `describe` returns.
+        problem: query `(H, T, D)` and key `(K, S, D)`, without values; None where they are not kept.
+        query_tokens, key_tokens: what sits at the queries and keys.
+        positions: of the layer, where they are known.
+        output_error: largest difference of the output from that computed anew; None with dropout.
+        value_norms: `(H, S)` |v_s Wo_h|, the length of what a weight of 1 adds; None where it is not known.
+        run: number of the model's run among those of a capture, from 1; None where it is not known.
+        stored: statistics from a file.
+
     Example:
         >>> import jax.numpy as jnp
         >>> from regard import attend, inspection, masks
@@ -78,48 +96,27 @@ class Call:
     """
 
     name: str
-    """Path of the layer in the model, "trunk.stack.blocks.0.attention", or "attention 0"."""
     layer: int
-    """Number of the layer, from 0: that in its name, else the order of calling."""
     kind: str
-    """"self" or "cross"."""
     heads: int
-    """H."""
     rows: int
-    """T, queries."""
     keys: int
-    """S."""
     query_offset: int
-    """Position of the first query."""
     key_offset: int
-    """Position of the first key."""
     mask: Mask | None
-    """The mask of this example; None where there was none, or where it is not kept: see `describe`."""
     score: Score | None
-    """Score functions, likewise."""
     lse: np.ndarray
-    """(H, T) log of the sum of exponentials, sinks included, as the backend gave it."""
     max_score: np.ndarray
-    """(H, T) largest score, -inf for a query that may attend to nothing."""
     description: Description
-    """The settings that `describe` returns."""
     problem: Problem | None = None
-    """The call: query (H, T, D) and key (K, S, D), without values; None where they are not kept."""
     query_tokens: Tokens | None = None
-    """The tokens at the queries."""
     key_tokens: Tokens | None = None
-    """The tokens at the keys."""
     positions: KnownPositions | None = None
-    """The positions, where they are known."""
     output_error: float | None = None
-    """Largest difference of the output from that computed anew for this example; None with dropout."""
     value_norms: np.ndarray | None = None
-    """(H, S) |v_s Wo_h|, the length of what a weight of 1 adds; None where values or Wo are not known."""
     run: int | None = None
-    """Number of the model's run among those of a capture, from 1; None where it is not known."""
     stored: Readout | None = None
-    """Statistics from a file."""
-    _found: dict[Any, Any] = field(default_factory=dict)
+    _found: dict[Any, Any] = field(default_factory=dict, init=False)
 
     @property
     def whole(self) -> Call:
@@ -260,7 +257,7 @@ def make_call(
     """Make a call, without name and tokens; with the `projection` of its outputs, with lengths of values."""
     heads = problem.leading[-1]
     scores = () if problem.score is None else problem.score.parts
-    offsets = {"query_offset": int(problem.query_offset), "key_offset": int(problem.key_offset or 0)}
+    offsets: Any = {"query_offset": int(problem.query_offset), "key_offset": int(problem.key_offset or 0)}
     # Unless it is known: cross attention has other lengths for keys, and reads no positions.
     is_placed = any(part is not None and part.reads_positions for part in (problem.mask, problem.score))
     is_cross = problem.T != problem.S and not is_placed and problem.key_offset is None

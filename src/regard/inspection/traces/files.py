@@ -107,10 +107,9 @@ def _check_target(path: Path) -> None:
         with _open(path) as archive:
             _read_head(archive)
     except (ValueError, OSError):
-        raise FileExistsError(
-            f"path: expected nothing, or a trace that may be replaced, at {path}; something else is there."
-            " Choose another name, or remove it first"
-        ) from None
+        expected = f"nothing, or a trace that may be replaced, at {path}"
+        hint = "something else is there. Choose another name, or remove it first"
+        raise FileExistsError(f"path: expected {expected}; {hint}") from None
 
 
 def _read_head(archive: zipfile.ZipFile) -> dict[str, Any]:

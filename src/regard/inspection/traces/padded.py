@@ -48,12 +48,11 @@ class PaddedCall(Call):
         problem = dataclasses.replace(call.problem, mask=mask)
         padded = tokens.part(0, call.rows)
         whole = dataclasses.replace(call, problem=problem, query_tokens=padded, key_tokens=padded)
-        fields = {field.name: getattr(call, field.name) for field in dataclasses.fields(Call)}
-        own = {"rows": count, "keys": count, "problem": problem, "_found": {}}
-        own |= {name: fields[name][:, :count] for name in ("lse", "max_score")}
-        if call.value_norms is not None:
-            own["value_norms"] = call.value_norms[:, :count]
-        return cls(**{**fields, **own}, whole=whole)
+        fields = {field.name: getattr(call, field.name) for field in dataclasses.fields(Call) if field.init}
+        fields |= {"rows": count, "keys": count, "problem": problem}
+        for name in ("lse", "max_score", "value_norms"):
+            fields[name] = None if fields[name] is None else fields[name][:, :count]
+        return cls(**fields, whole=whole)
 
     @property
     def trimmed(self) -> Problem:

@@ -21,8 +21,7 @@ def count_examples(problem: Problem) -> int:
 def take_example(problem: Problem, example: int) -> Problem:
     """Take one example's call, in NumPy arrays with one leading axis, the heads', with integer offsets.
 
-    Axes before the heads count as one, in reading order. What a call asks for beside its output, and
-    dropout, are left out.
+    Axes before the heads count as one, in reading order. Dropout and what is asked for beside are left out.
     """
     count = count_examples(problem)
     if 0 in problem.leading:
@@ -121,8 +120,6 @@ def _offset(offset: Any, indices: Sequence[int], take: Take) -> Any:
     if array.ndim and not indices:
         if array.size and np.all(array == array[0]):
             return int(array[0])
-        raise ValueError(
-            "query_offset, key_offset: expected one position for all heads of an example, got one per head;"
-            " give query a batch axis"
-        )
+        expected = "one position for all heads of an example, got one per head; give query a batch axis"
+        raise ValueError(f"query_offset, key_offset: expected {expected}")
     return int(take(array, 0))
