@@ -15,11 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import economy
 import oracle
 from regard import attend, masks, parallel
 
 AUTO = jax.sharding.AxisType.Auto
+# For a process of several devices: such programs may wait for one another for ever when they come from a
+# file (benchmarks/NOTES.md).
+WITHOUT_CACHE = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 
 
 def pretend(devices):
@@ -28,7 +30,7 @@ def pretend(devices):
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     # With whole tracebacks, XLA of jax 0.10 may compile for ever (benchmarks/NOTES.md).
     brief = {"JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "1"}
-    return os.environ | economy.WITHOUT_CACHE | brief | {"XLA_FLAGS": flags, "PYTHONPATH": paths}
+    return os.environ | WITHOUT_CACHE | brief | {"XLA_FLAGS": flags, "PYTHONPATH": paths}
 
 
 class EightDevices:

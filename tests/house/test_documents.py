@@ -14,8 +14,8 @@ from pathlib import Path
 import jax
 import pytest
 
-import economy
 import regard
+from mesh_cases import WITHOUT_CACHE
 from regard import theory
 from regard.cli import commands, main
 from regard.cli.command_words import parse_arguments
@@ -138,7 +138,7 @@ def test_the_page_about_scale_prints_what_is_shown(tmp_path):
     code, shown = zip(*read_blocks(SCALE), strict=True)
     assert len(code) == SCALE.count("```python") == 3
     (tmp_path / "page.py").write_text("\n".join(code))
-    command, environment = [sys.executable, tmp_path / "page.py"], os.environ | economy.WITHOUT_CACHE
+    command, environment = [sys.executable, tmp_path / "page.py"], os.environ | WITHOUT_CACHE
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "".join(shown)

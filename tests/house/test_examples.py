@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import economy
+from mesh_cases import WITHOUT_CACHE
 
 ROOT = Path(__file__).parents[2]
 MOST_LINES = {"distilled_indexer": 130, "hybrid_recall": 70, "language_model": 100, "vision_transformer": 75}
@@ -91,7 +91,7 @@ EXAMPLES = {
 def test_an_example_prints_what_it_claims(name, tmp_path):
     """In a process of its own."""
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    environment |= economy.WITHOUT_CACHE if name == "ring_attention" else {}
+    environment |= WITHOUT_CACHE if name == "ring_attention" else {}
     command = [sys.executable, ROOT / "examples" / f"{name}.py", *STEPS.get(name, [])]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

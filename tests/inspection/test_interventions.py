@@ -80,6 +80,9 @@ def test_each_part_of_a_call_is_replaced_on_each_backend(backend, x64):
     check(Change(weights=pattern, heads=[5]), mix(own, pattern, [5]), value)
     check(Change(weights=pattern, value=new_value), pattern, new_value)
     check(Change(output=pattern @ np.repeat(value, 2, 0), heads=[3]), mix(own, pattern, [3]), value)
+    edges = np.array([[4, 7, 3], [0, 9, 9], [4, 7, 5], [5, 2, 8]])  # the last one is masked
+    own[tuple(edges.T)] *= (0, 0.75, 0.5, 0)
+    check(Change(edges=edges, share=np.array([1, 0.25, 0.5, 1])), own, value)
 
 
 def test_what_is_replaced_or_has_no_weight_adds_nothing_even_where_it_is_no_number():
@@ -143,12 +146,17 @@ def test_mistakes_are_explained():
     ):
         pass
     check_refusals(
-        (Change, "expected one of query, key, value, weights, output at least"),
+        (Change, "expected one of query, key, value, weights, output, edges at least"),
         (lambda: Change(output=0.0, heads=[0.5]), "heads: expected integers, got float64", TypeError),
         (lambda: change(1, output=0.0), r"changes: expected numbers of calls in 0\.\.0, got 1"),
         (change, "changes: expected a Change for each number of a call, got 0: float", TypeError),
         (lambda: change(output=0.0, heads=[3]), r"heads: expected heads in 0\.\.2 of output, got \[3\]"),
         (lambda: change(key=0.0, share=np.ones(2)), "share: expected a number or one for each of 3 heads"),
+        (lambda: change(edges=[[0, 5, 1]]), r"edges: expected a head, a query and a key below \[3, 5, 5\]"),
+        (
+            lambda: change(edges=[0, 1]),
+            r"edges: expected rows of head, query and key, \(n, 3\), got .*\(2,\)",
+        ),
         (lambda: change(weights=np.ones((5, 7))), r"weights: expected .* broadcasts to \(3, 5, 5\)"),
         (lambda: change(np.int64(0), output=[[1], [1, 2]]), "output: expected .* list .*of one", TypeError),
     )

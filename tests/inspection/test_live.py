@@ -75,7 +75,7 @@ def test_heads_are_cut_within_the_same_program_as_by_hand(by, caplog):
     recorder, ids = Recorder(model, spell=spell), jnp.asarray(make_tokens(11).ids)[None]
     recorder.record(make_tokens(13), "")
     with jax.log_compiles(), caplog.at_level("WARNING"):
-        trace = recorder.record(tokens, "", [(0, 1), (1, 2)], by)
+        trace = recorder.record(tokens, "", [(0, 1), (1, 2), *[(1, 0, 7, 3)] * (by == "zero")], by)
     assert "Compiling" not in caplog.text
     _, outputs = inspection.observe(lambda: model(ids), lambda problem, output: output)()
     new = {"zero": {"output": 0.0}, "uniform": {"query": 0.0}}
@@ -83,7 +83,9 @@ def test_heads_are_cut_within_the_same_program_as_by_hand(by, caplog):
     with inspection.intervene({0: inspection.Change(**first, heads=(1,))}):
         _, outputs = inspection.observe(lambda: model(ids), lambda problem, output: output)()
     last = new.get(by, {"output": outputs[1].mean(-2, keepdims=True)})
-    changes = {0: inspection.Change(**first, heads=(1,)), 1: inspection.Change(**last, heads=(2,))}
+    edges = {"edges": ((0, 7, 3),)} if by == "zero" else {}
+    last = inspection.Change(**last, **edges, heads=(2,))
+    changes = {0: inspection.Change(**first, heads=(1,)), 1: last}
     with inspection.intervene(changes):
         logits, expected = inspection.record(model, ids, tokens=tokens)
     with inspection.intervene(changes):
@@ -99,8 +101,10 @@ def test_heads_are_cut_within_the_same_program_as_by_hand(by, caplog):
     coming = coming[np.arange(10), tokens.ids[1:]]
     np.testing.assert_allclose(trace.predictions.next_log_probability, coming, rtol=2e-5)
     check_refusals(
-        (lambda: recorder.record(tokens, "", [(0, 3)]), r"layers 0\.\.1 and heads 0\.\.2, got 0\.3"),
-        (lambda: recorder.record(tokens, "", [(2, 0)]), r"cut: expected heads as layer\.head.* got 2\.0"),
+        (lambda: recorder.record(tokens, "", [(0, 3)]), r"layers 0\.\.1, heads 0\.\.2 .* got 0\.3"),
+        (lambda: recorder.record(tokens, "", [(0, 1, 9, 11)]), r"tokens 0\.\.10, got 0\.1:9-11"),
+        (lambda: recorder.record(tokens, "", [(0, 1, 9, 0)], "mean"), '16 edges, by "zero"; got 1, by'),
+        (lambda: recorder.record(tokens, "", [(2, 0)]), "cut: expected layer.head or .* got 2.0"),
         (lambda: recorder.record(tokens, "", [(0, 0)], "half"), "by: expected one of zero, mean, uniform"),
     )
 
@@ -155,14 +159,13 @@ def test_a_text_stands_beside_itself_without_heads_and_a_cell_is_split_into_its_
     edges = inspection.Edge(1, 0, 2, 1, 0.5, float("nan")), inspection.Edge(0, 1, 0, 0, 0.4, 0.0)
     trace = lambda text, query: (inspection.Paths(query % 3, 5, 1.5, edges), "<t>", list(text))
     with live.serve_live(model.record, cuts=True, explain=explain, trace=trace) as page:
-        found = read(page, "abc", cut="0.0, 1.2 0.3", by="mean")
-        assert model.read == ["abc", ("abc", ((0, 0), (1, 2), (0, 3)), "mean")]
+        found = read(page, "abc", cut="0.0, 1.2 1.2:2-1 3.0:1-1", by="zero")
+        assert model.read == ["abc", ("abc", ((0, 0), (1, 2), (1, 2, 2, 1), (3, 0, 1, 1)), "zero")]
         assert (found["view"], found["tokens"]) == ("view/1-2/", [3, 3])
-        changes = (
-            "{0: inspection.Change(output=mean, heads=(0, 3)), 1: inspection.Change(output=mean, heads=(2,))}"
-        )
-        assert found["python"] == f"with inspection.intervene({changes}): model(tokens)"
-        assert b'"title":"abc (0.0 1.2 0.3 at their mean)"' in ask(page, "view/1-2/")[1]
+        changes = "0: inspection.Change(output=0.0, heads=(0,)), 1: inspection.Change(output=0.0, heads=(2,)"
+        changes += ", edges=((2, 2, 1),)), 3: inspection.Change(edges=((0, 1, 1),))"
+        assert found["python"] == f"with inspection.intervene({{{changes}}}): model(tokens)"
+        assert b'"title":"abc (0.0 1.2 1.2:2-1 3.0:1-1 switched off)"' in ask(page, "view/1-2/")[1]
         assert read(page, "abc", cut=" ", by="zero")["view"] == "view/1/"
         why = "why?text=abc&call=0&head=0&query=2&key="
         found = json.loads(ask(page, f"{why}1")[1])
@@ -172,8 +175,14 @@ def test_a_text_stands_beside_itself_without_heads_and_a_cell_is_split_into_its_
         graph = json.loads(ask(page, "paths?text=abc&query=-1")[1])
         assert [(edge["call"], edge["key"], edge["direct"]) for edge in graph["edges"]] == [(1, 1, None)]
         assert (graph["query"], graph["target"], graph["tokens"]) == (2, "<t>", {"1": "b", "2": "c"})
-        assert b"0.0 1.2 0.3 at their mean" in ask(page, "save/1-2/")[1]
-        paths = ("read?text=a&cut=1", "read?text=a&cut=0.0&by=x", f"{why}-1", "why?text=abc&call=0")
+        assert b"3.0:1-1 switched off" in ask(page, "save/1-2/")[1]
+        paths = (
+            "read?text=a&cut=1",
+            "read?text=a&cut=0.1:2&by=zero",
+            "read?text=a&cut=0.0&by=x",
+            f"{why}-1",
+            "why?text=abc&call=0",
+        )
         paths += ("paths?text=abc&query=-2", "paths?text=abc")
         for path in (*paths, why.replace("call=0", "call=1") + "1", "read?text=a&cut=0.0&cut=0.1"):
             assert ask(page, path)[0] == 400, path

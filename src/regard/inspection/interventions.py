@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,6 +15,8 @@ from regard.arguments import as_array, check_kind, integers
 from regard.axes import Array
 from regard.engine.call.hooks import Finish, rewrite
 from regard.engine.call.problem import Problem
+from regard.engine.softmax.score_rows import score_cells
+from regard.masks.grid import is_concrete
 from regard.records import record
 
 _OPERANDS = ("query", "key", "value")
@@ -24,6 +27,7 @@ class Change:
     """Say what replaces what in one call of `attend`; what is None stays.
 
     x_h <- (1 - share_h) x_h + share_h new_h  for each x of query, key, value, the weights and the output
+    output_hq <- output_hq - share w_hqk v_hk  for each edge (h, q, k)
 
     Every field but `heads` may be traced, so that one program serves for any head; and the result is
     differentiable by `share`, at 0 as well.
@@ -48,13 +52,17 @@ class Change:
     """The pattern, `(*B, H, T, S)`: output = weights value, not normalised; NaN of weight 0 adds nothing."""
     output: Any = None
     """The heads' output, `(*B, H, T, E)`, before the output projection: 0.0 switches them off."""
+    edges: Any = None
+    """Cells, `(n, 3)`: head, query and key of each, once. What that weight hands over is taken out of the
+    output, the row's other weights stay: exact where `trace_paths` estimates, in linear memory. `share` is a
+    number then, or one per edge; `heads` says nothing of them."""
     share: Any = 1.0
     """The part of each head that is replaced, 0 to 1: a number, or one per head (of key, value: key head)."""
     heads: Sequence[int] | None = dataclasses.field(default=None, metadata={"static": True})
     """Numbers of the heads that are replaced; None means all."""
 
     def __post_init__(self) -> None:
-        fields = (*_OPERANDS, "weights", "output")
+        fields = (*_OPERANDS, "weights", "output", "edges")
         if all(getattr(self, name) is None for name in fields):
             raise ValueError(f"Change: expected one of {', '.join(fields)} at least, got none")
         if self.heads is not None:
@@ -66,9 +74,12 @@ class Change:
         new = {name: getattr(self, name) for name in _OPERANDS if getattr(self, name) is not None}
         mixed = {name: self._mix(name, getattr(call, name), array) for name, array in new.items()}
         problem = dataclasses.replace(call, **mixed)
+        if self.edges is not None and "lse" not in problem.aux:
+            problem = dataclasses.replace(problem, aux=(*problem.aux, "lse"))
 
         def finish(output: Array, extra: Any) -> Array:
-            del extra
+            if self.edges is not None:
+                output = self._take_out(problem, output, extra["lse"])
             if self.weights is not None:
                 rows = _spread("weights", self.weights, output, (*problem.leading, problem.T, problem.S))
                 rows = problem.fold(problem.with_heads(rows))
@@ -79,6 +90,31 @@ class Change:
             return output if self.output is None else self._mix("output", output, self.output)
 
         return problem, finish
+
+    def _take_out(self, problem: Problem, output: Array, lse: Array) -> Array:
+        """Take what the edges hand over out of the output."""
+        *batch, count = problem.leading or (1,)
+        ends = integers("edges", self.edges)
+        if ends.ndim != 2 or ends.shape[1] != 3:
+            raise ValueError(f"edges: expected rows of head, query and key, (n, 3), got shape {ends.shape}")
+        sizes = np.array([count, problem.T, problem.S])
+        if is_concrete(ends) and np.any((np.asarray(ends) < 0) | (np.asarray(ends) >= sizes)):
+            raise ValueError(f"edges: expected a head, a query and a key below {sizes.tolist()}, got {ends}")
+
+        def score_edge(edge: Array) -> Array:
+            return score_cells(problem, edge[1:2], edge[2:], edge[:1]).reshape(batch)
+
+        scores = jax.vmap(score_edge, out_axes=-1)(jnp.asarray(ends))
+        head, query, key = jnp.asarray(ends).T
+        lse = lse.reshape(*batch, count, -1)[..., head, query]
+        weight = jnp.where(scores == -jnp.inf, 0, jnp.exp(scores - lse))
+        values = problem.with_heads(problem.value)
+        values = values[..., head // (count // values.shape[-3]), key, :].astype(weight.dtype)
+        values = jnp.broadcast_to(values, (*weight.shape, values.shape[-1]))
+        weight = (weight * jnp.broadcast_to(jnp.asarray(self.share, weight.dtype), weight.shape))[..., None]
+        handed = jnp.where(weight == 0, 0, weight * values).astype(output.dtype)
+        rows = output.reshape(*batch, count, *output.shape[-2:])
+        return rows.at[..., head, query, :].add(-handed).reshape(output.shape)
 
     def _mix(self, name: str, own: Array, new: Any) -> Array:
         """Put the new in place of a head's own, by its share."""

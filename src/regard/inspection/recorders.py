@@ -25,6 +25,7 @@ from regard.inspection.traces.slices import take_example
 from regard.inspection.traces.trace import Trace, own_versions
 
 CUTS = ("zero", "mean", "uniform")
+MOST_EDGES_CUT = 16
 TOP_K = 3
 # Products of what every layer would predict, in multiply-adds; longer texts are recorded without.
 MOST_PREDICTED = 2**37
@@ -51,19 +52,20 @@ class Recorder:
         self._run = jax.jit(self._observe)
 
     def record(
-        self, tokens: Tokens, title: str, cut: Sequence[tuple[int, int]] = (), by: str = "zero"
+        self, tokens: Tokens, title: str, cut: Sequence[tuple[int, ...]] = (), by: str = "zero"
     ) -> Trace:
         """Let the model read tokens, by their ids, and keep what it attends to; the program stays the same.
 
         Heads that are cut, as (number of a call, number of a head), write instead: "zero" nothing, "mean"
         their own mean over the text, later tokens included, "uniform" what they write with queries of 0, that
-        is evenly over what the mask and biases of positions leave them.
+        is evenly over what the mask and biases of positions leave them. An edge, as (call, head, query, key),
+        is cut by "zero" alone: what that one weight hands over.
         """
         count = len(tokens)
         if not count or tokens.ids is None:
             raise ValueError(f"tokens: expected at least one, with ids, got {tokens!r}")
         ids = self._pad(tokens.ids)
-        shares = self._share_cuts(cut, by)
+        shares = self._share_cuts(cut, by, count)
         observed, reading = jax.device_get(self._run(self._state, ids, np.full(1, count, np.int32), shares))
         about = self._events[ids.shape[1]]
         layers = number_layers([name for name, _ in about])
@@ -78,7 +80,7 @@ class Recorder:
             named = {"name": name, "layer": layer, "query_tokens": tokens, "key_tokens": tokens}
             positions = self._positions.find(owner, name, call.kind)
             calls.append(dataclasses.replace(call, **named, positions=positions))
-        if any(layer >= len(calls) for layer, _ in cut):
+        if any(layer >= len(calls) for layer, *_ in cut):
             raise ValueError(f"cut: expected numbers of calls below {len(calls)}, got {list(cut)}")
         trace = Trace(tuple(calls), title, self._model, own_versions())
         if self._spell is None or reading is None or len(calls) != len(reading.tokens):
@@ -100,17 +102,27 @@ class Recorder:
         padded[0, :count] = ids
         return padded
 
-    def _share_cuts(self, cut: Sequence[tuple[int, int]], by: str) -> dict[str, np.ndarray]:
-        """Return how much of each head is replaced by what, (calls, heads)."""
+    def _share_cuts(self, cut: Sequence[tuple[int, ...]], by: str, count: int) -> dict[str, np.ndarray]:
+        """Return how much of each head is replaced by what, (calls, heads), and the edges that are cut."""
         if by not in CUTS:
             raise ValueError(f"by: expected one of {', '.join(CUTS)}, got {by!r}")
         layers, heads = self._sizes.num_layers, self._sizes.num_heads
         shares = {name: np.zeros((layers, heads), np.float32) for name in CUTS}
-        for layer, head in cut:
-            if not (0 <= layer < layers and 0 <= head < heads):
-                limits = f"of layers 0..{layers - 1} and heads 0..{heads - 1}"
-                raise ValueError(f"cut: expected heads as layer.head, {limits}, got {layer}.{head}")
-            shares[by][layer, head] = 1
+        edges = list({tuple(place): None for place in cut if len(place) == 4})
+        if (edges and by != "zero") or len(edges) > MOST_EDGES_CUT:
+            raise ValueError(
+                f'cut: expected at most {MOST_EDGES_CUT} edges, by "zero"; got {len(edges)}, by {by!r}'
+            )
+        # Places without an edge are of no call.
+        shares["edges"] = np.full((MOST_EDGES_CUT, 4), -1, np.int32)
+        for layer, head, *ends in cut:
+            if not (0 <= layer < layers and 0 <= head < heads and all(0 <= end < count for end in ends)):
+                limits = f"of layers 0..{layers - 1}, heads 0..{heads - 1} and tokens 0..{count - 1}"
+                where = f"{layer}.{head}" + (":{}-{}".format(*ends) if ends else "")
+                raise ValueError(f"cut: expected layer.head or layer.head:query-key, {limits}, got {where}")
+            if not ends:
+                shares[by][layer, head] = 1
+        shares["edges"][: len(edges)] = np.reshape(edges, (-1, 4))
         return shares
 
     def _observe(self, state: Any, ids: Any, counts: Any, shares: dict[str, Array]) -> Any:
@@ -144,14 +156,17 @@ class Recorder:
 
 
 def _cut_heads(shares: dict[str, Array], counts: Array) -> Rewriter:
-    """Replace heads by their shares, layer after layer, each of which has a call of its own."""
+    """Replace heads by their shares and take edges out, layer after layer, each of which has its own call."""
     numbers = itertools.count()
 
     def change(problem: Problem) -> tuple[Problem, Finish]:
         number = next(numbers)
         problem, _ = Change(query=0.0, share=shares["uniform"][number]).rewrite(problem)
+        call, edges = shares["edges"][:, 0], jnp.maximum(shares["edges"][:, 1:], 0)
+        problem, take_out = Change(edges=edges, share=call == number).rewrite(problem)
 
         def finish(output: Array, extra: Any) -> Array:
+            output = take_out(output, extra)
             is_real = jnp.broadcast_to((jnp.arange(output.shape[-2]) < counts[0])[:, None], output.shape)
             mean = jnp.mean(output, -2, keepdims=True, where=is_real)
             for name, new in (("zero", 0.0), ("mean", mean)):

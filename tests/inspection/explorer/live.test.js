@@ -58,6 +58,8 @@ test("the head that is looked at is cut, and restored", () => {
   assert.equal(toggleCut("2.5, 3.1", "#l=3&h=1"), "2.5");
   assert.equal(toggleCut("2.5", "#l=3&h=1&sel=3.1,2.5"), "2.5 3.1");
   assert.equal(toggleCut("2.5 3.1", "#l=3&h=1&sel=3.1,2.5"), "");
+  assert.equal(toggleCut("2.5", "#l=3&h=1&sel=3.1&row=7&key=2", true), "2.5 3.1:7-2");
+  assert.equal(toggleCut("3.1:7-2 3.1:7-1", "#l=3&h=1&row=7&key=2", true), "3.1:7-1");
 });
 
 test("what is predicted is told before and after", () => {

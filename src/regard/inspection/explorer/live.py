@@ -26,6 +26,7 @@ from regard.inspection.visible_text import show_text
 MOST_TRACES, MOST_VIEWS = 16, 4  # that are kept
 MOST_CUT, MOST_PARTS, MOST_EDGES = 4096, 8, 60  # heads; pairs of writers; edges of a graph
 CUTS = {"zero": "switched off", "mean": "at their mean", "uniform": "reading evenly"}
+_PLACE = r"\d{1,4}\.\d{1,4}(:\d{1,7}-\d{1,7})?"
 _POLL_SECONDS = 0.05
 
 
@@ -86,20 +87,22 @@ class _TextError(Exception):
 
 
 class _Reading(NamedTuple):
-    """A text to be read, and heads that are cut, as (number of a call, number of a head)."""
+    """A text to be read, and what is cut: heads (call, head) and edges (call, head, query, key)."""
 
     text: str
-    cut: tuple[tuple[int, int], ...] = ()
+    cut: tuple[tuple[int, ...], ...] = ()
     by: str = "zero"
 
     @property
     def python(self) -> str:
         """Return the line that does the same to a model of Regard, or of a library that calls `attend`."""
         changed = {"zero": "output=0.0", "uniform": "query=0.0", "mean": "output=mean"}[self.by]
-        by_call: dict[int, list[int]] = {}
-        for layer, head in self.cut:
-            by_call.setdefault(layer, []).append(head)
-        changes = [f"{n}: inspection.Change({changed}, heads={tuple(heads)})" for n, heads in by_call.items()]
+        changes = []
+        for call in dict.fromkeys(place[0] for place in self.cut):
+            heads = tuple(place[1] for place in self.cut if place[0] == call and len(place) == 2)
+            edges = tuple(place[1:] for place in self.cut if place[0] == call and len(place) == 4)
+            fields = [f"{changed}, heads={heads}"] * bool(heads) + [f"edges={edges}"] * bool(edges)
+            changes.append(f"{call}: inspection.Change({', '.join(fields)})")
         return f"with inspection.intervene({{{', '.join(changes)}}}): model(tokens)"
 
 
@@ -199,8 +202,8 @@ class _LiveExplorer:
         cut = {"cut": reading.cut, "by": reading.by} if reading.cut else {}
         trace = _ask(self._record, reading.text, **cut)
         if cut:
-            heads = " ".join(f"{layer}.{head}" for layer, head in reading.cut)
-            trace = dataclasses.replace(trace, title=f"{trace.title} ({heads} {CUTS[reading.by]})")
+            places = " ".join(map(_spell_place, reading.cut))
+            trace = dataclasses.replace(trace, title=f"{trace.title} ({places} {CUTS[reading.by]})")
         return next(self._numbers), trace
 
     @contextmanager
@@ -240,7 +243,7 @@ def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
     expected = {"cut", "by"} if cuts else set()
     if len(texts) not in (1, 2) or len(parts) != len(texts) + len(others) or not others.keys() <= expected:
         raise RefusalError(f"read: expected text=... once or twice{' and cut, by' * bool(cuts)}")
-    cut = _parse_heads(others.get("cut", ""))
+    cut = _parse_places(others.get("cut", ""))
     by = others.get("by", "zero")
     if cut and by not in cuts:
         raise RefusalError(f"by: expected one of {', '.join(cuts)}")
@@ -258,11 +261,15 @@ def _parse_question(kind: str, question: str, names: Sequence[str], number: str 
     return fields["text"], *map(int, numbers)
 
 
-def _parse_heads(heads: str) -> tuple[tuple[int, int], ...]:
-    names = dict.fromkeys(heads.replace(",", " ").split())
-    if len(names) > MOST_CUT or not all(re.fullmatch(r"\d{1,4}\.\d{1,4}", name) for name in names):
-        raise RefusalError("cut: expected layer.head, such as 2.5 3.1")
-    return tuple((int(layer), int(head)) for layer, _, head in (name.partition(".") for name in names))
+def _parse_places(places: str) -> tuple[tuple[int, ...], ...]:
+    names = dict.fromkeys(places.replace(",", " ").split())
+    if len(names) > MOST_CUT or not all(re.fullmatch(_PLACE, name) for name in names):
+        raise RefusalError("cut: expected layer.head or layer.head:query-key, such as 2.5 3.1:7-2")
+    return tuple(tuple(map(int, re.split(r"[.:-]", name))) for name in names)
+
+
+def _spell_place(place: tuple[int, ...]) -> str:
+    return "{}.{}".format(*place) + (":{}-{}".format(*place[2:]) if place[2:] else "")
 
 
 def _fill_page(settings: dict[str, Any], title: str) -> tuple[bytes, str]:

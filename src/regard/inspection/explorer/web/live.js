@@ -2,7 +2,7 @@
 
 import { Connection, pause } from "./connection.js";
 import { element, shown } from "./dom.js";
-import { mountQuestions } from "./questions.js";
+import { CHOOSE_CELL, mountQuestions } from "./questions.js";
 import { formatNumber } from "./scales.js";
 
 /** Milliseconds after the last key before a text is read. */
@@ -60,13 +60,15 @@ export function nextPlace(last, compared, compares, cuts = false) {
 }
 
 /**
- * The heads that are cut, with that of an explorer among them, or no longer.
- * @param {string} heads @param {string} place address part of the explorer
+ * What is cut, with what an explorer looks at among it, or no longer: its heads, or the weight of its cell.
+ * @param {string} heads @param {string} place address part of the explorer @param {boolean} [one] the cell
  */
-export function toggleCut(heads, place) {
+export function toggleCut(heads, place, one = false) {
   const said = new URLSearchParams(place.replace(/^#/, ""));
   const cut = new Set(heads.split(/[\s,]+/).filter(Boolean));
-  const chosen = said.get("sel")?.split(",") ?? [`${said.get("l") ?? 0}.${said.get("h") ?? 0}`];
+  const head = `${said.get("l") ?? 0}.${said.get("h") ?? 0}`;
+  const cell = `${head}:${said.get("row")}-${said.get("key")}`;
+  const chosen = one ? [cell] : (said.get("sel")?.split(",") ?? [head]);
   const has = chosen.every((head) => cut.has(head));
   for (const head of chosen) has ? cut.delete(head) : cut.add(head);
   return [...cut].join(" ");
@@ -105,7 +107,7 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
     });
   const cut = element("input", {
     value: said.get("cut") ?? "",
-    placeholder: "layer.head, such as 2.5 3.1",
+    placeholder: "layer.head, such as 2.5 3.1:7-2",
     "aria-label": "Cut heads",
     on: { input: () => latest.plan() },
   });
@@ -115,21 +117,32 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
     ...(settings.cuts ?? []).map((/** @type {string} */ value) => element("option", { value, text: value })),
   );
   if (said.has("by")) by.value = said.get("by") ?? "";
-  const pick = () => {
-    cut.value = toggleCut(cut.value, current ? placeOf(current) : first);
+  /** @param {boolean} one */
+  const pick = (one) => () => {
+    if (one && !(place().has("row") && place().has("key"))) {
+      fail(CHOOSE_CELL);
+      return;
+    }
+    cut.value = toggleCut(cut.value, current ? placeOf(current) : first, one);
     latest.plan(0);
   };
   const cutting = element(
     "label",
     { class: "live-cut", hidden: !settings.cuts?.length },
-    element("span", {}, "B, without heads"),
+    element("span", {}, "B, without heads or cells"),
     cut,
     by,
     element("button", {
       type: "button",
       text: "Cut this head",
       title: "Cut the head that is looked at; once more restores it",
-      on: { click: pick },
+      on: { click: pick(false) },
+    }),
+    element("button", {
+      type: "button",
+      text: "Cut this cell",
+      title: "Take out what the chosen key hands to the chosen query by this head; once more restores it",
+      on: { click: pick(true) },
     }),
   );
   const python = element("code", { hidden: true });

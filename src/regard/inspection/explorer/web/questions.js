@@ -4,6 +4,8 @@ import { element, shown } from "./dom.js";
 import { drawPaths } from "./paths.js";
 import { formatNumber } from "./scales.js";
 
+export const CHOOSE_CELL = "Choose a cell of the map first, by a click: a query and a key.";
+
 /**
  * The score of a cell as a table of the parts that make most of it.
  * @param {Record<string, string>} cell @param {{score: number, parts: Array<[string, string, number]>}} answer
@@ -57,7 +59,7 @@ export function mountQuestions(page, latestOf) {
     const [query, key] = [place.get("row"), place.get("key")];
     clear();
     if (query === null || key === null) {
-      page.fail("Choose a cell of the map first, by a click: a query and a key.");
+      page.fail(CHOOSE_CELL);
       return;
     }
     const cell = { call: place.get("l") ?? "0", head: place.get("h") ?? "0", query, key };
