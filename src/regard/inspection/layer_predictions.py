@@ -39,8 +39,7 @@ def predict_layers(
 
     Args:
         trace: of `capture`, of the same model and tokens.
-        model: a `regard.models.Decoder`, in evaluation mode.
-        tokens: `(T,)` or `(1, T)`.
+        model, tokens: as in `decompose_score`.
         spell: gives the text of a token, for people to read.
         targets: `(T,)`, tokens whose logits heads add to; None means those that the model predicts.
         top_k: how many tokens are kept of each layer and position.

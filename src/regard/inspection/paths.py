@@ -109,12 +109,10 @@ def trace_paths(
     the matrix that makes logits behind the final norm, whose size is held. Memory is linear in T.
 
     Args:
-        model: a `regard.models.Decoder`, in evaluation mode.
-        tokens: `(T,)` or `(1, T)`.
+        model, tokens, **options: as in `decompose_score`.
         query: the position behind which the token is predicted; negative ones count from the end.
         target: the token whose logit is attributed; None means the likeliest.
         count: how many edges are kept, those of largest total.
-        **options: of the model's call: mask, positions.
 
     Returns:
         The edges, of which `connected` finds those that lead to the prediction.

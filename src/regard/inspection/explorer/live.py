@@ -58,8 +58,7 @@ def serve_live(
         A `Serving`, already listening.
 
     Raises:
-        OSError: the port is taken, or not allowed.
-        ValueError: a port outside 0..65535.
+        OSError, ValueError: as `serve`.
 
     Example:
         >>> import jax.numpy as jnp, json, urllib.request

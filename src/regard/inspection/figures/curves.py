@@ -40,9 +40,8 @@ def training_curves(
     Args:
         runs: the lines of a metrics.jsonl as dictionaries with `step` and any of `loss`, `bits_per_byte`,
             `accuracy`, and these with `held_out_` before them; or such lines by the run's name.
-        fig: an empty figure or sub-figure to fill; None makes one.
+        fig, title: as in `head_grid`.
         loss_scale: "linear", or "log" for losses that fall by orders of magnitude.
-        title: text above the panels.
 
     Returns:
         A `Drawing` with a panel a metric, the curves (panel by panel, run by run, training before held out),

@@ -93,12 +93,10 @@ def scan_attention_grid(
     Args:
         images: shape (num_scans, height, width).
         weights: shape (num_scans, num_patches), at least 0, patches counted row by row.
-        patch_grid, large_is_dark: as in `scan_attention`.
-        fig: an empty figure or sub-figure to fill; None makes one.
+        patch_grid, vmax, large_is_dark: as in `scan_attention`, for all scans.
+        fig, title: as in `head_grid`.
         columns: panels side by side; None takes up to 6.
         predicted_labels, true_labels: one a scan, as in `scan_attention`.
-        title: text above the whole grid.
-        vmax: the weight with the strongest veil; None takes the largest weight of all scans.
 
     Returns:
         A `Drawing` with one axes and two images a scan (it, the weights as a grid), lines and one colour bar.
