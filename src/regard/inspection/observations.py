@@ -178,11 +178,8 @@ def _evaluate_inner(equation: Any, inputs: list[Any], key: object) -> tuple[list
     if name in ("jit", "pjit", "closed_call"):
         outputs, leaves = run(params.get("jaxpr", params.get("call_jaxpr")), *inputs)
     elif name in ("checkpoint", "remat", "remat2"):
-        again = jax.checkpoint(
-            lambda *operands: run(ClosedJaxpr(params["jaxpr"], []), *operands),
-            policy=params["policy"],
-            prevent_cse=params["prevent_cse"],
-        )
+        settings = {name: params[name] for name in ("policy", "prevent_cse")}
+        again = jax.checkpoint(lambda *operands: run(ClosedJaxpr(params["jaxpr"], []), *operands), **settings)
         outputs, leaves = again(*inputs)
     elif name == "scan":
         if "ft_in" in params:  # jax 0.12

@@ -25,6 +25,7 @@ from regard.inspection.traces.slices import take_example
 from regard.inspection.traces.trace import Trace, own_versions
 
 CUTS = ("zero", "mean", "uniform")
+Heads = Sequence[tuple[int, int]]
 TOP_K = 3
 # Products of what every layer would predict, in multiply-adds; longer texts are recorded without.
 MOST_PREDICTED = 2**37
@@ -50,9 +51,7 @@ class Recorder:
         self._events: dict[int, list[tuple[str, CallEvent]]] = {}
         self._run = jax.jit(self._observe)
 
-    def record(
-        self, tokens: Tokens, title: str, cut: Sequence[tuple[int, int]] = (), by: str = "zero"
-    ) -> Trace:
+    def record(self, tokens: Tokens, title: str, cut: Heads = (), by: str = "zero") -> Trace:
         """Let the model read tokens, by their ids, and keep what it attends to; the program stays the same.
 
         Heads that are cut, as (number of a call, number of a head), write instead: "zero" nothing, "mean"
@@ -100,7 +99,7 @@ class Recorder:
         padded[0, :count] = ids
         return padded
 
-    def _share_cuts(self, cut: Sequence[tuple[int, int]], by: str) -> dict[str, np.ndarray]:
+    def _share_cuts(self, cut: Heads, by: str) -> dict[str, np.ndarray]:
         """Return how much of each head is replaced by what, (calls, heads)."""
         if by not in CUTS:
             raise ValueError(f"by: expected one of {', '.join(CUTS)}, got {by!r}")

@@ -167,9 +167,7 @@ def _find_residual(block: Any) -> Any:
     return getattr(block, "delta_residual", None) or block.attention_residual
 
 
-def _add_block(
-    parts: Parts, title: str, block: Any, branch: Parts, streams: list[Any], places: list[int]
-) -> Parts:
+def _add_block(parts: Parts, title: str, block: Any, branch: Parts, streams: list, places: list) -> Parts:
     """Add what both branches of a block wrote, given the first and the streams before and after the block."""
     before, after = _read(streams[0])[0, places], _read(streams[1])[0, places]
     residual = _find_residual(block)

@@ -239,12 +239,15 @@ def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
     expected = {"cut", "by"} if cuts else set()
     if len(texts) not in (1, 2) or len(parts) != len(texts) + len(others) or not others.keys() <= expected:
         raise RefusalError(f"read: expected text=... once or twice{' and cut, by' * bool(cuts)}")
-    cut = _parse_heads(others.get("cut", ""))
+    heads = dict.fromkeys(others.get("cut", "").replace(",", " ").split())
+    if len(heads) > MOST_CUT or not all(re.fullmatch(r"\d{1,4}\.\d{1,4}", head) for head in heads):
+        raise RefusalError("cut: expected layer.head, such as 2.5 3.1")
     by = others.get("by", "zero")
-    if cut and by not in cuts:
+    if heads and by not in cuts:
         raise RefusalError(f"by: expected one of {', '.join(cuts)}")
-    if not cut:
+    if not heads:
         return [_Reading(text) for text in texts]
+    cut = tuple((int(layer), int(head)) for layer, _, head in (name.partition(".") for name in heads))
     return [_Reading(texts[0]), _Reading(texts[-1], cut, by)]
 
 
@@ -255,13 +258,6 @@ def _parse_question(kind: str, question: str, names: Sequence[str], number: str 
     if set(fields) != set(names) or not all(re.fullmatch(number, word) for word in numbers):
         raise RefusalError(f"{kind}: expected {', '.join(names)}")
     return fields["text"], *map(int, numbers)
-
-
-def _parse_heads(heads: str) -> tuple[tuple[int, int], ...]:
-    names = dict.fromkeys(heads.replace(",", " ").split())
-    if len(names) > MOST_CUT or not all(re.fullmatch(r"\d{1,4}\.\d{1,4}", name) for name in names):
-        raise RefusalError("cut: expected layer.head, such as 2.5 3.1")
-    return tuple((int(layer), int(head)) for layer, _, head in (name.partition(".") for name in names))
 
 
 def _fill_page(settings: dict[str, Any], title: str) -> tuple[bytes, str]:

@@ -62,7 +62,12 @@ def training_curves(
     """
     if loss_scale not in ("linear", "log"):
         raise ValueError(f"loss_scale: expected 'linear' or 'log', got {loss_scale!r}")
-    named = _read_runs(runs)
+    named = dict(runs) if isinstance(runs, Mapping) else {"": runs}
+    for name, records in named.items():
+        if isinstance(records, Mapping) or not isinstance(records, Iterable):
+            expected = "a list of records, or a dictionary from run name to such a list"
+            raise TypeError(f"runs: expected {expected}, got {type(records).__name__} under {name!r}")
+    named = {str(name): list(records) for name, records in named.items()}
     curves = _collect(named)
     shown = [metric for metric in PANELS if any(metric == key[0] for key in curves)]
     if not shown:
@@ -81,16 +86,6 @@ def training_curves(
                 lines += ax.plot(steps, values, **style, **styles[run, split])
         _dress_panel(ax, metric, loss_scale)
     return panels.finish(lines=tuple(lines), legend=_add_legend(panels.axes, lines, list(named)))
-
-
-def _read_runs(runs: Records | Mapping[str, Records]) -> dict[str, Records]:
-    """Return runs by name; a single run has the empty name."""
-    named = dict(runs) if isinstance(runs, Mapping) else {"": runs}
-    for name, records in named.items():
-        if isinstance(records, Mapping) or not isinstance(records, Iterable):
-            expected = "a list of records, or a dictionary from run name to such a list"
-            raise TypeError(f"runs: expected {expected}, got {type(records).__name__} under {name!r}")
-    return {str(name): list(records) for name, records in named.items()}
 
 
 def _collect(runs: Mapping[str, Records]) -> dict[tuple[str, str, str], Curve]:

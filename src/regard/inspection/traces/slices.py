@@ -69,11 +69,7 @@ def take_example(problem: Problem, example: int) -> Problem:
         scale=np.asarray(problem.scale),
         query_offset=_offset(problem.query_offset, indices, aligned_left),
         key_offset=_offset(problem.key_offset, indices, aligned_left),
-        rng=None,
-        dropout_rate=0.0,
-        aux=(),
-        rows=None,
-        heads=None,
+        **{"rng": None, "dropout_rate": 0.0, "aux": (), "rows": None, "heads": None},
     )
 
 
