@@ -66,8 +66,7 @@ def observe(
             output), to a pytree of arrays: `problem.query`, `.key`, `.value` and what else `attend` was
             given. Names are those of `attend(..., aux=)`, from the backend that runs, for little more than
             the call alone; one that lacks a statistic, as cuDNN does all but lse, makes way for another.
-            "readout" is the `Readout` of `readouts.read`, which visits all weights once more, with the
-            backend's lse: a model runs about three times as long.
+            "readout" is that of `readouts.read`, with the backend's lse: a model runs three times as long.
 
     Returns:
         A function of the same arguments, that returns a pair.

@@ -83,12 +83,8 @@ class Paths:
 
     def __str__(self) -> str:
         title = f"logit {self.logit:.3f} of token {self.target} behind position {self.query}"
-        rows = [
-            f"{edge.total:+8.3f} {edge.direct:+8.3f}  call {edge.call} head {edge.head},"
-            f" query {edge.query}, key {edge.key}"
-            for edge in self.edges[:12]
-        ]
-        return "\n".join([f"{title}: in all, directly", *rows])
+        row = "{0.total:+8.3f} {0.direct:+8.3f}  call {0.call} head {0.head}, query {0.query}, key {0.key}"
+        return "\n".join([f"{title}: in all, directly", *(row.format(edge) for edge in self.edges[:12])])
 
 
 def trace_paths(

@@ -34,9 +34,8 @@ MOST_PREDICTED = 2**37
 class Recorder:
     """Records what an `Encoder` or `Decoder` attends to; texts are padded, to one program per power of two.
 
-    What is recorded has no padding, and is what `record` gives without a program. With `spell`, which gives
-    the text of a token, what layers of a `Decoder` would predict is recorded, too, unless the text is long
-    for the model's size. At most `most` tokens are read.
+    What is recorded has no padding, and is what `record` gives without a program; with `spell`, which gives
+    the text of a token, also what layers of a `Decoder` would predict, unless the text is long for its size.
     """
 
     def __init__(self, model: Any, most: int | None = None, spell: Callable[[int], str] | None = None):
@@ -55,8 +54,7 @@ class Recorder:
         """Let the model read tokens, by their ids, and keep what it attends to; the program stays the same.
 
         Heads that are cut, as (number of a call, number of a head), write instead: "zero" nothing, "mean"
-        their own mean over the text, later tokens included, "uniform" what they write with queries of 0, that
-        is evenly over what the mask and biases of positions leave them.
+        their own mean over the text, later tokens included, "uniform" what they write with queries of 0.
         """
         count = len(tokens)
         if not count or tokens.ids is None:
@@ -135,10 +133,9 @@ class Recorder:
         with watch(seen.append), rewrite(_cut_heads(shares, counts)):
             reading, observed = observe(read, _keep)(ids, options)
         names = name_owners(model)
-        self._events[ids.shape[1]] = [
-            (names.get(id(event.owner), f"attention {number}"), event._replace(problem=None, output=None))
-            for number, event in enumerate(seen)
-        ]
+        named = [names.get(id(event.owner), f"attention {number}") for number, event in enumerate(seen)]
+        bare = [event._replace(problem=None, output=None) for event in seen]
+        self._events[ids.shape[1]] = list(zip(named, bare, strict=True))
         return observed, reading
 
 

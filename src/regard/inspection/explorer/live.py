@@ -113,7 +113,11 @@ class _LiveExplorer:
         self._questions: dict[str, Callable[[str, IsWanted], dict[str, Any]]] = {"read": self._read_texts}
         self._questions |= {"why": self._explain_cell} if explain else {}
         self._questions |= {"paths": self._trace_paths} if trace else {}
-        self._page, self._policy = _fill_page(settings, title)
+        script = shell.join_modules("live.js", "regard-live.js")
+        style = shell.load_shell().style + shell.shrink_style(shell.read_source("live.css"))
+        parts = {"TITLE": escape(show_text(title)), "STYLE": style, "SETTINGS": write_json(settings)}
+        self._page = shell.fill_places(shell.read_source("live.html"), parts | {"SCRIPT": script}).encode()
+        self._policy = shell.write_policy("'self'", script) + "; frame-src 'self'; frame-ancestors 'none'"
         self._turn = threading.Lock()
         self._numbers = itertools.count(1)
         self._find_trace = functools.lru_cache(MOST_TRACES)(self._record_text)
@@ -258,12 +262,3 @@ def _parse_question(kind: str, question: str, names: Sequence[str], number: str 
     if set(fields) != set(names) or not all(re.fullmatch(number, word) for word in numbers):
         raise RefusalError(f"{kind}: expected {', '.join(names)}")
     return fields["text"], *map(int, numbers)
-
-
-def _fill_page(settings: dict[str, Any], title: str) -> tuple[bytes, str]:
-    """Return the page and its content policy."""
-    script = shell.join_modules("live.js", "regard-live.js")
-    style = shell.load_shell().style + shell.shrink_style(shell.read_source("live.css"))
-    parts = {"TITLE": escape(show_text(title)), "STYLE": style, "SETTINGS": write_json(settings)}
-    policy = shell.write_policy("'self'", script) + "; frame-src 'self'; frame-ancestors 'none'"
-    return shell.fill_places(shell.read_source("live.html"), parts | {"SCRIPT": script}).encode(), policy

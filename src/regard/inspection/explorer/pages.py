@@ -120,14 +120,10 @@ def fill_page(
     shell = load_shell()
     name = markup.escape(show_text(trace.title if title is None else title))
     connect = "'self'" if served else "'none'"
-    payload = collect(
-        [trace] if compare is None else [trace, compare],
-        title=title,
-        max_bytes=None if max_mb is None else max_mb * 1e6,
-        shell_bytes=len(shell.fill(title=name, document="", chunks="", connect=connect).encode()),
-        served=served,
-        **shown,
-    )
+    traces = [trace] if compare is None else [trace, compare]
+    empty = shell.fill(title=name, document="", chunks="", connect=connect).encode()
+    shown |= {"max_bytes": None if max_mb is None else max_mb * 1e6, "shell_bytes": len(empty)}
+    payload = collect(traces, title=title, served=served, **shown)
     chunks = "" if served else "".join(payload.blocks())
     document = write_json(payload.document)
     return payload, shell.fill(title=name, document=document, chunks=chunks, connect=connect).encode()
