@@ -199,16 +199,12 @@ class Writer:
         return panels
 
     def _place(self, panel: dict[str, Any], page: Payload) -> dict[str, Any]:
-        def code(name: str) -> str:
-            if name == "similarity":
-                return "linear8"
-            small = panel["kind"] == "split" and np.nanmax(np.abs(panel[name]), initial=0) < 60_000
-            return "f16" if small else "f32"
-
         written = dict(panel)
         for name, value in panel.items():
             if isinstance(value, np.ndarray):
-                written[name] = self._once((name, id(panel)), value, code(name), page)
+                small = panel["kind"] == "split" and np.nanmax(np.abs(value), initial=0) < 60_000
+                code = "linear8" if name == "similarity" else "f16" if small else "f32"
+                written[name] = self._once((name, id(panel)), value, code, page)
         return written
 
     def _curves(self, training: Mapping[str, Any], page: Payload) -> dict[str, Any]:

@@ -134,12 +134,10 @@ def _choose_styles(names: list[str], named: bool) -> dict[tuple[str, str], dict[
     styles: dict[tuple[str, str], dict[str, Any]] = {}
     for name, color in zip(names, palette.series_colors(len(names)), strict=True):
         for index, split in enumerate(SPLITS.values()):
-            styles[name, split] = {
-                "color": palette.SERIES[index] if alone else color,
-                "label": canvas.literal(f"{name}, {split}" if named else split),
-                "linestyle": "--" if index and not alone else "-",
-                "zorder": 2.0 + index / 2,
-            }
+            label = canvas.literal(f"{name}, {split}" if named else split)
+            style = {"color": palette.SERIES[index] if alone else color, "label": label}
+            dashes = "--" if index and not alone else "-"
+            styles[name, split] = style | {"linestyle": dashes, "zorder": 2.0 + index / 2}
     return styles
 
 

@@ -37,9 +37,8 @@ def read_calls(weights: Any, query: Any, key: Any, example: int, options: Mappin
         raise ValueError(f"key: expected {len(sides[0])} layers, as query has; got {len(sides[1])}")
     layers = list(zip(*sides, strict=True))
     masks = options.get("mask")
-    if not isinstance(masks, list | tuple):
-        masks = [masks] * len(layers)
-    elif len(masks) != len(layers):
+    masks = masks if isinstance(masks, list | tuple) else [masks] * len(layers)
+    if len(masks) != len(layers):
         raise ValueError(f"mask: expected one for all layers, or {len(layers)} in a list; got {len(masks)}")
     calls = []
     for number, (layer, mask) in enumerate(zip(layers, masks, strict=True)):
