@@ -57,8 +57,7 @@ def observe(
 
     The numbers are a pytree like any other, so that it works inside `jit`, `vmap` and `grad`, and what it
     calls may be jitted, rematerialized (`jax.checkpoint`), mapped (`vmap`) or a loop (`lax.scan`): a call in
-    a loop has one entry, whose arrays have the loop's steps as their first axis. Batches stay batches:
-    `readouts.spread` gives mean and spread over many prompts.
+    a loop has one entry, whose arrays have the loop's steps as their first axis.
 
     Args:
         fn: any function of arrays; what is no array among its arguments, such as a model, goes through.

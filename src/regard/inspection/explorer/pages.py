@@ -112,7 +112,7 @@ def fill_page(
 ) -> tuple[Payload, bytes]:
     """Return the data of a page and the page, from the arguments of `write`.
 
-    With `max_mb` None it may be of any size. A page that is `served` asks its server for chunks and more.
+    With `max_mb` None it may be of any size. A page that is `served` asks for chunks, and for finer numbers.
     """
     check_names(shown, PageOptions)
     if max_mb is not None and not max_mb > 0:

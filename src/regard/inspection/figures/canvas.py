@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -176,9 +176,7 @@ class Panels:
     rows: int = 1
     columns: int = 1
 
-    def add_colorbar(
-        self, mappable: ScalarMappable, label: str, extend: Literal["max", "min", "neither"] = "neither"
-    ) -> Colorbar:
+    def add_colorbar(self, mappable: ScalarMappable, label: str, extend: str = "neither") -> Colorbar:
         """Add a thin colour bar beside the panels, as tall as they are."""
         height = self.rows * (self.size[1] + ROW_GAP) - ROW_GAP
         style: dict[str, Any] = {"pad": 0.02, "aspect": height / BAR_WIDTH, "extend": extend}

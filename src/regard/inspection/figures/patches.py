@@ -130,8 +130,9 @@ def scan_attention_grid(
     shown, outlines = [], []
     for index, ax in enumerate(panels.axes):
         pair, lines = _draw_scan(ax, scans[index], stack[index].reshape(patch_grid), vmax, greys, limits)
-        sides = [None if labels is None else labels[index] for labels in (predicted_labels, true_labels)]
-        _set_verdict(ax, *sides, canvas.TICK_SIZE)
+        predicted = None if predicted_labels is None else predicted_labels[index]
+        true = None if true_labels is None else true_labels[index]
+        _set_verdict(ax, predicted, true, canvas.TICK_SIZE)
         shown.extend(pair)
         outlines.extend(lines)
     bar = panels.add_colorbar(shown[1], cell_axes.WEIGHT_LABEL)
