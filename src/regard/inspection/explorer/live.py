@@ -105,9 +105,7 @@ class _Reading(NamedTuple):
 class _LiveExplorer:
     """The live page, and explorers of what was read."""
 
-    def __init__(
-        self, record: Any, explain: Any, trace: Any, settings: dict[str, Any], title: str, options: Any
-    ):
+    def __init__(self, record: Any, explain: Any, trace: Any, settings: Any, title: str, options: Any):
         self._record, self._explain, self._trace, self._options = record, explain, trace, options
         self._cuts = settings["cuts"]
         self._questions: dict[str, Callable[[str, IsWanted], dict[str, Any]]] = {"read": self._read_texts}

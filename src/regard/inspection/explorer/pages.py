@@ -95,8 +95,8 @@ def bundle(trace: Any, *, max_mb: float = NOTEBOOK_MB) -> dict[str, Any]:
         )
     except ValueError as error:
         reason = markup.escape(show_text(str(error)))
-        advice = "Write it to a file with explore(path)."
-        shown = f"<p>{name}: too large to be shown here. {advice}<br>{reason}</p>"
+        advice = "too large to be shown here. Write it to a file with explore(path)."
+        shown = f"<p>{name}: {advice}<br>{reason}</p>"
     picture = base64.b64encode(draw_png(trace)).decode()
     return {"text/html": shown, "image/png": picture, "text/plain": draw_text(trace)}
 

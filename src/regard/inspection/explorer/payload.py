@@ -21,7 +21,7 @@ def collect(
     pinned: int | Sequence[tuple[int, int]] = 8,
     **shown: Any,
 ) -> Payload:
-    """Gather what a page, of `shell_bytes` else, shows of one trace or two, in no more than `max_bytes`."""
+    """Gather what a page shows of one trace or two, in `max_bytes` with the `shell_bytes` around the data."""
     chosen = choose_pinned(traces[0], pinned)
     calls = [call for trace in traces for call in trace.calls]
     cells = sum(call.heads * call.rows * call.keys for call in calls)

@@ -134,11 +134,9 @@ def mask_picture(
     cell_axes.mark_positions(target.xaxis, columns)
     outlines = cell_axes.separate_cells(target, rows, columns, top) if max(rows, columns) <= SEPARATED else ()
     target.set(**cell_axes.MATRIX_LABELS)
-    patches = [
-        Patch(facecolor=palette.KEPT, label="may attend"),
-        Patch(facecolor=palette.MASKED, edgecolor="#9A9A9A", linewidth=0.5, label="masked"),
-    ]
-    legend = canvas.add_side_legend(target, handles=patches, handlelength=1.0, handleheight=1.0)
+    allowing = Patch(facecolor=palette.KEPT, label="may attend")
+    masking = Patch(facecolor=palette.MASKED, edgecolor="#9A9A9A", linewidth=0.5, label="masked")
+    legend = canvas.add_side_legend(target, [allowing, masking], handlelength=1.0, handleheight=1.0)
     return panels.finish(images=(image,), outlines=outlines, legend=legend)
 
 

@@ -99,7 +99,7 @@ def scan_attention_grid(
         predicted_labels, true_labels: one a scan, as in `scan_attention`.
 
     Returns:
-        A `Drawing` with one axes and two images a scan (it, the weights as a grid), lines and one colour bar.
+        A `Drawing` with one axes and two images a scan (it and its weights), patch lines, one colour bar.
 
     Raises:
         ValueError, TypeError: as `scan_attention`; a number of labels that does not fit.
