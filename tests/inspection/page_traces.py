@@ -121,9 +121,9 @@ def many_heads(layers: int, heads: int, n: int):
 
     def scale(layer):  # chunks that are the same would be kept once
         found = jax.tree.map(lambda a: a * np.float32(1 - layer / 97) if a.dtype == np.float32 else a, read)
-        listed = np.asarray(read.top_keys)
-        found = replace(found, top_keys=np.where(listed < 0, listed, (listed + layer) % n))
-        return replace(call, name=f"layer {layer}", layer=layer, _found={(64, 8, None): found})
+        listed, made = np.asarray(read.top_keys), replace(call, name=f"layer {layer}", layer=layer)
+        made._found[64, 8, None] = replace(found, top_keys=np.where(listed < 0, listed, (listed + layer) % n))
+        return made
 
     return replace(trace, calls=tuple(map(scale, range(layers))))
 

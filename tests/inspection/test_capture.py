@@ -369,7 +369,7 @@ def test_the_last_query_of_a_cache_and_its_keys_count_the_same_tokens():
     np.testing.assert_allclose(readout.duplicate_mass[0], weights[2], atol=1e-6)
     np.testing.assert_allclose(readout.induction_mass[0], weights[3], atol=1e-6)
     # Ids of one side alone say nothing of the other side's; texts of both do.
-    readout = replace(call, query_tokens=inspection.Tokens(["c"], ids=[0]), _found={}).readout()
+    readout = replace(call, query_tokens=inspection.Tokens(["c"], ids=[0])).readout()
     np.testing.assert_allclose(readout.duplicate_mass[0], weights[2], atol=1e-6)
 
 

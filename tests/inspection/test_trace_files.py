@@ -412,9 +412,9 @@ def test_top_keys_lie_within_the_keys(sound, tmp_path):
     for name, value in (("top_keys", T), ("top_keys", -2), ("keys", T + 1)):
         array = np.array(getattr(found, name))
         array.flat[0] = value
-        known = {(8, 3, None): dataclasses.replace(found, **{name: array})}
-        wrong = inspection.Trace((dataclasses.replace(sound[0], _found=known),))
-        wrong.save(tmp_path / "bad.regard", grid=8, top_k=3)
+        bad = dataclasses.replace(sound[0])
+        bad._found[8, 3, None] = dataclasses.replace(found, **{name: array})
+        inspection.Trace((bad,)).save(tmp_path / "bad.regard", grid=8, top_k=3)
         refused(tmp_path / "bad.regard", f"readout.{name}: expected numbers in")
 
 

@@ -55,11 +55,10 @@ def measure_values(value: np.ndarray, projection: Any, heads: int) -> np.ndarray
     kernel = np.asarray(_divide("value", value, projection, heads), np.float64)
     # Wo^T = Q R, and Q keeps lengths.
     triangles = np.linalg.qr(np.swapaxes(kernel, -1, -2), mode="r")
-    group = heads // len(value)
-    lengths = [
-        np.linalg.norm(value[head // group].astype(np.float64) @ triangle.T, axis=-1)
-        for head, triangle in enumerate(triangles)
-    ]
+    lengths = []
+    for head, triangle in enumerate(triangles):
+        own = value[head * len(value) // heads].astype(np.float64)
+        lengths.append(np.linalg.norm(own @ triangle.T, axis=-1))
     return np.stack(lengths).astype(np.float32)
 
 

@@ -49,8 +49,7 @@ def find_heads(
 
     Args:
         trace: of `capture` or `load`, with queries and keys.
-        query: texts of tokens, one or several, of which the query's must be one; white space around it and
-            the case do not count. None matches every token.
+        query: texts of tokens, one or several, whatever the case and white space around; None matches all.
         key: likewise, of the key's token.
         offset: by how many positions the query is after the key; 1 is the token before. None: any.
         label: a label of `readouts.LABELS` that a head must have.

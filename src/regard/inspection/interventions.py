@@ -29,8 +29,7 @@ class Change:
     x_h <- (1 - share_h) x_h + share_h new_h  for each x of query, key, value, the weights and the output
     output_hq <- output_hq - share w_hqk v_hk  for each edge (h, q, k)
 
-    Every field but `heads` may be traced, so that one program serves for any head; and the result is
-    differentiable by `share`, at 0 as well.
+    Every field but `heads` may be traced: one program serves for any head, differentiable by `share`.
 
     Example:
         >>> import jax.numpy as jnp

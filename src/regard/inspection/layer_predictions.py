@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -39,8 +39,7 @@ def predict_layers(
 
     Args:
         trace: of `capture`, of the same model and tokens.
-        model: a `regard.models.Decoder`, in evaluation mode.
-        tokens: `(T,)` or `(1, T)`.
+        model, tokens: as in `decompose_score`.
         spell: gives the text of a token, for people to read.
         targets: `(T,)`, tokens whose logits heads add to; None means those that the model predicts.
         top_k: how many tokens are kept of each layer and position.
@@ -102,12 +101,7 @@ class StreamReading(NamedTuple):
 
 
 def read_streams(
-    model: Any,
-    ids: Array,
-    streams: Sequence[Array],
-    events: Sequence[CallEvent],
-    count: int,
-    targets: ArrayLike | None = None,
+    model: Any, ids: Array, streams: list[Array], events: list[CallEvent], count: int, targets: Any = None
 ) -> StreamReading:
     """Read each layer's stream, `(T, M)`, as the last one is, and project what heads wrote on the targets."""
     norm = model.trunk.stack.final_norm

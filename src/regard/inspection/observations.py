@@ -57,8 +57,7 @@ def observe(
 
     The numbers are a pytree like any other, so that it works inside `jit`, `vmap` and `grad`, and what it
     calls may be jitted, rematerialized (`jax.checkpoint`), mapped (`vmap`) or a loop (`lax.scan`): a call in
-    a loop has one entry, whose arrays have the loop's steps as their first axis. Batches stay batches:
-    `readouts.spread` gives mean and spread over many prompts.
+    a loop has one entry, whose arrays have the loop's steps as their first axis.
 
     Args:
         fn: any function of arrays; what is no array among its arguments, such as a model, goes through.
@@ -66,8 +65,7 @@ def observe(
             output), to a pytree of arrays: `problem.query`, `.key`, `.value` and what else `attend` was
             given. Names are those of `attend(..., aux=)`, from the backend that runs, for little more than
             the call alone; one that lacks a statistic, as cuDNN does all but lse, makes way for another.
-            "readout" is the `Readout` of `readouts.read`, which visits all weights once more, with the
-            backend's lse: a model runs about three times as long.
+            "readout" is that of `readouts.read`, with the backend's lse: a model runs three times as long.
 
     Returns:
         A function of the same arguments, that returns a pair.
@@ -178,11 +176,8 @@ def _evaluate_inner(equation: Any, inputs: list[Any], key: object) -> tuple[list
     if name in ("jit", "pjit", "closed_call"):
         outputs, leaves = run(params.get("jaxpr", params.get("call_jaxpr")), *inputs)
     elif name in ("checkpoint", "remat", "remat2"):
-        again = jax.checkpoint(
-            lambda *operands: run(ClosedJaxpr(params["jaxpr"], []), *operands),
-            policy=params["policy"],
-            prevent_cse=params["prevent_cse"],
-        )
+        settings = {name: params[name] for name in ("policy", "prevent_cse")}
+        again = jax.checkpoint(lambda *operands: run(ClosedJaxpr(params["jaxpr"], []), *operands), **settings)
         outputs, leaves = again(*inputs)
     elif name == "scan":
         if "ft_in" in params:  # jax 0.12

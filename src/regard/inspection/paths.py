@@ -83,12 +83,8 @@ class Paths:
 
     def __str__(self) -> str:
         title = f"logit {self.logit:.3f} of token {self.target} behind position {self.query}"
-        rows = [
-            f"{edge.total:+8.3f} {edge.direct:+8.3f}  call {edge.call} head {edge.head},"
-            f" query {edge.query}, key {edge.key}"
-            for edge in self.edges[:12]
-        ]
-        return "\n".join([f"{title}: in all, directly", *rows])
+        row = "{0.total:+8.3f} {0.direct:+8.3f}  call {0.call} head {0.head}, query {0.query}, key {0.key}"
+        return "\n".join([f"{title}: in all, directly", *(row.format(edge) for edge in self.edges[:12])])
 
 
 def trace_paths(
@@ -109,12 +105,10 @@ def trace_paths(
     the matrix that makes logits behind the final norm, whose size is held. Memory is linear in T.
 
     Args:
-        model: a `regard.models.Decoder`, in evaluation mode.
-        tokens: `(T,)` or `(1, T)`.
+        model, tokens, **options: as in `decompose_score`.
         query: the position behind which the token is predicted; negative ones count from the end.
         target: the token whose logit is attributed; None means the likeliest.
         count: how many edges are kept, those of largest total.
-        **options: of the model's call: mask, positions.
 
     Returns:
         The edges, of which `connected` finds those that lead to the prediction.

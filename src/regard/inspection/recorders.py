@@ -26,6 +26,7 @@ from regard.inspection.traces.trace import Trace, own_versions
 
 CUTS = ("zero", "mean", "uniform")
 MOST_EDGES_CUT = 16
+Cuts = Sequence[tuple[int, ...]]  # heads (call, head), edges (call, head, query, key)
 TOP_K = 3
 # Products of what every layer would predict, in multiply-adds; longer texts are recorded without.
 MOST_PREDICTED = 2**37
@@ -34,9 +35,8 @@ MOST_PREDICTED = 2**37
 class Recorder:
     """Records what an `Encoder` or `Decoder` attends to; texts are padded, to one program per power of two.
 
-    What is recorded has no padding, and is what `record` gives without a program. With `spell`, which gives
-    the text of a token, what layers of a `Decoder` would predict is recorded, too, unless the text is long
-    for the model's size. At most `most` tokens are read.
+    What is recorded has no padding, and is what `record` gives without a program; with `spell`, which gives
+    the text of a token, also what layers of a `Decoder` would predict, unless the text is long for its size.
     """
 
     def __init__(self, model: Any, most: int | None = None, spell: Callable[[int], str] | None = None):
@@ -51,15 +51,12 @@ class Recorder:
         self._events: dict[int, list[tuple[str, CallEvent]]] = {}
         self._run = jax.jit(self._observe)
 
-    def record(
-        self, tokens: Tokens, title: str, cut: Sequence[tuple[int, ...]] = (), by: str = "zero"
-    ) -> Trace:
+    def record(self, tokens: Tokens, title: str, cut: Cuts = (), by: str = "zero") -> Trace:
         """Let the model read tokens, by their ids, and keep what it attends to; the program stays the same.
 
         Heads that are cut, as (number of a call, number of a head), write instead: "zero" nothing, "mean"
-        their own mean over the text, later tokens included, "uniform" what they write with queries of 0, that
-        is evenly over what the mask and biases of positions leave them. An edge, as (call, head, query, key),
-        is cut by "zero" alone: what that one weight hands over.
+        their own mean over the text, later tokens included, "uniform" what they write with queries of 0. An
+        edge, as (call, head, query, key), is cut by "zero" alone: what that one weight hands over.
         """
         count = len(tokens)
         if not count or tokens.ids is None:
@@ -102,18 +99,18 @@ class Recorder:
         padded[0, :count] = ids
         return padded
 
-    def _share_cuts(self, cut: Sequence[tuple[int, ...]], by: str, count: int) -> dict[str, np.ndarray]:
+    def _share_cuts(self, cut: Cuts, by: str, count: int) -> dict[str, np.ndarray]:
         """Return how much of each head is replaced by what, (calls, heads), and the edges that are cut."""
         if by not in CUTS:
             raise ValueError(f"by: expected one of {', '.join(CUTS)}, got {by!r}")
         layers, heads = self._sizes.num_layers, self._sizes.num_heads
-        shares = {name: np.zeros((layers, heads), np.float32) for name in CUTS}
-        edges = list({tuple(place): None for place in cut if len(place) == 4})
+        shares: dict[str, Any] = {name: np.zeros((layers, heads), np.float32) for name in CUTS}
+        edges = list({(call, *ends): None for call, *ends in cut if len(ends) == 3})
         if (edges and by != "zero") or len(edges) > MOST_EDGES_CUT:
             raise ValueError(
                 f'cut: expected at most {MOST_EDGES_CUT} edges, by "zero"; got {len(edges)}, by {by!r}'
             )
-        # Places without an edge are of no call.
+        # Rows without an edge are of no call.
         shares["edges"] = np.full((MOST_EDGES_CUT, 4), -1, np.int32)
         for layer, head, *ends in cut:
             if not (0 <= layer < layers and 0 <= head < heads and all(0 <= end < count for end in ends)):
@@ -148,10 +145,9 @@ class Recorder:
         with watch(seen.append), rewrite(_cut_heads(shares, counts)):
             reading, observed = observe(read, _keep)(ids, options)
         names = name_owners(model)
-        self._events[ids.shape[1]] = [
-            (names.get(id(event.owner), f"attention {number}"), event._replace(problem=None, output=None))
-            for number, event in enumerate(seen)
-        ]
+        named = [names.get(id(event.owner), f"attention {number}") for number, event in enumerate(seen)]
+        bare = [event._replace(problem=None, output=None) for event in seen]
+        self._events[ids.shape[1]] = list(zip(named, bare, strict=True))
         return observed, reading
 
 

@@ -25,8 +25,7 @@ class ScoreParts:
     score = sum_ab parts_ab
 
     Writers are "tokens" and "positions", the embedding's parts; "layer 2 head 5", what a head wrote; "layer 2
-    attention bias", "layer 2 feed-forward", "layer 2 delta"; and "biases", those of the norms and maps on the
-    way to the score. `str` of it lists the largest parts.
+    attention bias", "layer 2 feed-forward", "layer 2 delta"; and "biases" of the norms and maps on the way.
 
     Example:
         >>> import numpy as np
@@ -132,11 +131,11 @@ def decompose_score(
     attention, event = blocks[layer].attention, next(calls)
     residual = blocks[layer].attention_residual
     inputs = parts if residual.place == "post" else _hold_norm(parts, residual.norm)
-    sides = []
+    group, sides = attention.num_heads // attention.num_key_heads, []
     for side, (map_, head_norm) in enumerate(
         ((attention.query_projection, attention.query_norm), (attention.key_projection, attention.key_norm))
     ):
-        own = head if side == 0 else head // (attention.num_heads // attention.num_key_heads)
+        own = head if side == 0 else head // group
         columns = slice(own * attention.head_dim, (own + 1) * attention.head_dim)
         rows = {name: part[side] @ _read(map_.kernel)[:, columns] for name, part in inputs.items()}
         if map_.bias is not None:
@@ -146,8 +145,9 @@ def decompose_score(
     writers = tuple(dict.fromkeys([*sides[0], *sides[1]]))
     empty = np.zeros(attention.head_dim)
     stacks = [np.stack([side.get(name, empty) for name in writers]) for side in sides]
-    products = float(event.problem.scale) * stacks[0] @ stacks[1].T
-    return ScoreParts(writers, products, _measure(event, head, places))
+    scale, asked = float(event.problem.scale), _read(event.problem.query)[0, head, query]
+    score = scale * float(asked @ _read(event.problem.key)[0, head // group, key])
+    return ScoreParts(writers, scale * stacks[0] @ stacks[1].T, score)
 
 
 def _read(array: Any) -> np.ndarray:
@@ -167,9 +167,7 @@ def _find_residual(block: Any) -> Any:
     return getattr(block, "delta_residual", None) or block.attention_residual
 
 
-def _add_block(
-    parts: Parts, title: str, block: Any, branch: Parts, streams: list[Any], places: list[int]
-) -> Parts:
+def _add_block(parts: Parts, title: str, block: Any, branch: Parts, streams: list, places: list) -> Parts:
     """Add what both branches of a block wrote, given the first and the streams before and after the block."""
     before, after = _read(streams[0])[0, places], _read(streams[1])[0, places]
     residual = _find_residual(block)
@@ -222,10 +220,3 @@ def _turn(rotary: Any, rows: Parts, event: CallEvent, side: int, index: int) -> 
     stacked = np.stack([*rows.values()])
     turned = rotary(jnp.asarray(stacked, jnp.result_type(float)), jnp.full(len(stacked), where, jnp.int32))
     return dict(zip(rows, np.asarray(turned, np.float64), strict=True))
-
-
-def _measure(event: CallEvent, head: int, places: list[int]) -> float:
-    """Return the score as the call had it."""
-    query, key = _read(event.problem.query)[0], _read(event.problem.key)[0]
-    own_key = key[head // (len(query) // len(key))]
-    return float(event.problem.scale) * float(query[head, places[0]] @ own_key[places[1]])

@@ -6,12 +6,7 @@ import unicodedata
 _JOINED = frozenset(map(chr, (0x200C, 0x200D, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
 _SEEN = frozenset(" \u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2")
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0")
-_SIGNS = {
-    "\n": "↵",
-    "\t": "⇥",
-    "\x7f": "␡",
-    **{chr(code): chr(0x2400 + code) for code in range(32) if code not in (9, 10)},
-}
+_SIGNS = {chr(code): chr(0x2400 + code) for code in range(32)} | {"\n": "↵", "\t": "⇥", "\x7f": "␡"}
 
 
 def show_text(text: object) -> str:

@@ -71,16 +71,14 @@ class Tiles:
         """Return the weights on one key, float32 `(T,)`."""
         return self._line(trace, call, head, "column", index, is_wanted)
 
-    def _line(
-        self, trace: int, call: int, head: int, what: str, index: int, is_wanted: IsWanted
-    ) -> np.ndarray:
+    def _line(self, trace: int, call: int, head: int, what: str, at: int, is_wanted: IsWanted) -> np.ndarray:
         recorded = self._find(trace, call, head)
-        _demand(what, index, recorded.rows if what == "row" else recorded.keys)
+        _demand(what, at, recorded.rows if what == "row" else recorded.keys)
 
         def form() -> np.ndarray:
-            return _clean(recorded.window(**{f"{what}s": [index]}, heads=[head])).reshape(-1)
+            return _clean(recorded.window(**{f"{what}s": [at]}, heads=[head])).reshape(-1)
 
-        return self._keep((trace, call, head, what, index), form, is_wanted, self._forming)
+        return self._keep((trace, call, head, what, at), form, is_wanted, self._forming)
 
     def rollout(self, trace: int, call: int, row: int, is_wanted: IsWanted) -> np.ndarray:
         """Return what reaches a query through its layer and those below, float32 `(T,)`: `roll_out_row`."""

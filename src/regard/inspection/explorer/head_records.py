@@ -22,9 +22,7 @@ Add = Callable[[Packed], str]  # keeps a chunk, and gives its name
 class CallRecords:
     """Reads a call once, and writes records of its heads for one plan after another."""
 
-    def __init__(
-        self, call: Any, pinned: list[int], weights_code: str | None, featured: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, call: Any, pinned: list[int], weights_code: str | None, featured: Sequence[int] = ()):
         """Read a call; None leaves its weights out, and featured heads carry their queries and keys."""
         self.call, self.pinned, self.featured = call, pinned, featured
         self.readout = call.readout(grid=64, top_k=TOP_K, exact=False)

@@ -26,7 +26,7 @@ from regard.inspection.visible_text import show_text
 MOST_TRACES, MOST_VIEWS = 16, 4  # that are kept
 MOST_CUT, MOST_PARTS, MOST_EDGES = 4096, 8, 60  # heads; pairs of writers; edges of a graph
 CUTS = {"zero": "switched off", "mean": "at their mean", "uniform": "reading evenly"}
-_PLACE = r"\d{1,4}\.\d{1,4}(:\d{1,7}-\d{1,7})?"
+_CUT = r"\d{1,4}\.\d{1,4}(:\d{1,7}-\d{1,7})?"
 _POLL_SECONDS = 0.05
 
 
@@ -59,8 +59,7 @@ def serve_live(
         A `Serving`, already listening.
 
     Raises:
-        OSError: the port is taken, or not allowed.
-        ValueError: a port outside 0..65535.
+        OSError, ValueError: as `serve`.
 
     Example:
         >>> import jax.numpy as jnp, json, urllib.request
@@ -98,9 +97,9 @@ class _Reading(NamedTuple):
         """Return the line that does the same to a model of Regard, or of a library that calls `attend`."""
         changed = {"zero": "output=0.0", "uniform": "query=0.0", "mean": "output=mean"}[self.by]
         changes = []
-        for call in dict.fromkeys(place[0] for place in self.cut):
-            heads = tuple(place[1] for place in self.cut if place[0] == call and len(place) == 2)
-            edges = tuple(place[1:] for place in self.cut if place[0] == call and len(place) == 4)
+        for call in dict.fromkeys(number for number, *_ in self.cut):
+            heads = tuple(head for number, head, *ends in self.cut if number == call and not ends)
+            edges = tuple((head, *ends) for number, head, *ends in self.cut if number == call and ends)
             fields = [f"{changed}, heads={heads}"] * bool(heads) + [f"edges={edges}"] * bool(edges)
             changes.append(f"{call}: inspection.Change({', '.join(fields)})")
         return f"with inspection.intervene({{{', '.join(changes)}}}): model(tokens)"
@@ -109,15 +108,17 @@ class _Reading(NamedTuple):
 class _LiveExplorer:
     """The live page, and explorers of what was read."""
 
-    def __init__(
-        self, record: Any, explain: Any, trace: Any, settings: dict[str, Any], title: str, options: Any
-    ):
+    def __init__(self, record: Any, explain: Any, trace: Any, settings: Any, title: str, options: Any):
         self._record, self._explain, self._trace, self._options = record, explain, trace, options
         self._cuts = settings["cuts"]
         self._questions: dict[str, Callable[[str, IsWanted], dict[str, Any]]] = {"read": self._read_texts}
         self._questions |= {"why": self._explain_cell} if explain else {}
         self._questions |= {"paths": self._trace_paths} if trace else {}
-        self._page, self._policy = _fill_page(settings, title)
+        script = shell.join_modules("live.js", "regard-live.js")
+        style = shell.load_shell().style + shell.shrink_style(shell.read_source("live.css"))
+        parts = {"TITLE": escape(show_text(title)), "STYLE": style, "SETTINGS": write_json(settings)}
+        self._page = shell.fill_places(shell.read_source("live.html"), parts | {"SCRIPT": script}).encode()
+        self._policy = shell.write_policy("'self'", script) + "; frame-src 'self'; frame-ancestors 'none'"
         self._turn = threading.Lock()
         self._numbers = itertools.count(1)
         self._find_trace = functools.lru_cache(MOST_TRACES)(self._record_text)
@@ -202,8 +203,8 @@ class _LiveExplorer:
         cut = {"cut": reading.cut, "by": reading.by} if reading.cut else {}
         trace = _ask(self._record, reading.text, **cut)
         if cut:
-            places = " ".join(map(_spell_place, reading.cut))
-            trace = dataclasses.replace(trace, title=f"{trace.title} ({places} {CUTS[reading.by]})")
+            spelled = " ".join(_spell_cut(*ends) for ends in reading.cut)
+            trace = dataclasses.replace(trace, title=f"{trace.title} ({spelled} {CUTS[reading.by]})")
         return next(self._numbers), trace
 
     @contextmanager
@@ -243,7 +244,7 @@ def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
     expected = {"cut", "by"} if cuts else set()
     if len(texts) not in (1, 2) or len(parts) != len(texts) + len(others) or not others.keys() <= expected:
         raise RefusalError(f"read: expected text=... once or twice{' and cut, by' * bool(cuts)}")
-    cut = _parse_places(others.get("cut", ""))
+    cut = _parse_cut(others.get("cut", ""))
     by = others.get("by", "zero")
     if cut and by not in cuts:
         raise RefusalError(f"by: expected one of {', '.join(cuts)}")
@@ -261,21 +262,12 @@ def _parse_question(kind: str, question: str, names: Sequence[str], number: str 
     return fields["text"], *map(int, numbers)
 
 
-def _parse_places(places: str) -> tuple[tuple[int, ...], ...]:
-    names = dict.fromkeys(places.replace(",", " ").split())
-    if len(names) > MOST_CUT or not all(re.fullmatch(_PLACE, name) for name in names):
+def _parse_cut(cut: str) -> tuple[tuple[int, ...], ...]:
+    names = dict.fromkeys(cut.replace(",", " ").split())
+    if len(names) > MOST_CUT or not all(re.fullmatch(_CUT, name) for name in names):
         raise RefusalError("cut: expected layer.head or layer.head:query-key, such as 2.5 3.1:7-2")
     return tuple(tuple(map(int, re.split(r"[.:-]", name))) for name in names)
 
 
-def _spell_place(place: tuple[int, ...]) -> str:
-    return "{}.{}".format(*place) + (":{}-{}".format(*place[2:]) if place[2:] else "")
-
-
-def _fill_page(settings: dict[str, Any], title: str) -> tuple[bytes, str]:
-    """Return the page and its content policy."""
-    script = shell.join_modules("live.js", "regard-live.js")
-    style = shell.load_shell().style + shell.shrink_style(shell.read_source("live.css"))
-    parts = {"TITLE": escape(show_text(title)), "STYLE": style, "SETTINGS": write_json(settings)}
-    policy = shell.write_policy("'self'", script) + "; frame-src 'self'; frame-ancestors 'none'"
-    return shell.fill_places(shell.read_source("live.html"), parts | {"SCRIPT": script}).encode(), policy
+def _spell_cut(call: int, head: int, *ends: int) -> str:
+    return f"{call}.{head}" + (":{}-{}".format(*ends) if ends else "")

@@ -39,11 +39,12 @@ class PageOptions(TypedDict, total=False):
 
 
 @dataclass
-class Chunks:
-    """Named bytes; what is the same is kept once."""
+class Payload:
+    """A page's data: all that JSON can hold, and named bytes, of which what is the same is kept once."""
 
+    document: dict[str, Any] = field(default_factory=dict)
     entries: dict[str, Entry] = field(default_factory=dict)
-    data: dict[str, bytes] = field(default_factory=dict)
+    chunks: dict[str, bytes] = field(default_factory=dict)
     _known: dict[bytes, str] = field(default_factory=dict)
 
     def add(self, packed: Packed) -> str:
@@ -51,22 +52,14 @@ class Chunks:
         entry, data = packed
         mark = hashlib.sha256(json.dumps(entry).encode() + b"\n" + data).digest()
         if mark not in self._known:
-            name = f"c{len(self.data)}"
-            self._known[mark], self.entries[name], self.data[name] = name, entry, data
+            name = f"c{len(self.chunks)}"
+            self._known[mark], self.entries[name], self.chunks[name] = name, entry, data
         return self._known[mark]
 
     def cost(self) -> int:
-        """Return an upper bound of the bytes that the chunks take in a page."""
-        lines = sum(4 * -(-len(data) // 3) + len(name) + 2 for name, data in self.data.items())
-        return lines + 64 * (lines // _BLOCK + 1)
-
-
-@dataclass(frozen=True)
-class Payload:
-    """A page's data: all that JSON can hold, and bytes by name."""
-
-    document: dict[str, Any]
-    chunks: dict[str, bytes]
+        """Return an upper bound of the bytes that the data take in a page."""
+        lines = sum(4 * -(-len(data) // 3) + len(name) + 2 for name, data in self.chunks.items())
+        return len(write_json(self.document)) + lines + 64 * (lines // _BLOCK + 1)
 
     def blocks(self) -> Iterator[str]:
         """Yield the chunks as elements of the page, with a line `name:base64` for each."""
@@ -99,28 +92,28 @@ class Writer:
 
     def write(self, plan: Plan, notes: Sequence[str]) -> tuple[Payload, int]:
         """Return the payload and how many bytes it takes in a page."""
-        chunks = Chunks()
+        page = Payload()
         pinned = set(self.chosen[: plan.pinned])
         exact = any(call.weights_code for calls in self.records for call in calls)
         recorded = zip(self.traces, self.records, strict=True)
-        document = {
+        page.document = {
             "format": FORMAT,
             "version": VERSION,
             "title": self.traces[0].title if self.title is None else self.title,
             "made_with": {"regard": __version__, "jax": metadata.version("jax")},
             "exact": "served" if self.served else "embedded" if exact else "none",
             "pinned": [list(pair) for pair in self.chosen[: plan.pinned]],
-            "traces": [self._trace(trace, calls, plan, pinned, chunks) for trace, calls in recorded],
-            "training": None if self.training is None else self._curves(self.training, chunks),
-            "positions": [self._place(panel, chunks) for panel in self.places],
-            "chunks": chunks.entries,
+            "traces": [self._trace(trace, calls, plan, pinned, page) for trace, calls in recorded],
+            "training": None if self.training is None else self._curves(self.training, page),
+            "positions": [self._place(panel, page) for panel in self.places],
+            "chunks": page.entries,
         }
         # Only now is all of it known.
-        document["notes"] = [*dict.fromkeys(self.remarks), *notes]
-        return Payload(document, chunks.data), len(write_json(document)) + chunks.cost()
+        page.document["notes"] = [*dict.fromkeys(self.remarks), *notes]
+        return page, page.cost()
 
     def _trace(
-        self, trace: Any, calls: Sequence[CallRecords], plan: Plan, pinned: set[Any], chunks: Chunks
+        self, trace: Any, calls: Sequence[CallRecords], plan: Plan, pinned: set[Any], page: Payload
     ) -> dict[str, Any]:
         sequences: list[Tokens] = []
         written, below = [], find_below(trace.calls)
@@ -129,42 +122,37 @@ class Writer:
             tokens = {"query_sequence": call.query_tokens, "key_sequence": call.key_tokens}
             about = {name: number_sequence(sequences, side) for name, side in tokens.items()}
             detailed = [(index, head) in pinned for head in range(call.heads)]
-            heads = [record.head(head, plan, full, chunks.add) for head, full in enumerate(detailed)]
+            heads = [record.head(head, plan, full, page.add) for head, full in enumerate(detailed)]
             under = {} if below[index] is None else {"below": below[index]}
-            written.append({**self._call(record, chunks), **about, **under, "head": heads})
-        return {
-            "title": trace.title,
-            "model": trace.model,
-            "sequences": [self._sequence(tokens, chunks) for tokens in sequences],
-            "calls": written,
-            **(self._predict(trace.predictions, chunks) if trace.predictions and plan.predictions else {}),
-        }
+            written.append({**self._call(record, page), **about, **under, "head": heads})
+        texts = [self._sequence(tokens, page) for tokens in sequences]
+        about = {"title": trace.title, "model": trace.model, "sequences": texts, "calls": written}
+        predicted = trace.predictions is not None and plan.predictions
+        return about | (self._predict(trace.predictions, page) if predicted else {})
 
-    def _predict(self, predictions: Any, chunks: Chunks) -> dict[str, Any]:
+    def _predict(self, predictions: Any, page: Payload) -> dict[str, Any]:
         entries = {name: value for name, value in vars(predictions).items() if value is not None}
         codes = {"texts": "json", "tokens": "i32", "targets": "i32"}
         for name, value in entries.items():
-            entries[name] = self._once((name, id(predictions)), value, codes.get(name, "f32"), chunks)
+            entries[name] = self._once((name, id(predictions)), value, codes.get(name, "f32"), page)
         return {"predictions": entries}
 
-    def _once(self, name: Any, values: Any, code: str, chunks: Chunks) -> str:
+    def _once(self, name: Any, values: Any, code: str, page: Payload) -> str:
         if name not in self._packed:
             self._packed[name] = pack(values, code)
-        return chunks.add(self._packed[name])
+        return page.add(self._packed[name])
 
-    def _call(self, record: CallRecords, chunks: Chunks) -> dict[str, Any]:
+    def _call(self, record: CallRecords, page: Payload) -> dict[str, Any]:
         call, outline, about = record.call, record.outline(), record.call.description
         tiles = outline.pop("tiles")
-        picture = None if tiles is None else self._once(("mask", id(record)), tiles, "u8", chunks)
+        picture = None if tiles is None else self._once(("mask", id(record)), tiles, "u8", page)
         permitted = record.permitted
         return {
             **{name: getattr(call, name) for name in _CALL_FIELDS},
-            **{name: getattr(about, name) for name in ("mask", "score", "dtype")},
+            **{name: getattr(about, name) for name in ("mask", "score", "dtype", "bias", "sinks")},
             "scale": None if about.scale is None else number(about.scale),
-            "bias": about.bias,
-            "sinks": about.sinks,
             "mask_picture": picture,
-            "permitted": None if permitted is None else chunks.add(permitted),
+            "permitted": None if permitted is None else page.add(permitted),
             **outline,
             "trust": [number(trust) for trust in np.asarray(record.readout.trust)],
             "means": record.means(),
@@ -172,22 +160,17 @@ class Writer:
             "row_stats": list(ROW_STATS),
         }
 
-    def _sequence(self, tokens: Tokens, chunks: Chunks) -> dict[str, Any]:
+    def _sequence(self, tokens: Tokens, page: Payload) -> dict[str, Any]:
         picture = None
         if tokens.picture is not None:
             shown = _shrink(tokens.picture)
             if shown.shape[:2] != tokens.picture.shape[:2]:
                 sizes = [f"{size[1]} x {size[0]}" for size in (tokens.picture.shape, shown.shape)]
                 self.remarks.append(f"A picture of {sizes[0]} pixels is shown in {sizes[1]}.")
-            picture = self._once(("picture", id(tokens)), shown, "u8", chunks)
-        return {
-            "tokens": self._once(("tokens", id(tokens)), list(tokens.texts), "json", chunks),
-            "count": len(tokens),
-            "kind": tokens.kind,
-            "patch_grid": None if tokens.patch_grid is None else list(tokens.patch_grid),
-            "first_patch": tokens.first_patch,
-            "picture": picture,
-        }
+            picture = self._once(("picture", id(tokens)), shown, "u8", page)
+        texts = self._once(("tokens", id(tokens)), list(tokens.texts), "json", page)
+        fields = {name: getattr(tokens, name) for name in ("kind", "patch_grid", "first_patch")}
+        return {"tokens": texts, "count": len(tokens), **fields, "picture": picture}
 
     def _places(self, tables: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Collect what is known of positions, each thing once, with the calls that it holds for."""
@@ -215,20 +198,16 @@ class Writer:
                 return [*panels, {"kind": "split", "call": index, "head": head, **split}]
         return panels
 
-    def _place(self, panel: dict[str, Any], chunks: Chunks) -> dict[str, Any]:
-        def code(name: str) -> str:
-            if name == "similarity":
-                return "linear8"
-            small = panel["kind"] == "split" and np.nanmax(np.abs(panel[name]), initial=0) < 60_000
-            return "f16" if small else "f32"
-
+    def _place(self, panel: dict[str, Any], page: Payload) -> dict[str, Any]:
         written = dict(panel)
         for name, value in panel.items():
             if isinstance(value, np.ndarray):
-                written[name] = self._once((name, id(panel)), value, code(name), chunks)
+                small = panel["kind"] == "split" and np.nanmax(np.abs(value), initial=0) < 60_000
+                code = "linear8" if name == "similarity" else "f16" if small else "f32"
+                written[name] = self._once((name, id(panel)), value, code, page)
         return written
 
-    def _curves(self, training: Mapping[str, Any], chunks: Chunks) -> dict[str, Any]:
+    def _curves(self, training: Mapping[str, Any], page: Payload) -> dict[str, Any]:
         curves, maps = [], []
         for number_, curve in enumerate(training.get("curves", ())):
             points = _numbers(curve, "points")
@@ -238,7 +217,7 @@ class Writer:
             step = -(-points.shape[1] // MOST_POINTS) or 1
             if step > 1:
                 self.remarks.append(f"Of the points of {curve['name']}, one in {step} is kept.")
-            chunk = self._once(("curve", number_), points[:, ::step], "f32", chunks)
+            chunk = self._once(("curve", number_), points[:, ::step], "f32", page)
             curves.append({"unit": None, "split": None, **curve, "points": chunk})
         for number_, chart in enumerate(training.get("maps", ())):
             values = _numbers(chart, "values", "rows", "steps")
@@ -246,7 +225,7 @@ class Writer:
             if values.shape != wanted:
                 expected = f"the values of {chart['name']!r} as (rows, steps), {wanted}"
                 raise ValueError(f"training: expected {expected}, got {values.shape}")
-            chunk = self._once(("chart", number_), values, "f32", chunks)
+            chunk = self._once(("chart", number_), values, "f32", page)
             steps = [int(step) for step in chart["steps"]]
             maps.append({"unit": None, **chart, "rows": list(chart["rows"]), "steps": steps, "values": chunk})
         return {"title": training.get("title", "training"), "curves": curves, "maps": maps}

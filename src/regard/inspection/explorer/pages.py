@@ -95,8 +95,8 @@ def bundle(trace: Any, *, max_mb: float = NOTEBOOK_MB) -> dict[str, Any]:
         )
     except ValueError as error:
         reason = markup.escape(show_text(str(error)))
-        advice = "Write it to a file with explore(path)."
-        shown = f"<p>{name}: too large to be shown here. {advice}<br>{reason}</p>"
+        advice = "too large to be shown here. Write it to a file with explore(path)."
+        shown = f"<p>{name}: {advice}<br>{reason}</p>"
     picture = base64.b64encode(draw_png(trace)).decode()
     return {"text/html": shown, "image/png": picture, "text/plain": draw_text(trace)}
 
@@ -112,7 +112,7 @@ def fill_page(
 ) -> tuple[Payload, bytes]:
     """Return the data of a page and the page, from the arguments of `write`.
 
-    With `max_mb` None it may be of any size. A page that is `served` asks its server for chunks and more.
+    With `max_mb` None it may be of any size. A page that is `served` asks for chunks, and for finer numbers.
     """
     check_names(shown, PageOptions)
     if max_mb is not None and not max_mb > 0:
@@ -120,14 +120,10 @@ def fill_page(
     shell = load_shell()
     name = markup.escape(show_text(trace.title if title is None else title))
     connect = "'self'" if served else "'none'"
-    payload = collect(
-        [trace] if compare is None else [trace, compare],
-        title=title,
-        max_bytes=None if max_mb is None else max_mb * 1e6,
-        shell_bytes=len(shell.fill(title=name, document="", chunks="", connect=connect).encode()),
-        served=served,
-        **shown,
-    )
+    traces = [trace] if compare is None else [trace, compare]
+    empty = shell.fill(title=name, document="", chunks="", connect=connect).encode()
+    shown |= {"max_bytes": None if max_mb is None else max_mb * 1e6, "shell_bytes": len(empty)}
+    payload = collect(traces, title=title, served=served, **shown)
     chunks = "" if served else "".join(payload.blocks())
     document = write_json(payload.document)
     return payload, shell.fill(title=name, document=document, chunks=chunks, connect=connect).encode()

@@ -21,7 +21,7 @@ def collect(
     pinned: int | Sequence[tuple[int, int]] = 8,
     **shown: Any,
 ) -> Payload:
-    """Gather what a page, of `shell_bytes` else, shows of one trace or two, in no more than `max_bytes`."""
+    """Gather what a page shows of one trace or two, in `max_bytes` with the `shell_bytes` around the data."""
     chosen = choose_pinned(traces[0], pinned)
     calls = [call for trace in traces for call in trace.calls]
     cells = sum(call.heads * call.rows * call.keys for call in calls)
@@ -29,24 +29,23 @@ def collect(
     if served and code == "log8":
         code = None  # the server gives the weights themselves
     featured = _choose_featured(traces, chosen)
-    records = [
-        [
-            CallRecords(call, [h for c, h in chosen if c == index and h < call.heads], code, few)
-            for index, (call, few) in enumerate(zip(t.calls, own, strict=True))
-        ]
-        for t, own in zip(traces, featured, strict=True)
-    ]
+    records: list[list[CallRecords]] = []
+    for trace, own in zip(traces, featured, strict=True):
+        records.append([])
+        for index, (call, few) in enumerate(zip(trace.calls, own, strict=True)):
+            pins = [head for number, head in chosen if number == index and head < call.heads]
+            records[-1].append(CallRecords(call, pins, code, few))
     exact = any(record.weights_code for own in records for record in own)
     writer = Writer(traces, records, chosen, served, **shown)
     notes = _remarks(traces)
-    few = any(heads for own in featured for heads in own)
+    has_features = any(heads for own in featured for heads in own)
     sizes = [t.predictions.tokens.size for t in traces if t.predictions is not None]
     predicted = bool(sizes) and sum(sizes) <= budgets.LARGEST_PREDICTIONS
     if sizes and not predicted:
         notes.append("What layers would predict is left out: the text is long.")
     # Where weights are at hand, in the page or at the server, the largest of them follow.
     listed = not (exact or served)
-    plan = Plan(pinned=len(chosen), exact=exact, top_k=listed, features=few, predictions=predicted)
+    plan = Plan(pinned=len(chosen), exact=exact, top_k=listed, features=has_features, predictions=predicted)
     steps = budgets.degrade(plan)
     if listed and TOP_K * sum(call.heads * call.rows for call in calls) > TARGET_BYTES:
         plan, left_out = next(steps)

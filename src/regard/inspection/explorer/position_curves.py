@@ -34,15 +34,16 @@ def rotary_curve(turn: Rotary, head_dim: int, longest: int) -> dict[str, Any]:
     frequencies, amplitude = rule.frequencies(width, turn.base), rule.amplitude
     distances = spaced(0, longest)
     turned = np.cos(distances[:, None] * frequencies).sum(-1)
-    return {
+    kernel = (head_dim - width + 2 * amplitude**2 * turned) / head_dim
+    short = [float(f"{frequency:.6g}") for frequency in frequencies]
+    about = {
         "kind": "rotary",
         "name": f"rotary, base {turn.base:g}",
         "head_dim": head_dim,
-        "frequencies": [float(f"{frequency:.6g}") for frequency in frequencies],
-        "trained_length": getattr(rule, "trained_length", None),
-        "kernel": (head_dim - width + 2 * amplitude**2 * turned) / head_dim,
-        "distances": distances.tolist(),
+        "frequencies": short,
     }
+    trained = getattr(rule, "trained_length", None)
+    return about | {"trained_length": trained, "kernel": kernel, "distances": distances.tolist()}
 
 
 def bias_curves(call: Any) -> list[dict[str, Any]]:
@@ -88,14 +89,9 @@ def table_picture(name: str, table: Any, trained_length: int | None = None) -> d
     taken = rows[::step]
     norms = np.sqrt((taken**2).sum(-1))
     unit = taken / np.where(norms > 0, norms, np.nan)[:, None]
-    return {
-        "kind": "table",
-        "name": name,
-        "trained_length": len(rows) if trained_length is None else trained_length,
-        "step": step,
-        "similarity": np.clip(unit @ unit.T, -1, 1),
-        "norms": norms,
-    }
+    trained = len(rows) if trained_length is None else trained_length
+    about = {"kind": "table", "name": name, "trained_length": trained, "step": step}
+    return about | {"similarity": np.clip(unit @ unit.T, -1, 1), "norms": norms}
 
 
 def split_scores(

@@ -33,9 +33,7 @@ HEADERS = {
 class Serving(AbstractContextManager["Serving"]):
     """An explorer page that is being served; as a context manager it stops at the end of the block.
 
-    Attributes:
-        url: where the page is, with the secret that opens it.
-        port: the one it listens on.
+    Its `url` is where the page is, with the secret that opens it, its `port` the one it listens on.
     """
 
     def __init__(self, site: Site, port: int):
@@ -69,8 +67,7 @@ def serve(trace: Any, *, port: int = 0, **options: Unpack[PageOptions]) -> Servi
     """Serve the page of a trace to browsers on this machine; every zoom is exact, at any length.
 
     Only 127.0.0.1 is listened on. The address holds a random secret, and requests without it, or under the
-    name of another host, are refused: no other site can read the trace through the browser. There are no
-    files behind the address, only the page and numbers of the trace.
+    name of another host, are refused: no other site can read the trace through the browser, and no file.
 
     Args:
         trace: of `capture` or `load`.

@@ -23,7 +23,7 @@ STRIP = 0.07  # share of the map's side
 BLOCK_LABELS = {"mass": "Weight per row and block", "max": "Largest weight in the block"}
 
 # Where the colour bar ends in an arrow: weights below the last value of the logarithmic scale exist.
-ARROWS: dict[str, Literal["min", "neither"]] = {"log": "min", "linear": "neither"}
+ARROWS = {"log": "min", "linear": "neither"}
 
 Channel = Literal["mass", "max"]
 Scale = Literal["log", "linear"]
@@ -133,7 +133,11 @@ def head_map(
         >>> drawing.images[0].get_array().shape, [float(end) for end in drawing.axes[0].get_ylim()]
         ((3, 5), [4.5, 1.5])
     """
-    entropy, mass = _read_margins(readout, head)
+    check_kind("readout", readout, Readout)
+    entropies = cell_axes.read_heads(np.where(readout.empty, np.nan, readout.entropy))
+    if head not in range(len(entropies)):
+        raise ValueError(f"head: expected a number in 0..{len(entropies) - 1}, got {head}")
+    entropy, mass = entropies[head], cell_axes.read_heads(readout.key_mass)[head]
     T, S = len(entropy), len(mass)
     if weights is None:
         grid = _read_blocks(readout, channel, most=max(T, S))[head]
@@ -203,15 +207,6 @@ def _read_blocks(readout: Readout, channel: str, most: int = MOST_BLOCKS) -> NDA
     blocks = np.asarray(level.mass if channel == "mass" else level.max, np.float64)
     blocks = np.where(np.asarray(level.rows)[..., None] > 0, blocks, np.nan)
     return blocks if blocks.ndim == 3 else blocks[None]
-
-
-def _read_margins(readout: Readout, head: int) -> tuple[NDArray, NDArray]:
-    """Return entropy per row, NaN where it is empty, and mass per key, of one head."""
-    check_kind("readout", readout, Readout)
-    entropy = cell_axes.read_heads(np.where(readout.empty, np.nan, readout.entropy))
-    if head not in range(len(entropy)):
-        raise ValueError(f"head: expected a number in 0..{len(entropy) - 1}, got {head}")
-    return entropy[head], cell_axes.read_heads(readout.key_mass)[head]
 
 
 def _show(ax: Axes, weights: NDArray, extent: Any, aspect: Any, scale: Scale) -> AxesImage:

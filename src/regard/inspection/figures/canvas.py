@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -176,14 +176,7 @@ class Panels:
     rows: int = 1
     columns: int = 1
 
-    @property
-    def figure(self) -> Figure:
-        """Return the whole figure, also of panels in a sub-figure."""
-        return self.axes[0].figure.figure
-
-    def add_colorbar(
-        self, mappable: ScalarMappable, label: str, extend: Literal["max", "min", "neither"] = "neither"
-    ) -> Colorbar:
+    def add_colorbar(self, mappable: ScalarMappable, label: str, extend: str = "neither") -> Colorbar:
         """Add a thin colour bar beside the panels, as tall as they are."""
         height = self.rows * (self.size[1] + ROW_GAP) - ROW_GAP
         style: dict[str, Any] = {"pad": 0.02, "aspect": height / BAR_WIDTH, "extend": extend}
@@ -196,7 +189,7 @@ class Panels:
         """Resize a figure that was made here so that panels have their size and all else fits; keep it so."""
         if not self.owned:
             return
-        sheet = self.figure
+        sheet = self.axes[0].figure.figure
         aspects: list[Any] = [ax.get_aspect() for ax in self.axes]
         for ax in self.axes:
             ax.set_aspect("auto")  # a panel shrunk in its slot hides what its labels need: twice the rounds
@@ -217,7 +210,7 @@ class Panels:
     def finish(self, **drawn: Any) -> Drawing:
         """Lay the figure out and return it with what was drawn."""
         self.fit()
-        return Drawing(**{"figure": self.figure, "axes": self.axes, **drawn})
+        return Drawing(**{"figure": self.axes[0].figure.figure, "axes": self.axes, **drawn})
 
 
 def open_panel(
@@ -295,9 +288,7 @@ def read_numbers(
     return array.astype(np.float64)
 
 
-def read_labels(
-    labels: Sequence[object] | None, name: str, count: int, what: str, counted: str = "{}"
-) -> list[str]:
+def read_labels(labels: Sequence | None, name: str, count: int, what: str, counted: str = "{}") -> list[str]:
     """Return one text for each of `count` things; without labels, their numbers in the words of `counted`."""
     if labels is None:
         return [counted.format(index) for index in range(count)]

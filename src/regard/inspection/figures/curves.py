@@ -40,9 +40,8 @@ def training_curves(
     Args:
         runs: the lines of a metrics.jsonl as dictionaries with `step` and any of `loss`, `bits_per_byte`,
             `accuracy`, and these with `held_out_` before them; or such lines by the run's name.
-        fig: an empty figure or sub-figure to fill; None makes one.
+        fig, title: as in `head_grid`.
         loss_scale: "linear", or "log" for losses that fall by orders of magnitude.
-        title: text above the panels.
 
     Returns:
         A `Drawing` with a panel a metric, the curves (panel by panel, run by run, training before held out),
@@ -63,7 +62,12 @@ def training_curves(
     """
     if loss_scale not in ("linear", "log"):
         raise ValueError(f"loss_scale: expected 'linear' or 'log', got {loss_scale!r}")
-    named = _read_runs(runs)
+    named = dict(runs) if isinstance(runs, Mapping) else {"": runs}
+    for name, records in named.items():
+        if isinstance(records, Mapping) or not isinstance(records, Iterable):
+            expected = "a list of records, or a dictionary from run name to such a list"
+            raise TypeError(f"runs: expected {expected}, got {type(records).__name__} under {name!r}")
+    named = {str(name): list(records) for name, records in named.items()}
     curves = _collect(named)
     shown = [metric for metric in PANELS if any(metric == key[0] for key in curves)]
     if not shown:
@@ -82,16 +86,6 @@ def training_curves(
                 lines += ax.plot(steps, values, **style, **styles[run, split])
         _dress_panel(ax, metric, loss_scale)
     return panels.finish(lines=tuple(lines), legend=_add_legend(panels.axes, lines, list(named)))
-
-
-def _read_runs(runs: Records | Mapping[str, Records]) -> dict[str, Records]:
-    """Return runs by name; a single run has the empty name."""
-    named = dict(runs) if isinstance(runs, Mapping) else {"": runs}
-    for name, records in named.items():
-        if isinstance(records, Mapping) or not isinstance(records, Iterable):
-            expected = "a list of records, or a dictionary from run name to such a list"
-            raise TypeError(f"runs: expected {expected}, got {type(records).__name__} under {name!r}")
-    return {str(name): list(records) for name, records in named.items()}
 
 
 def _collect(runs: Mapping[str, Records]) -> dict[tuple[str, str, str], Curve]:
@@ -140,12 +134,10 @@ def _choose_styles(names: list[str], named: bool) -> dict[tuple[str, str], dict[
     styles: dict[tuple[str, str], dict[str, Any]] = {}
     for name, color in zip(names, palette.series_colors(len(names)), strict=True):
         for index, split in enumerate(SPLITS.values()):
-            styles[name, split] = {
-                "color": palette.SERIES[index] if alone else color,
-                "label": canvas.literal(f"{name}, {split}" if named else split),
-                "linestyle": "--" if index and not alone else "-",
-                "zorder": 2.0 + index / 2,
-            }
+            label = canvas.literal(f"{name}, {split}" if named else split)
+            style = {"color": palette.SERIES[index] if alone else color, "label": label}
+            dashes = "--" if index and not alone else "-"
+            styles[name, split] = style | {"linestyle": dashes, "zorder": 2.0 + index / 2}
     return styles
 
 

@@ -78,14 +78,14 @@ def attention_heatmap(
     target.set(**cell_axes.MATRIX_LABELS)
     bar = _add_colorbar(panels, image, matrix, vmax, scale)
     panels.fit()
-    box, points = target.get_window_extent(), 72.0 / target.figure.figure.dpi
-    cell = points * box.width / matrix.shape[1], points * box.height / matrix.shape[0]
+    figure, box = target.figure.figure, target.get_window_extent()
+    cell = np.array([box.width, box.height]) / matrix.shape[::-1] * 72.0 / figure.dpi
     size = min(canvas.TICK_SIZE, 0.36 * cell[0], 0.6 * cell[1])  # at which "0.00" fits
     small = max(matrix.shape) <= ANNOTATED
     annotate = small and size >= SMALLEST_NUMBER if annotate is None else annotate
     texts = _write_numbers(target, image, matrix, size) if annotate else ()
     outlines = cell_axes.separate_cells(target, *matrix.shape) if small else ()
-    return Drawing(panels.figure, panels.axes, (image,), texts=texts, outlines=outlines, colorbar=bar)
+    return Drawing(figure, panels.axes, (image,), texts=texts, outlines=outlines, colorbar=bar)
 
 
 def head_grid(

@@ -124,26 +124,19 @@ def mask_picture(
         expression = canvas.literal(repr(mask))
         title = expression if len(expression) <= LONGEST_TITLE else None
     target, panels = canvas.open_panel(ax, cell_axes.matrix_size(rows, columns), title)
-    image = target.imshow(
-        allowed.astype(np.uint8),
-        cmap=ListedColormap([palette.MASKED, palette.KEPT]),
-        vmin=0,
-        vmax=1,
-        aspect=cell_axes.matrix_aspect(rows, columns),
-        extent=(-0.5, columns - 0.5, top + rows - 0.5, top - 0.5),
-        # Cells smaller than pixels are shaded by the share that is kept; larger ones have no third colour.
-        interpolation="nearest" if max(rows, columns) <= LARGEST_SHARP else "antialiased",
-        interpolation_stage="rgba",
-    )
+    # Cells smaller than pixels are shaded by the share that is kept; larger ones have no third colour.
+    shading = "nearest" if max(rows, columns) <= LARGEST_SHARP else "antialiased"
+    style: dict[str, Any] = {"interpolation": shading, "interpolation_stage": "rgba", "vmin": 0, "vmax": 1}
+    style["extent"] = (-0.5, columns - 0.5, top + rows - 0.5, top - 0.5)
+    style["cmap"] = ListedColormap([palette.MASKED, palette.KEPT])
+    image = target.imshow(allowed.astype(np.uint8), aspect=cell_axes.matrix_aspect(rows, columns), **style)
     cell_axes.mark_positions(target.yaxis, rows, start=top)
     cell_axes.mark_positions(target.xaxis, columns)
     outlines = cell_axes.separate_cells(target, rows, columns, top) if max(rows, columns) <= SEPARATED else ()
     target.set(**cell_axes.MATRIX_LABELS)
-    patches = [
-        Patch(facecolor=palette.KEPT, label="may attend"),
-        Patch(facecolor=palette.MASKED, edgecolor="#9A9A9A", linewidth=0.5, label="masked"),
-    ]
-    legend = canvas.add_side_legend(target, handles=patches, handlelength=1.0, handleheight=1.0)
+    allowing = Patch(facecolor=palette.KEPT, label="may attend")
+    masking = Patch(facecolor=palette.MASKED, edgecolor="#9A9A9A", linewidth=0.5, label="masked")
+    legend = canvas.add_side_legend(target, [allowing, masking], handlelength=1.0, handleheight=1.0)
     return panels.finish(images=(image,), outlines=outlines, legend=legend)
 
 
@@ -163,9 +156,7 @@ def _read_table(table: ArrayLike) -> NDArray[np.float64]:
     return values
 
 
-def _read_mask(
-    mask: Mask | ArrayLike, T: int | None, S: int | None, query_offset: int | None
-) -> NDArray[np.bool_]:
+def _read_mask(mask: Mask | ArrayLike, T: int | None, S: int | None, query_offset: int | None) -> NDArray:
     """Read the mask as a boolean (T, S) matrix."""
     if isinstance(mask, Mask):
         if T is None:

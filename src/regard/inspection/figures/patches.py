@@ -93,15 +93,13 @@ def scan_attention_grid(
     Args:
         images: shape (num_scans, height, width).
         weights: shape (num_scans, num_patches), at least 0, patches counted row by row.
-        patch_grid, large_is_dark: as in `scan_attention`.
-        fig: an empty figure or sub-figure to fill; None makes one.
+        patch_grid, vmax, large_is_dark: as in `scan_attention`, for all scans.
+        fig, title: as in `head_grid`.
         columns: panels side by side; None takes up to 6.
         predicted_labels, true_labels: one a scan, as in `scan_attention`.
-        title: text above the whole grid.
-        vmax: the weight with the strongest veil; None takes the largest weight of all scans.
 
     Returns:
-        A `Drawing` with one axes and two images a scan (it, the weights as a grid), lines and one colour bar.
+        A `Drawing` with one axes and two images a scan (it and its weights), patch lines, one colour bar.
 
     Raises:
         ValueError, TypeError: as `scan_attention`; a number of labels that does not fit.
@@ -132,8 +130,9 @@ def scan_attention_grid(
     shown, outlines = [], []
     for index, ax in enumerate(panels.axes):
         pair, lines = _draw_scan(ax, scans[index], stack[index].reshape(patch_grid), vmax, greys, limits)
-        sides = [None if labels is None else labels[index] for labels in (predicted_labels, true_labels)]
-        _set_verdict(ax, *sides, canvas.TICK_SIZE)
+        predicted = None if predicted_labels is None else predicted_labels[index]
+        true = None if true_labels is None else true_labels[index]
+        _set_verdict(ax, predicted, true, canvas.TICK_SIZE)
         shown.extend(pair)
         outlines.extend(lines)
     bar = panels.add_colorbar(shown[1], cell_axes.WEIGHT_LABEL)

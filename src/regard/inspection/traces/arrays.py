@@ -37,9 +37,8 @@ def read_calls(weights: Any, query: Any, key: Any, example: int, options: Mappin
         raise ValueError(f"key: expected {len(sides[0])} layers, as query has; got {len(sides[1])}")
     layers = list(zip(*sides, strict=True))
     masks = options.get("mask")
-    if not isinstance(masks, list | tuple):
-        masks = [masks] * len(layers)
-    elif len(masks) != len(layers):
+    masks = masks if isinstance(masks, list | tuple) else [masks] * len(layers)
+    if len(masks) != len(layers):
         raise ValueError(f"mask: expected one for all layers, or {len(layers)} in a list; got {len(masks)}")
     calls = []
     for number, (layer, mask) in enumerate(zip(layers, masks, strict=True)):
@@ -62,7 +61,8 @@ def _score(number: int, query: Any, key: Any, example: int, options: dict[str, A
     problem = take_example(canonicalize_readable(*arrays, **options), example)
     asked = dataclasses.replace(problem, aux=("lse", "max_score"))
     backend = choose(asked).name
-    return make_call(problem, BACKENDS[backend].run(asked)[1], kind=_kind(options), backend=backend)
+    kind = None if options.get("query_offset") is None else "self"
+    return make_call(problem, BACKENDS[backend].run(asked)[1], kind=kind, backend=backend)
 
 
 def _weigh(number: int, layer: Any, example: int, options: dict[str, Any]) -> Call:
@@ -92,13 +92,10 @@ def _weigh(number: int, layer: Any, example: int, options: dict[str, Any]) -> Ca
     # Weights stand as they were given, so that `trust` tells by how much their sums miss 1.
     lse = np.where(total > 0, 0, -np.inf)[..., 0].astype(dtype)
     rows = {"lse": lse, "max_score": bias.max(-1, initial=-np.inf)}
-    call = make_call(dataclasses.replace(problem, bias=bias), rows, kind=_kind(options), backend="given")
+    kind = None if options.get("query_offset") is None else "self"
+    call = make_call(dataclasses.replace(problem, bias=bias), rows, kind=kind, backend="given")
     description = dataclasses.replace(call.description, dtype=str(array.dtype), bias=False, width=0)
     return dataclasses.replace(call, description=description)
-
-
-def _kind(options: Mapping[str, Any]) -> str | None:
-    return None if options.get("query_offset") is None else "self"
 
 
 def _read_array(name: str, source: Any) -> np.ndarray:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import jax
@@ -88,10 +87,9 @@ class Call:
         >>> x = jnp.eye(4)[None]
         >>> with inspection.capture() as trace:
         ...     _ = attend(x, x, x, mask=masks.causal(), scale=0.0)
-        >>> call = trace.calls[0]
-        >>> call
+        >>> trace[0]
         Call('attention 0', self, 1 head, 4 x 4, causal())
-        >>> [f"{weight:.2f}" for weight in call.window(rows=slice(2, 3))[0, 0]]
+        >>> [f"{weight:.2f}" for weight in trace[0].window(rows=slice(2, 3))[0, 0]]
         ['0.33', '0.33', '0.33', '0.00']
     """
 
@@ -155,13 +153,10 @@ class Call:
         return self._count(sizes, tuple(chosen))
 
     def window(self, rows: Indices = None, columns: Indices = None, heads: Indices = None) -> np.ndarray:
-        """Form the weights of chosen rows, columns and heads, exactly; work and memory are the window's.
+        """Form weights, float32 `(heads, rows, columns)`, exactly, by work and memory of the window alone.
 
         Args:
             rows, columns, heads: which queries, keys and query heads, as in `readouts.window`.
-
-        Returns:
-            float32 weights `(heads, rows, columns)`.
 
         Raises:
             TypeError: indices that are not integers.
@@ -191,7 +186,7 @@ class Call:
 
     def describe(self) -> dict[str, Any]:
         """Return the settings of the call as a dict of plain values: mask and score as their expressions."""
-        return dataclasses.asdict(self.description)
+        return asdict(self.description)
 
     def __repr__(self) -> str:
         heads = f"{self.heads} head{'s' if self.heads != 1 else ''}"
@@ -221,7 +216,7 @@ class Call:
         readout = readouts.read(problem.query, problem.key, **asked)
         if heads == ():
             readout = jax.tree.map(lambda array: array[:0], readout)
-        readout = dataclasses.replace(readout, trust=_trust(readout, lse))
+        readout = replace(readout, trust=_trust(readout, lse))
         self._found[(*sizes, heads)] = readout
         return readout
 
@@ -241,7 +236,7 @@ class Call:
         top = {name: getattr(stored, name)[..., :top_k] for name in ("top_keys", "top_weights")}
         grids = {"block_mass": level.mass, "block_max": level.max, "block_rows": level.rows}
         sizes = {"query_block": level.query_block, "key_block": level.key_block}
-        return dataclasses.replace(stored, **top, **grids, **sizes)
+        return replace(stored, **top, **grids, **sizes)
 
 
 def make_call(
@@ -287,7 +282,7 @@ def make_call(
         max_score=np.asarray(rows["max_score"]),
         description=description,
         # Values are read no more.
-        problem=dataclasses.replace(problem, value=np.zeros((1, problem.S, 1), problem.key.dtype)),
+        problem=replace(problem, value=np.zeros((1, problem.S, 1), problem.key.dtype)),
         output_error=output_error,
         value_norms=None if projection is None else measure_values(problem.value, projection.kernel, heads),
     )

@@ -1,8 +1,7 @@
 """Padded calls: one program per padded length serves texts of any length, and the padding is not seen."""
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -45,14 +44,14 @@ class PaddedCall(Call):
         # Rows and keys of padding have numbers that nobody else has.
         padding = masks.segments(np.where(real, 0, 1), np.where(real, 0, 2))
         mask = padding if call.mask is None else call.mask & padding
-        problem = dataclasses.replace(call.problem, mask=mask)
+        problem = replace(call.problem, mask=mask)
         padded = tokens.part(0, call.rows)
-        whole = dataclasses.replace(call, problem=problem, query_tokens=padded, key_tokens=padded)
-        fields = {field.name: getattr(call, field.name) for field in dataclasses.fields(Call) if field.init}
-        fields |= {"rows": count, "keys": count, "problem": problem}
+        whole = replace(call, problem=problem, query_tokens=padded, key_tokens=padded)
+        own = {field.name: getattr(call, field.name) for field in fields(Call) if field.init}
+        own |= {"rows": count, "keys": count, "problem": problem}
         for name in ("lse", "max_score", "value_norms"):
-            fields[name] = None if fields[name] is None else fields[name][:, :count]
-        return cls(**fields, whole=whole)
+            own[name] = None if own[name] is None else own[name][:, :count]
+        return cls(**own, whole=whole)
 
     @property
     def trimmed(self) -> Problem:
@@ -60,7 +59,7 @@ class PaddedCall(Call):
         problem = self.whole.problem
         parts = {name: getattr(problem, name)[:, : self.rows] for name in ("query", "key", "value")}
         bias = None if problem.bias is None else problem.bias[..., : self.rows, : self.keys]
-        return dataclasses.replace(problem, **parts, bias=bias, mask=self.mask)
+        return replace(problem, **parts, bias=bias, mask=self.mask)
 
     def window(self, rows: Indices = None, columns: Indices = None, heads: Indices = None) -> np.ndarray:
         """Form weights as `Call.window`: of as many rows and columns as the next power of two."""
@@ -96,4 +95,4 @@ def _cut(whole: Readout, rows: int, keys: int) -> Readout:
             cut[name] = array[:, : blocks[0]] if array.ndim == 2 else array[:, : blocks[0], : blocks[1]]
         elif name not in _OF_HEADS:
             cut[name] = array[:, : keys if name in _OF_KEYS else rows]
-    return dataclasses.replace(whole, **cut)
+    return replace(whole, **cut)

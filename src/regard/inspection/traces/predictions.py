@@ -32,14 +32,10 @@ def check_predictions(path: str, predictions: Predictions | None, calls: Sequenc
     if len(sizes) != 1 or rows != keys:
         wrong(path, "calls that are all of one shape, rows as keys", sorted(sizes)[:3])
     shape = (len(calls), rows, predictions.tokens.shape[-1] if predictions.tokens.ndim else 0)
-    arrays = [
-        ("tokens", predictions.tokens, "i", shape),
-        ("probabilities", predictions.probabilities, "f", shape),
-        ("targets", predictions.targets, "i", (rows,)),
-        ("contributions", predictions.contributions, "f", (len(calls), heads, rows)),
-        ("next_log_probability", predictions.next_log_probability, "f", (max(rows - 1, 0),)),
-    ]
-    for name, array, kind, wanted in arrays:
+    shapes = {"tokens": shape, "probabilities": shape, "targets": (rows,)}
+    shapes |= {"contributions": (len(calls), heads, rows), "next_log_probability": (max(rows - 1, 0),)}
+    for name, wanted in shapes.items():
+        array, kind = getattr(predictions, name), "i" if name in ("tokens", "targets") else "f"
         if array is not None and (array.dtype.kind != kind or array.shape != wanted):
             wrong(f"{path}.{name}", f"{kind} numbers of shape {wanted}", f"{array.dtype} {array.shape}")
     for name, array in (("tokens", predictions.tokens), ("targets", predictions.targets)):

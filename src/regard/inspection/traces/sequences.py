@@ -1,8 +1,7 @@
 """Sequences of tokens, and those at the queries and keys of a call."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from regard.inspection.tokens import Tokens, read_tokens
@@ -53,7 +52,7 @@ class Sequences:
         laid = []
         for call in calls:
             asked, held = self.find(call.name, call)
-            laid.append(dataclasses.replace(call, query_tokens=asked, key_tokens=held))
+            laid.append(replace(call, query_tokens=asked, key_tokens=held))
         has_tokens = self.every is not None or self.by_length or self.by_name
         if has_tokens and not any(call.query_tokens or call.key_tokens for call in laid):
             got = {**self.by_length, **self.by_name} if self.every is None else self.every

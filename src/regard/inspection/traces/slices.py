@@ -57,6 +57,7 @@ def take_example(problem: Problem, example: int) -> Problem:
     score = problem.score
     if score is not None and indices and indices[0] and any(part.reads_batch for part in score.parts):
         score = Placed(score, None, np.int32(indices[0]))
+    unasked = {"rng": None, "dropout_rate": 0.0, "aux": (), "rows": None, "heads": None}
     return dataclasses.replace(
         problem,
         query=np.broadcast_to(query, (heads, *query.shape[1:])),
@@ -69,11 +70,7 @@ def take_example(problem: Problem, example: int) -> Problem:
         scale=np.asarray(problem.scale),
         query_offset=_offset(problem.query_offset, indices, aligned_left),
         key_offset=_offset(problem.key_offset, indices, aligned_left),
-        rng=None,
-        dropout_rate=0.0,
-        aux=(),
-        rows=None,
-        heads=None,
+        **unasked,
     )
 
 

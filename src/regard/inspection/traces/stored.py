@@ -25,8 +25,9 @@ from regard.scores import Score
 _DEPTH = 2  # of the fields of a call: a trace, and calls in it
 _WIDEST = 1 << 16  # of a head: a page has a frequency for every other feature
 _MOST_IDLE = 1 << 12
-_PRECISIONS = {f"Precision.{precision.name}": precision for precision in jax.lax.Precision}
 _NAMED_PRECISIONS = ("default", "high", "highest", "fastest", "float32", "tensorfloat32", "bfloat16")
+_PRECISIONS: dict[Any, Any] = {f"Precision.{precision.name}": precision for precision in jax.lax.Precision}
+_PRECISIONS |= {name: name for name in (*_NAMED_PRECISIONS, None)}
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,11 @@ def _same_fields(call: Call | StoredCall) -> dict[str, Any]:
 
 
 def _store_problem(problem: Problem) -> StoredProblem:
-    precision = problem.precision
-    if isinstance(precision, jax.lax.Precision):
-        precision = f"Precision.{precision.name}"
-    elif precision not in (None, *_NAMED_PRECISIONS):
-        raise NotDataError(f"precision={precision!r} is no plain name")
+    precisions = [name for name, precision in _PRECISIONS.items() if precision == problem.precision]
+    if not precisions:
+        raise NotDataError(f"precision={problem.precision!r} is no plain name")
     arrays: Any = {name: getattr(problem, name) for name in ("query", "key", "bias", "sinks", "scale")}
-    return StoredProblem(**arrays, precision=precision)
+    return StoredProblem(**arrays, precision=precisions[0])
 
 
 def restore_call(path: str, stored: StoredCall, sequences: Sequence[Tokens]) -> Call:
@@ -183,11 +182,10 @@ def _restore_problem(path: str, stored: StoredProblem, call: Call) -> Problem:
     if not key.shape[0] or call.heads % key.shape[0]:
         wrong(f"{path}.key", f"heads that divide {call.heads}", key.shape[0])
     _check_array(f"{path}.scale", stored.scale, "f", ())
-    precisions = {**_PRECISIONS, **{name: name for name in _NAMED_PRECISIONS}, None: None}
-    if stored.precision not in precisions:
-        wrong(f"{path}.precision", f"one of {', '.join(filter(None, precisions))}", stored.precision)
+    if stored.precision not in _PRECISIONS:
+        wrong(f"{path}.precision", f"one of {', '.join(filter(None, _PRECISIONS))}", stored.precision)
     optional = {name: getattr(stored, name) for name in ("bias", "sinks", "scale")}
-    precision = precisions[stored.precision]
+    precision = _PRECISIONS[stored.precision]
     problem = _canonicalize(path, call, query, key, **optional, precision=precision)
     # The host's arrays, not copies on a device; NaN and the dtype as they were.
     value = np.zeros((1, call.keys, 1), key.dtype)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -77,8 +76,7 @@ class Trace:
             query: instead, one array `(B, H, T, D)` for each layer, as it meets the keys, rotated and normed.
             key: with query, one array `(B, K, S, D)` for each layer; K divides H.
             tokens, example, title: as in `capture`; the mapping's names are "attention 0", "attention 1", ...
-            key_tokens: of cross-attention: what sits at the keys, a second text; tokens are then those at the
-                queries. None: queries and keys are of one text where T == S.
+            key_tokens: of cross-attention: those at the keys, tokens then at the queries. None: one text.
             **options: of `attend` that scores depend on; beside weights, mask, query_offset and key_offset
                 alone. A list of masks has one for each layer. With T != S, a query_offset says that the
                 queries are of the sequence of the keys; without, it is cross-attention.
@@ -108,7 +106,7 @@ class Trace:
         calls = read_calls(weights, query, key, whole_number("example", example, 0), options)
         if key_tokens is None:
             return cls(Sequences.read(tokens).lay(calls), title, versions=own_versions())
-        calls = [dataclasses.replace(call, kind="cross") for call in calls]
+        calls = [replace(call, kind="cross") for call in calls]
         sequences = Sequences.across(tokens, key_tokens, calls)
         return cls(sequences.lay(calls), title, versions=own_versions())
 
@@ -177,8 +175,7 @@ class Trace:
         Args:
             path: of the file; an older page there is replaced, anything else refused.
             max_mb: how large the file may be, in millions of bytes.
-            **options: compare (a second trace), title, pinned, training and positions, as in
-                `explorer.pages.write`, which also says what is refused.
+            **options: as in `explorer.pages.write`, which also says what is refused.
 
         Example:
             >>> import tempfile
