@@ -162,8 +162,7 @@ def report(
         table.add_row(entry.task.name, str(outcome.step), measured, str(goal), *times, remark)
     console.say()
     console.say(table)
-    console.say()
-    console.say(f"{len(figures)} figures in {out / 'figures'}, all numbers in {out / 'summary.json'}")
+    console.say(f"\n{len(figures)} figures in {out / 'figures'}, all numbers in {out / 'summary.json'}")
     console.say(f"{seconds:.1f} s in all" + (", a smoke test: goals are not checked" if smoke else ""))
     if any(entry.reused for entry in entries):
         console.say("Reused runs were trained before; --force trains them again.")

@@ -168,7 +168,7 @@ def _tabulate(most_read: np.ndarray, share: np.ndarray, width: int) -> Iterator[
     per_table = -(-len(share) // num_tables)
     for first in range(0, len(share), per_table):
         layers = range(first, min(first + per_table, len(share)))
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table = new_table(gap=2)
         table.add_column("head", justify="right")
         for layer in layers:
             table.add_column(f"layer {layer}", no_wrap=True, max_width=CELL_WIDTH)

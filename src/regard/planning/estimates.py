@@ -21,6 +21,8 @@ from regard.parallel.schedule import is_countable
 from regard.planning.candidates import Candidate
 from regard.planning.chips import Chip, Line, exchange_seconds, hop_seconds, sum_seconds
 
+PARTS = ("compute", "memory", "travel", "exchange")
+
 
 @dataclass(frozen=True)
 class Work:
@@ -139,15 +141,14 @@ class Estimate:
     def balance(self) -> float:
         """Work on the busiest device over that on the idlest."""
         fewest, most = self.cells
-        if most == fewest:
-            return 1.0
-        return most / fewest if fewest else float("inf")
+        if not fewest:
+            return math.inf if most else 1.0
+        return most / fewest
 
     @property
     def bound(self) -> str:
         """The part that takes longest."""
-        parts = ("compute", "memory", "travel", "exchange")
-        return max(parts, key=lambda part: getattr(self, f"{part}_seconds"))
+        return max(PARTS, key=lambda part: getattr(self, f"{part}_seconds"))
 
 
 class Weighing:

@@ -10,15 +10,8 @@ from regard.arguments import read_path
 from regard.training import metrics
 from regard.training.head_statistics import read_heads
 
-UNITS = {
-    "loss": "nats",
-    "bits_per_byte": "bits per byte",
-    "accuracy": "share",
-    "token_accuracy": "share",
-    "learning_rate": "",
-    "grad_norm": "",
-    "parameter_norm": "",
-}
+UNITS = {"loss": "nats", "bits_per_byte": "bits per byte", "accuracy": "share", "token_accuracy": "share"}
+UNITS |= {"learning_rate": "", "grad_norm": "", "parameter_norm": ""}
 HELD_OUT = "held_out_"
 MAPS = {"entropy": "nats", "max_score": "logit"}
 

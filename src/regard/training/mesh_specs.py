@@ -64,18 +64,16 @@ class MeshSpec:
         if batch_size % rows:
             below = batch_size - batch_size % rows
             factors = "data * fsdp" if parts == 1 else "data * fsdp * accumulate_steps"
-            raise ValueError(
-                f"mesh: expected a batch size that {factors} = {rows} divides, got batch_size={batch_size};"
-                f" choose --batch-size {f'{below} or ' if below else ''}{below + rows}, or another mesh"
-            )
+            problem = f"expected a batch size that {factors} = {rows} divides, got batch_size={batch_size}"
+            fitting = f"{f'{below} or ' if below else ''}{below + rows}"
+            raise ValueError(f"mesh: {problem}; choose --batch-size {fitting}, or another mesh")
         for name in ("num_heads", "num_key_heads", "d_ff", "expert_width"):
             size = getattr(task.model, name, None) or self.tensor
             if size % self.tensor:
                 divisors = [count for count in range(1, size + 1) if size % count == 0]
-                raise ValueError(
-                    f"mesh: expected tensor to divide {name}={size}, got tensor={self.tensor}; it can be "
-                    f"{', '.join(map(str, divisors[:8]))}{', ...' if len(divisors) > 8 else ''}"
-                )
+                fitting = f"{', '.join(map(str, divisors[:8]))}{', ...' if len(divisors) > 8 else ''}"
+                problem = f"expected tensor to divide {name}={size}, got tensor={self.tensor}"
+                raise ValueError(f"mesh: {problem}; it can be {fitting}")
 
     def __str__(self) -> str:
         parts = [f"{axis}={'*' if size == REST else size}" for axis, size in self.sizes.items() if size != 1]

@@ -5,16 +5,8 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
-_KINDS = {
-    "format": int,
-    "task": str,
-    "seed": int,
-    "settings": dict,
-    "versions": dict,
-    "kept": dict,
-    "mesh": str | None,
-    "continued_from": str | None,
-}
+_KINDS: dict[str, Any] = {"format": int, "task": str, "seed": int, "settings": dict, "versions": dict}
+_KINDS |= {"kept": dict, "mesh": str | None, "continued_from": str | None}
 _OPTIONAL = {"kept": {}, "mesh": None, "continued_from": None}  # runs of older versions are without
 
 

@@ -216,10 +216,9 @@ def open_run(
     if own is not None or resume in ("auto", "newest-whole", "never"):
         source = None if own is not None or existing is None else existing["continued_from"]
         if source is not None:
-            raise RunError(
-                f"{directory} was to start from {source} and has no checkpoint of its own yet; "
-                f"give --resume {source}, or --force to start from nothing"
-            )
+            remedy = f"give --resume {source}, or --force to start from nothing"
+            was_to = f"was to start from {source} and has no checkpoint of its own yet"
+            raise RunError(f"{directory} {was_to}; {remedy}")
         files = None if existing is None or own is None else _read_kept(directory, existing)
         return Run(directory, task.restore(files), seed, own, note=note, damaged=tuple(damaged), **options)
     branch = _open_branch(directory, task, seed, read_path("resume", resume), check)
@@ -313,10 +312,9 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
         config = check_entries(json.loads(path.read_text(encoding="utf-8")))
         return config | {"task": tasks.from_settings(config["task"], config["settings"])}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(
-            f"{path} is damaged or not Regard's ({type(error).__name__}: {error}); "
-            "bring the file back from a copy, or train with another --out"
-        ) from error
+        problem = f"is damaged or not Regard's ({type(error).__name__}: {error})"
+        remedy = "bring the file back from a copy, or train with another --out"
+        raise RunError(f"{path} {problem}; {remedy}") from error
 
 
 def _demand_same(

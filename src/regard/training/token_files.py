@@ -93,13 +93,9 @@ def open_tokens(
         written = [write_tokens(folder / name, vocabulary, documents, add) for name, documents in pairs]
         if _digest_inputs(files) != inputs:
             raise ValueError("files: they changed while they were read; give the same command again")
-        facts = {
-            "documents": [len(documents) for documents in sides],
-            "bytes": [documents.num_bytes for documents in sides],
-            "tokens": [count for count, _ in written],
-            "sha256": [digest for _, digest in written],
-            "tokenizer": tokenizer,
-        }
+        sizes = {"documents": list(map(len, sides)), "bytes": [documents.num_bytes for documents in sides]}
+        counts, digests = map(list, zip(*written, strict=True))
+        facts = {**sizes, "tokens": counts, "sha256": digests, "tokenizer": tokenizer}
         return {"facts": facts, "overlap": corpora.measure_overlap(*sides), "skipped": list(sides[0].skipped)}
 
     key = {"files": paths, "split": list(split), "tokenizer": tokenizer}
@@ -137,10 +133,9 @@ def keep(
                 finally:
                     shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
-        raise ValueError(
-            f"the tokens of the text cannot be kept in {folder.parent} ({error.strerror or error}); "
-            "make room there, or name another folder in XDG_CACHE_HOME"
-        ) from error
+        problem = f"the tokens of the text cannot be kept in {folder.parent} ({error.strerror or error})"
+        remedy = "make room there, or name another folder in XDG_CACHE_HOME"
+        raise ValueError(f"{problem}; {remedy}") from error
     return folder, record
 
 

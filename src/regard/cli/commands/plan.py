@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from regard.cli.console import Console, RunFailedError, UsageError, expected_errors
+from regard.cli.console import Console, RunFailedError, UsageError, expected_errors, new_table
 from regard.cli.declaration import Command, Output, option
 
 if TYPE_CHECKING:
@@ -192,12 +192,10 @@ def _parse_sizes(text: str | None) -> dict[str, int]:
 
 
 def _tabulate(report: Report, top: int) -> Table:
-    from rich.table import Table
-
     from regard.engine.dispatch.explanation import scaled
     from regard.planning.reports import name_mesh, spell_seconds
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = new_table(gap=2)
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("mesh, what it takes, and why not", overflow="fold")
     for item in report.ranking[:top]:
