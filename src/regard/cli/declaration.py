@@ -1,7 +1,7 @@
 """The parts of a command's declaration: its base class, the shape of an option, the options of output."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
@@ -54,7 +54,11 @@ class Command:
     ALIASES: ClassVar[Mapping[str, str]] = {}
     output: Any = Output()
 
+    def load(self) -> Callable[..., int]:
+        """Import the function that runs the command."""
+        module, function = self.RUNS.split(":")
+        return getattr(import_module(module), function)
+
     def run(self, console: Console) -> int:
         """Run the command and return the exit code."""
-        module, function = self.RUNS.split(":")
-        return getattr(import_module(module), function)(self, console)
+        return self.load()(self, console)

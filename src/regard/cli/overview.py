@@ -66,9 +66,8 @@ def describe_start(run: runs.Run) -> str:
     """Say where a run's parameters come from."""
     if run.start is None:
         return "new run"
-    if run.source is not None:
-        return f"starts from step {run.start.step} of {run.source}"
-    return f"goes on from step {run.start.step}"
+    step = f"from step {run.start.step}"
+    return f"goes on {step}" if run.source is None else f"starts {step} of {run.source}"
 
 
 def describe_attention(task: Task, deployment: Deployment | None = None) -> Iterator[str]:

@@ -24,7 +24,11 @@ def draw_run(task: Task, model: Any, lines: list[metrics.Line]) -> Iterator[Pict
     yield from _draw_histories(task, lines)
     yield from task.pictures(model)
     if task.config.positions == "learned":
-        yield from _draw_learned_positions(task, model)
+        # The model reads its table times sqrt(d_model).
+        table = model.encoder.embedding.position_table.embedding[...] * math.sqrt(task.config.d_model)
+        title = f"{task.name}: learned positions"
+        yield "learned-positions", figures.position_table(table, title=title)
+        yield "learned-position-similarity", figures.position_similarity(table, title=title)
 
 
 def draw_trace(trace: Trace) -> Iterator[Picture]:
@@ -77,15 +81,6 @@ def shorten_name(name: str) -> str:
     """Shorten the name of a layer: encoder.blocks.3 for encoder.stack.blocks.3.attention."""
     parts = (part.removesuffix("_attention") for part in name.split("."))
     return ".".join(part for part in parts if part not in ("stack", "attention", "trunk")) or name
-
-
-def _draw_learned_positions(task: Task, model: Any) -> Iterator[Picture]:
-    """Draw the table that a model learned, and how alike its positions became."""
-    # The model reads its table times sqrt(d_model).
-    table = model.encoder.embedding.position_table.embedding[...] * math.sqrt(task.config.d_model)
-    title = f"{task.name}: learned positions"
-    yield "learned-positions", figures.position_table(table, title=title)
-    yield "learned-position-similarity", figures.position_similarity(table, title=title)
 
 
 def save_pictures(pictures: Iterator[Picture], folder: Path, kind: str, prefix: str = "") -> list[Path]:

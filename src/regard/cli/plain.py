@@ -1,7 +1,4 @@
-"""Stand-ins for tyro and rich, which a core install lacks: marks of options, a reader of words, a printer.
-
-The marks have the names and fields of those of `tyro.conf`, so that options are declared once.
-"""
+"""Stand-ins for tyro and rich, which a core install lacks: marks of options, a reader of words, a printer."""
 
 import argparse
 import ast
@@ -18,7 +15,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """The words that an annotation has for an option."""
+    """The words that an annotation has for an option, named as those of `tyro.conf`, which declare it too."""
 
     name: str | None = None
     metavar: str | None = None

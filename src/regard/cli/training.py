@@ -50,7 +50,9 @@ def run_training(command: Train, console: Console) -> int:
     if outcome.status == "interrupted":
         console.say(f"stopped at step {outcome.step} with a checkpoint; {describe_next(console.words)}")
         return 130
-    result = describe_result(task, outcome, smoke=command.smoke)
+    goal = task.goal
+    aim = f"; a smoke run: the goal, {goal}, is for a full one" if command.smoke else f", goal {goal}"
+    result = f"step {outcome.step}, held-out {goal.title} {outcome.held_out[goal.metric]:.4f}{aim}"
     if outcome.status == "already finished":
         console.say(f"{directory} is finished already ({result}); nothing to do.")
         console.say("To train it again: the same command with --force, or another --out.")
@@ -135,13 +137,6 @@ def advance_run(
         raise UsageError(str(error)) from error
     except OSError as error:
         raise RunFailedError(describe_trouble(error, run.directory, console.words)) from error
-
-
-def describe_result(task: Task, outcome: loop.Outcome, *, smoke: bool) -> str:
-    """Describe the held-out result against the goal, which is for the full size."""
-    goal = task.goal
-    goal_words = f"; a smoke run: the goal, {goal}, is for a full one" if smoke else f", goal {goal}"
-    return f"step {outcome.step}, held-out {goal.title} {outcome.held_out[goal.metric]:.4f}{goal_words}"
 
 
 def draw_sparkline(values: list[float], width: int = 60) -> str:

@@ -107,7 +107,7 @@ def plan(
     estimates = list(map(search.weigh, nsmallest(_MOST_MESHES, search.list(devices), key=search.bound)))
     best = next((item for item in estimates if item.candidate == best.candidate), best)
     request = {**sizes, "mask": None if mask is None else repr(mask), "dtype": dtype, "backward": backward}
-    chosen, work = search.chip_of(best.candidate.devices), search.work
+    chosen, work = search.chip_of(best.candidate.devices), search.rings.work
     return Report(request, chosen, search.assumptions, rank(estimates, best), work.kept, work.side)
 
 
@@ -120,10 +120,9 @@ def prepare(
     check_flag("backward", backward)
     chosen = find_chip(chip)
     if problem.matmul_dtype.name not in chosen.flops:
-        raise ValueError(
-            f"dtype: expected one that {chosen.name} multiplies, {', '.join(chosen.flops)}; got"
-            f" {problem.query.dtype}, which is multiplied as {problem.matmul_dtype.name}"
-        )
+        multiplied = f"{problem.query.dtype}, which is multiplied as {problem.matmul_dtype.name}"
+        kinds = ", ".join(chosen.flops)
+        raise ValueError(f"dtype: expected one that {chosen.name} multiplies, {kinds}; got {multiplied}")
     return Search(problem, chosen, assumptions, backward, fixed, Rings(problem, Work.count(problem)))
 
 

@@ -168,16 +168,16 @@ def plan_step(
     best = search.find_best(devices)
     if best is None:
         check_divisible(search, devices, sizes)
-        raise MemoryTooSmallError(
-            f"devices: no mesh of up to {devices} {first.chip.name} holds the step; take more devices, a"
-            " smaller batch, a shorter sequence, or remat"
-        )
-    held = model.hold(best.candidate)
-    attention = search.total(best) - model.weigh(best.candidate).seconds
-    times = {"attention": attention, **model.time(best.candidate)}
+        remedy = "take more devices, a smaller batch, a shorter sequence, or remat"
+        name = first.chip.name
+        raise MemoryTooSmallError(f"devices: no mesh of up to {devices} {name} holds the step; {remedy}")
+    candidate, fsdp = best.candidate, model.fsdp(best.candidate)
+    attention = search.total(best) - model.weigh(candidate).seconds
+    times = {"attention": attention, **model.time(candidate)}
     request = {**sizes, "precision": precision, "remat": config.remat}
-    mesh = model.name_axes(best.candidate)
-    return Step(request, search.chip_of(best.candidate.devices), mesh, best, model.total, held, times)
+    axes = zip(AXES, (candidate.data // fsdp, fsdp, candidate.sequence, candidate.heads), strict=True)
+    mesh, held = {axis: size for axis, size in axes if size > 1}, model.hold(candidate)
+    return Step(request, search.chip_of(candidate.devices), mesh, best, model.total, held, times)
 
 
 def _divide_attention(fixed: Mapping[str, int]) -> dict[str, int]:
@@ -238,12 +238,6 @@ class _Model:
         whole, divided = self.weigh(candidate, 1), self.weigh(candidate, candidate.data)
         room = self.chip.memory_bytes * self.shares.memory_share
         return 1 if whole.bytes <= room and whole.seconds <= divided.seconds else candidate.data
-
-    def name_axes(self, candidate: Candidate) -> dict[str, int]:
-        """Return the training mesh, without axes of one device."""
-        fsdp = self.fsdp(candidate)
-        sizes = (candidate.data // fsdp, fsdp, candidate.sequence, candidate.heads)
-        return {axis: size for axis, size in zip(AXES, sizes, strict=True) if size > 1}
 
     def tokens(self, candidate: Candidate) -> float:
         """Return the tokens that a device has, in all its layers but the parts that heads divide."""

@@ -1,8 +1,4 @@
-"""Losses and accuracies that tasks share.
-
-`accuracy` always counts whole answers (a label, or a sequence right in every token); `token_accuracy` counts
-tokens.
-"""
+"""Losses and accuracies that tasks share: `accuracy` of whole answers, labels or sequences, and of tokens."""
 
 from __future__ import annotations
 
