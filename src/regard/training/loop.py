@@ -82,12 +82,10 @@ class DivergenceError(FloatingPointError):
 
     def __init__(self, metric: str, value: float, step: int, last_good: Path | None):
         last = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint had been saved yet"
-        super().__init__(
-            f"{metric} is {value} at step {step}; {last}. A smaller --learning-rate may help, or --nan skip,"
-            " which leaves single updates that are not finite out."
-        )
-        self.metric = metric
-        self.step = step
+        skip = "--nan skip, which leaves single updates that are not finite out"
+        remedy = f"A smaller --learning-rate may help, or {skip}."
+        super().__init__(f"{metric} is {value} at step {step}; {last}. {remedy}")
+        self.metric, self.step = metric, step
 
 
 def train(
@@ -158,10 +156,8 @@ def _read_record(run: Run) -> dict[str, Any]:
     *clocks, held_out = record.values()
     numbers = [*clocks, *held_out.values()] if isinstance(held_out, dict) else [None]
     if not all(type(number) in (int, float) for number in numbers):
-        raise checkpoints.CheckpointError(
-            f"{run.start.path / checkpoints.INDEX} is damaged: expected seconds and metrics as record, got"
-            f" {str(run.start.record)[:80]!r}"
-        )
+        problem = f"expected seconds and metrics as record, got {str(run.start.record)[:80]!r}"
+        raise checkpoints.CheckpointError(f"{run.start.path / checkpoints.INDEX} is damaged: {problem}")
     return record
 
 

@@ -51,10 +51,9 @@ class MeshSpec:
             count = "1 device" if num_devices == 1 else f"{num_devices} devices"
             tried = num_devices == 1 and not open_axis
             hint = f"; to try it on a CPU, set JAX_NUM_CPU_DEVICES={product}" if tried else ""
-            raise ValueError(
-                f"mesh: expected sizes that multiply to {needed}, as there are {count}; got "
-                f"{self}, which is {product}; {next(fitting, 'data')}=* takes what is there{hint}"
-            )
+            problem = f"expected sizes that multiply to {needed}, as there are {count}; got {self}"
+            remedy = f"{next(fitting, 'data')}=* takes what is there{hint}"
+            raise ValueError(f"mesh: {problem}, which is {product}; {remedy}")
         return self
 
     def demand_divides(self, task: Any) -> None:

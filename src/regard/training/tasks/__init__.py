@@ -67,9 +67,10 @@ def demand_known(task: Task) -> None:
     try:
         from_settings(task.name, to_settings(task))
     except (TypeError, ValueError) as error:
+        types = "numbers, bool, str, tuples, lists and dicts of those, dataclasses, or a union"
+        remedy = f"give its settings the types of their values: {types}"
         raise ValueError(
-            f"task: {kind.__qualname__} could not be opened again ({error}); give its settings the types of "
-            "their values: numbers, bool, str, tuples, lists and dicts of those, dataclasses, or a union"
+            f"task: {kind.__qualname__} could not be opened again ({error}); {remedy}"
         ) from error
 
 
