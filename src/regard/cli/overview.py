@@ -17,8 +17,9 @@ from regard.training.sharding import Deployment
 from regard.training.tasks import Task
 
 
-def print_overview(console: Console, task: Task, run: runs.Run, deployment: Deployment | None = None) -> None:
+def print_overview(console: Console, run: runs.Run, deployment: Deployment | None = None) -> None:
     """Print where and with what a run is about to train."""
+    task = run.task
     shapes = nnx.eval_shape(lambda: task.make_model(nnx.Rngs(0)))
     params = nnx.state(shapes, nnx.Param)
     modules = _count_parameters(params)

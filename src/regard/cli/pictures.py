@@ -10,8 +10,7 @@ import numpy as np
 
 from regard import masks, positions
 from regard.inspection import Call, Trace, figures
-from regard.training import metrics
-from regard.training.head_statistics import read_heads
+from regard.training import head_statistics, metrics
 from regard.training.task import Picture, Task
 
 POSITIONS_SHOWN = 50
@@ -70,7 +69,7 @@ def _draw_histories(task: Task, lines: list[metrics.Line]) -> Iterator[Picture]:
     """Draw the statistics of every head over the steps, where the run logged them."""
     labels = {"entropy": "Entropy (nats)", "max_score": "Largest logit"}
     for name, label in labels.items():
-        steps, heads, values = read_heads(lines, name)
+        steps, heads, values = head_statistics.read_heads(lines, name)
         if heads:
             title = f"{task.name}: {label[0].lower()}{label[1:]} of every head"
             drawing = figures.head_history(steps, heads, values, label=label, title=title)

@@ -1,11 +1,10 @@
 """Candidates: every mesh of so many devices that a call can be divided over, and how."""
 
-import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -102,7 +101,7 @@ class Candidate:
             return jax.ShapeDtypeStruct((batch + self.rows, heads, length + self.tokens, width), array.dtype)
 
         arrays = {name: grow(getattr(problem, name)) for name in ("query", "key", "value")}
-        return dataclasses.replace(problem, **arrays)
+        return replace(problem, **arrays)
 
     def code(self) -> str:
         """Return Python that runs attention like this."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -68,7 +67,7 @@ class Chip:
         shared = ("memory_bytes", "memory_bandwidth", "near_bandwidth", "far_bandwidth")
         parts = {name: getattr(self, name) / devices for name in shared}
         flops = {dtype: rate / devices for dtype, rate in self.flops.items()}
-        return dataclasses.replace(self, flops=flops, **parts)
+        return replace(self, flops=flops, **parts)
 
 
 # TFLOP/s of bfloat16, TF32 and float64; GB and TB/s of memory; GB/s of NVLink both ways; Gb/s of network.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -205,7 +204,7 @@ class Weighing:
         flops = 2 * float(cells.max()) * (-(-problem.leading[0] // candidate.data) * heads) * products
         rate = chip.flops[problem.matmul_dtype.name] * assumptions.compute_efficiency
         layout = "contiguous" if division.layout == "contiguous" else "zigzag"
-        in_order = dataclasses.replace(division, layout=layout)
+        in_order = replace(division, layout=layout)
         trips = 2 if self.backward else 1
         sent = sum(sent_bytes(problem, division)[:trips])
         sent_in_order = sum(sent_bytes(problem, in_order)[:trips])

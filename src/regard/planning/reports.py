@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from regard.engine.dispatch.explanation import scaled
@@ -152,15 +151,15 @@ class Report:
         """Return plain values, for programs."""
         return {
             "request": self.request,
-            "chip": dataclasses.asdict(self.chip),
-            "assumptions": dataclasses.asdict(self.assumptions),
+            "chip": asdict(self.chip),
+            "assumptions": asdict(self.assumptions),
             "kept": self.kept,
             "tile_side": self.tile_side,
             "meshes": [self._row(item) for item in self.ranking[:top]],
         }
 
     def _row(self, item: Estimate) -> dict[str, Any]:
-        row = dataclasses.asdict(item)
+        row = asdict(item)
         del row["candidate"]
         names = ("devices", "tokens", "rows", "mesh", "plan", "layout")
         chosen = {name: getattr(item.candidate, name) for name in names}

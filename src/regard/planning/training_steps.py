@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -133,7 +132,7 @@ def plan_step(
         >>> import dataclasses
         >>> from regard import planning
         >>> from regard.models import preset
-        >>> config = dataclasses.replace(preset("llama-3.1-8b").config, scan_layers=True, remat="full")
+        >>> config = replace(preset("llama-3.1-8b").config, scan_layers=True, remat="full")
         >>> step = planning.plan_step(config, length="8k", batch=64, devices=64, chip="h100")
         >>> step.candidate.devices, step.parameters
         (64, 8030261248)
@@ -161,10 +160,10 @@ def plan_step(
         mask = masks.causal() if window is None else masks.causal() & masks.sliding_window(window)
         search = prepare(canonicalize(query, key, key, mask=mask), chip, shares, True, divided)
         chip = search.chip  # measured once
-        calls.append(dataclasses.replace(search, times=windows[window] * again))
+        calls.append(replace(search, times=windows[window] * again))
     first, *others = calls
     model = _Model(config, sizes, first.chip, shares, precision, fixed, first.peak)
-    search = dataclasses.replace(first, beside=model.weigh, also=tuple(others))
+    search = replace(first, beside=model.weigh, also=tuple(others))
     best = search.find_best(devices)
     if best is None:
         check_divisible(search, devices, sizes)

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from regard.arguments import read_path
-from regard.training import metrics
-from regard.training.head_statistics import read_heads
+from regard.training import head_statistics, metrics
 
 UNITS = {"loss": "nats", "bits_per_byte": "bits per byte", "accuracy": "share", "token_accuracy": "share"}
 UNITS |= {"learning_rate": "", "grad_norm": "", "parameter_norm": ""}
@@ -49,7 +48,7 @@ def training_document(run_directory: str | Path) -> dict[str, Any]:
         curves.append({"name": "steps_per_second", "unit": "1/s", "split": None, "points": rates})
     maps = []
     for name, unit in MAPS.items():
-        steps, rows, values = read_heads(lines, name)
+        steps, rows, values = head_statistics.read_heads(lines, name)
         if rows:
             held = {"rows": rows, "steps": steps, "values": values.astype(np.float32)}
             maps.append({"name": name, "unit": unit, **held})

@@ -1,9 +1,8 @@
 """Mesh specifications, such as data=2,tensor=4: read, completed and checked. No JAX here."""
 
-import dataclasses
 import difflib
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 REST = -1
@@ -29,7 +28,7 @@ class MeshSpec:
     @property
     def sizes(self) -> dict[str, int]:
         """Devices by axis."""
-        return dataclasses.asdict(self)
+        return asdict(self)
 
     def fit(self, num_devices: int) -> "MeshSpec":
         """Return the specification for so many devices: an axis of size -1 gets what the others leave.
@@ -42,7 +41,7 @@ class MeshSpec:
         product = math.prod(size for size in sizes.values() if size != REST)
         open_axis = next((axis for axis, size in sizes.items() if size == REST), None)
         if open_axis and num_devices % product == 0:
-            return dataclasses.replace(self, **{open_axis: num_devices // product})
+            return replace(self, **{open_axis: num_devices // product})
         if open_axis or product != num_devices:
             needed = f"a divisor of {num_devices}" if open_axis else f"{num_devices}"
             fitting = (

@@ -3,13 +3,12 @@
 Opening a run only reads, and decides to go on, to start or to refuse; `begin` is the first to write.
 """
 
-import dataclasses
 import hashlib
 import json
 import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,10 +16,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from regard.arguments import check_kind, read_path, whole_number
-from regard.training import checkpoints, locks, metrics, tasks
-from regard.training.compilation import run_once
-from regard.training.run_configs import FORMAT, check_entries, describe_store
-from regard.training.versions import compare_versions, read_versions
+from regard.training import checkpoints, compilation, locks, metrics, run_configs, tasks, versions
 
 SEEDS = range(-(2**63), 2**63)
 OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures", "profile")
@@ -93,7 +89,7 @@ class Run:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        return dataclasses.replace(self, saved={}, replaces=()) if self.replaces else self
+        return replace(self, saved={}, replaces=()) if self.replaces else self
 
     def begin(self, kept: Mapping[str, str]) -> None:
         """Write the settings and what the task keeps, and drop the metrics after the starting step.
@@ -150,14 +146,14 @@ class Run:
 
     def _describe(self, kept_files: Mapping[str, str]) -> dict[str, Any]:
         return {
-            "format": FORMAT,
+            "format": run_configs.FORMAT,
             "task": self.task.name,
             "seed": self.seed,
             "settings": tasks.to_settings(self.task),
             "kept": _digest(kept_files),
             "mesh": self.mesh,
             "continued_from": None if self.source is None else str(self.source),
-            "versions": read_versions(),
+            "versions": versions.read_versions(),
         }
 
 
@@ -211,7 +207,7 @@ def open_run(
         _demand_same(directory, existing, task, seed, remedy)
         folder, skips = directory / "checkpoints", resume == "newest-whole"
         own, damaged = checkpoints.load_newest(folder, check=check, skip_damaged=skips)
-        changed = compare_versions(existing["versions"])
+        changed = versions.compare_versions(existing["versions"])
         note = _join_notes(changed, *map(str, damaged.values()), own and own.note)
     if own is not None or resume in ("auto", "newest-whole", "never"):
         source = None if own is not None or existing is None else existing["continued_from"]
@@ -222,7 +218,7 @@ def open_run(
         files = None if existing is None or own is None else _read_kept(directory, existing)
         return Run(directory, task.restore(files), seed, own, note=note, damaged=tuple(damaged), **options)
     branch = _open_branch(directory, task, seed, read_path("resume", resume), check)
-    return dataclasses.replace(branch, **options)
+    return replace(branch, **options)
 
 
 def load_run(directory: str | Path) -> tuple[tasks.Task, Any]:
@@ -263,7 +259,7 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
     structure, params, _ = nnx.split(shapes, nnx.Param, ...)
     is_averaged = any(name.startswith("average/") for name in checkpoint.kinds)
     params = checkpoints.fit(checkpoint, params, prefix="average/" if is_averaged else "params/")
-    rest = run_once(lambda: nnx.split(build(), nnx.Param, ...)[2])
+    rest = compilation.run_once(lambda: nnx.split(build(), nnx.Param, ...)[2])
     return nnx.merge(structure, params, rest)
 
 
@@ -294,7 +290,7 @@ def _date_checkpoints(directory: Path) -> dict[Path, int]:
 
 def _read_config(directory: Path) -> dict[str, Any] | None:
     """Read config.json, with the task itself; None for a missing or empty directory, an error for no run."""
-    if refusal := describe_store(directory):
+    if refusal := run_configs.describe_store(directory):
         raise RunError(refusal)
     if not directory.exists():
         return None
@@ -309,7 +305,7 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
         holds = f"it holds {', '.join(entries[:5])}{', ...' if len(entries) > 5 else ''}"
         raise RunError(f"{directory} is not empty and not a Regard run ({holds}); give another --out")
     try:
-        config = check_entries(json.loads(path.read_text(encoding="utf-8")))
+        config = run_configs.check_entries(json.loads(path.read_text(encoding="utf-8")))
         return config | {"task": tasks.from_settings(config["task"], config["settings"])}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         problem = f"is damaged or not Regard's ({type(error).__name__}: {error})"
@@ -351,7 +347,7 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, check
     steps = task.optimization.steps
     if start.step >= steps:
         raise RunError(f"--resume {path} is at step {start.step} already; ask for more than --steps {steps}")
-    note = _join_notes(compare_versions(config["versions"]), start.note)
+    note = _join_notes(versions.compare_versions(config["versions"]), start.note)
     return Run(directory, task.restore(_read_kept(source, config)), seed, start, source=source, note=note)
 
 

@@ -19,9 +19,8 @@ from filelock import FileLock
 from jaxtyping import Int
 
 from regard.engine.flash.measurements import cache_file
-from regard.training import corpora
-from regard.training.corpora import Documents, ProgressHook, describe_size
-from regard.training.metrics import replace_text
+from regard.training import corpora, metrics
+from regard.training.corpora import Documents
 from regard.training.vocabularies import ByteVocabulary
 
 FORMAT = 1
@@ -70,7 +69,7 @@ def open_tokens(
     split: Sequence[float],
     vocabulary: ByteVocabulary,
     find: Callable[[], tuple[Documents, Documents]],
-    report: ProgressHook,
+    report: corpora.ProgressHook,
 ) -> Tokens:
     """Return the tokens of a corpus, from the cache where nothing has changed.
 
@@ -85,9 +84,9 @@ def open_tokens(
     def make(folder: Path) -> dict[str, Any]:
         sides = find()
         total = sum(documents.num_bytes for documents in sides)
-        size = describe_size((total + sum(map(len, sides)) + 2) * dtype.itemsize)
+        size = corpora.describe_size((total + sum(map(len, sides)) + 2) * dtype.itemsize)
         most = "" if text is None else "at most "
-        what = f"{describe_size(total)} of text to {most}{size} of tokens in {folder.with_suffix('')}"
+        what = f"{corpora.describe_size(total)} of text to {most}{size} of tokens in {folder.with_suffix('')}"
         add = corpora.count_up(report, what, total)
         pairs = zip(SIDES, sides, strict=True)
         written = [write_tokens(folder / name, vocabulary, documents, add) for name, documents in pairs]
@@ -127,7 +126,7 @@ def keep(
                     record = make(draft)
                     sizes = {path.name: path.stat().st_size for path in draft.iterdir()}
                     body = json.dumps({"inputs": inputs, "sizes": sizes, "record": record})
-                    replace_text(draft / RECORD, body)
+                    metrics.replace_text(draft / RECORD, body)
                     shutil.rmtree(folder, ignore_errors=True)
                     draft.rename(folder)
                 finally:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from regard.cli.console import Console, RunFailedError, UsageError, expected_errors, new_table
@@ -149,11 +148,11 @@ def spell_training(step: Step, config: Any) -> str:
     from regard.training.tasks.text import configure
 
     asked = step.request
-    sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(DecoderSizes)}
+    sizes = {field.name: getattr(config, field.name) for field in fields(DecoderSizes)}
     trained = configure(DecoderSizes(**sizes), config.vocab_size, asked["length"])
-    names = [field.name for field in dataclasses.fields(config) if field.name != "max_length"]
+    names = [field.name for field in fields(config) if field.name != "max_length"]
     others = ", ".join(name for name in names if getattr(config, name) != getattr(trained, name))
-    plain = dataclasses.asdict(DecoderSizes())
+    plain = asdict(DecoderSizes())
     flags = {name: size for name, size in sizes.items() if size != plain[name]}
     flags |= {"vocab_size": config.vocab_size, "length": asked["length"], "batch_size": asked["batch"]}
     flags |= {"precision": asked["precision"]} if asked["precision"] != "float32" else {}
@@ -175,7 +174,7 @@ def _change(config: Any, text: str, **changes: Any) -> Any:
             expected = "fields of TransformerConfig with whole numbers, such as num_layers=4"
             raise UsageError(f"--model: expected {expected}; got {word!r}")
         changes[name] = int(value)
-    return dataclasses.replace(config, **changes)
+    return replace(config, **changes)
 
 
 def _parse_sizes(text: str | None) -> dict[str, int]:

@@ -105,11 +105,15 @@ class Digits(Task):
         # Mistakes fill at most a third: the picture shows what is usual as well as what is hard.
         mistakes = wrong[: NUM_SCANS // 3]
         rows = np.concatenate([right[: NUM_SCANS - len(mistakes)], mistakes])
-        scans, weights = np.asarray(batch["scans"])[rows], np.asarray(aux["pooling"]["weights"])[rows, :, 0]
-        names: Any = {"predicted_labels": predicted[rows].tolist(), "true_labels": labels[rows].tolist()}
-        title = f"digits: attention of the pooled prediction ({len(wrong)} of {len(labels)} wrong)"
-        options: Any = {"patch_grid": PATCHES, "title": title, **names}
-        yield "scans", figures.scan_attention_grid(scans, weights.mean(1), **options)
+        scans = figures.scan_attention_grid(
+            np.asarray(batch["scans"])[rows],
+            np.asarray(aux["pooling"]["weights"])[rows, :, 0].mean(1),
+            patch_grid=PATCHES,
+            predicted_labels=predicted[rows].tolist(),
+            true_labels=labels[rows].tolist(),
+            title=f"digits: attention of the pooled prediction ({len(wrong)} of {len(labels)} wrong)",
+        )
+        yield "scans", scans
         patches = np.asarray(aux["blocks"][-1]["weights"])[rows[0]]
         title = "digits: patches of the first scan, last block"
         yield "attention-heads", figures.head_grid(patches, title=title)

@@ -98,9 +98,15 @@ class Reverse(SyntheticTask):
 
     def generate(self, model: Any, batch: Batch) -> Int[Array, "B T"]:
         """Generate the model's own answers, token by token; padding follows an end mark."""
-        marks: Any = {"start_token": self.start_token, "stop_tokens": (self.end_token,)}
-        options: Any = {"max_tokens": self.max_length + 1, "pad_token": self.pad_token, **marks}
-        return models.generate(model, batch["source"], lengths=batch["lengths"], **options).tokens
+        return models.generate(
+            model,
+            batch["source"],
+            lengths=batch["lengths"],
+            max_tokens=self.max_length + 1,
+            start_token=self.start_token,
+            stop_tokens=(self.end_token,),
+            pad_token=self.pad_token,
+        ).tokens
 
     def attention_calls(self) -> dict[str, tuple[int, int, masks.Mask | None]]:
         source, target = self.max_length, self.max_length + 1
