@@ -75,7 +75,8 @@ def _add_options(parser: Any, kind: Any) -> None:
     """Give a parser, or a group of one, an option for each field of a dataclass."""
     hints, texts = get_type_hints(kind, include_extras=True), _read_texts(kind)
     for field in dataclasses.fields(kind):
-        hint, *marks = _unwrap(hints[field.name])
+        annotated = hints[field.name]
+        hint, *marks = get_args(annotated) if get_origin(annotated) is Annotated else (annotated,)
         if dataclasses.is_dataclass(hint):
             _add_options(parser.add_argument_group(f"{field.name} options", hint.__doc__), hint)
             continue
@@ -100,10 +101,6 @@ def _build(kind: Any, values: Mapping[str, Any]) -> Any:
         inner = hints[field.name]
         fields[field.name] = _build(inner, values) if dataclasses.is_dataclass(inner) else values[field.name]
     return kind(**fields)
-
-
-def _unwrap(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) is Annotated else (hint,)
 
 
 def _read_texts(kind: Any) -> dict[str, str]:
