@@ -70,8 +70,7 @@ class Report:
             more = f"{sent / least:.2g} times the bytes" if least else "sends, where the best does not"
             reasons.append(more)
         way = other.travel_seconds + other.exchange_seconds
-        shortest = best.travel_seconds + best.exchange_seconds
-        if not reasons and way > 1.05 * shortest:
+        if not reasons and way > 1.05 * (best.travel_seconds + best.exchange_seconds):
             reasons.append("slower links")
         reasons = reasons or ["as many bytes and as much work"]
         if other.seconds <= 1.02 * best.seconds:

@@ -20,8 +20,7 @@ def measure_losses(logits: Float[Array, "*B C"], labels: Int[Array, "*B"]) -> Fl
 
 def measure_labels(logits: Float[Array, "B C"], labels: Int[Array, " B"]) -> tuple[jax.Array, Metrics]:
     """Return the cross-entropy in nats and the accuracy of one label per example."""
-    loss = measure_losses(logits, labels).mean()
-    return loss, {"accuracy": _measure_share(logits.argmax(-1) == labels)}
+    return measure_losses(logits, labels).mean(), {"accuracy": _measure_share(logits.argmax(-1) == labels)}
 
 
 def measure_tokens(

@@ -43,8 +43,7 @@ def cut(path: Path, last_step: int) -> int:
     lines = read(path)
     earlier = [line for line in lines if line["step"] <= last_step]
     if path.exists():
-        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in earlier)
-        replace_text(path, text)
+        replace_text(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in earlier))
     return len(lines) - len(earlier)
 
 

@@ -37,8 +37,7 @@ class Run:
         start: the checkpoint to go on from, or None for fresh parameters.
         source: the run directory that `start` comes from, when it is another one.
         note: what a reader should know about the start, such as other versions, or None.
-        mesh: the devices' mesh of this session, such as data=2,tensor=4; None means one device. A run may go
-            on on another one.
+        mesh: the devices' mesh of this session, such as data=2,tensor=4; None means one device.
         damaged: newer checkpoints than `start`, which are set aside as STEP.damaged.
         saved: the checkpoints that were there, and when each was written: see `tidy`.
         replaces: what Regard may have written in the directory for the run that this one replaces.
@@ -82,7 +81,7 @@ class Run:
             raise RunError(f"{self.directory} has changed since it was opened; give the same command again")
 
     def clear(self) -> Self:
-        """Delete the run that this one replaces, config.json last, as a kill may come; return the rest."""
+        """Delete the run to be replaced, config.json last, as a kill may come; return this run without it."""
         for name in reversed(self.replaces):
             path = self.directory / name
             if path.is_dir():
@@ -284,8 +283,8 @@ def _digest(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _date_checkpoints(directory: Path) -> dict[Path, int]:
-    paths = checkpoints.list_checkpoints(directory / "checkpoints")
-    return {path: path.stat().st_mtime_ns for path in paths}
+    saved = checkpoints.list_checkpoints(directory / "checkpoints")
+    return {path: path.stat().st_mtime_ns for path in saved}
 
 
 def _read_config(directory: Path) -> dict[str, Any] | None:

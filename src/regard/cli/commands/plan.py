@@ -162,8 +162,7 @@ def spell_training(step: Step, config: Any) -> str:
         flag = name.replace("_", "-")
         switch = f"--{flag}" if value else f"--no-{flag}"
         words.append(switch if isinstance(value, bool) else f"--{flag} {value}")
-    remark = f"# otherwise than in {others}\n" if others else ""
-    return remark + " ".join(words)
+    return (f"# otherwise than in {others}\n" if others else "") + " ".join(words)
 
 
 def _change(config: Any, text: str, **changes: Any) -> Any:

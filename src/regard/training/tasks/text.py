@@ -171,8 +171,7 @@ class Text(Task):
 
     def make_held_out(self) -> Batch:
         """Cut all held-out text into overlapping rows; see `cut_windows`."""
-        windows = cut_windows(self.tokens.held_out.read(), self.length)
-        return jax.tree.map(jnp.asarray, self._pack(*windows))
+        return jax.tree.map(jnp.asarray, self._pack(*cut_windows(self.tokens.held_out.read(), self.length)))
 
     def read(self, model: Any, batch: Batch, aux: tuple[str, ...] = ()) -> Any:
         """Compute logits of the next token, every token seeing its own document up to itself."""
