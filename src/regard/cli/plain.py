@@ -95,7 +95,6 @@ def _add_options(parser: Any, kind: Any) -> None:
 
 
 def _build(kind: Any, values: Mapping[str, Any]) -> Any:
-    """Make a dataclass of the values of its fields, and of those of its groups."""
     hints, fields = get_type_hints(kind), {}
     for field in dataclasses.fields(kind):
         inner = hints[field.name]

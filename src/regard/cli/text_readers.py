@@ -40,12 +40,8 @@ def open_text_reader(directory: Path) -> TextReader | None:
         task, model = runs.load_run(directory)
         if not isinstance(task, tasks.Text):
             return None
-        title, training, most, spell = (
-            str(directory),
-            history.training_document(directory),
-            task.length,
-            task.spell,
-        )
+        title, training = str(directory), history.training_document(directory)
+        most, spell = task.length, task.spell
 
         def read(text: str) -> tuple[Tokens, str]:
             example = task.read_text(text)

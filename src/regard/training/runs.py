@@ -278,7 +278,6 @@ def _read_kept(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _digest(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the SHA-256 of texts, by name."""
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 

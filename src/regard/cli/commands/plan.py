@@ -135,7 +135,6 @@ class Plan(Command):
         console.say(f"{step}\n\n{command}")
 
     def _choose_sizes(self) -> dict[str, Any]:
-        """Return what --fix and --efficiency say."""
         from regard.planning import Assumptions
 
         assumptions = Assumptions(compute_efficiency=self.efficiency)
