@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.cli import pictures
+from regard.cli import overview, pictures
 from regard.cli.commands import Demo, Inspect
 from regard.cli.console import Console, UsageError, expected_errors, new_table
 from regard.cli.continuation import describe_next, spell_command
 from regard.cli.inspecting import run_inspecting
-from regard.cli.overview import describe_devices
 from regard.cli.training import advance_run
-from regard.training import loop, metrics, runs, tasks
-from regard.training.history import training_document
-from regard.training.versions import read_versions
+from regard.training import history, loop, metrics, runs, tasks, versions
 
 TASKS = ("threshold", "copy", "reverse", "digits")  # those that take seconds
 PAGES = {"digits": "explorer.html", "copy": "explorer-copy.html"}
@@ -64,7 +61,7 @@ def run_demonstration(command: Demo, console: Console) -> int:
     for folder in (out.absolute(), *out.absolute().parents):
         if runs.is_run(folder):
             raise UsageError(f"--out: expected a directory of its own; {folder} is a run")
-    console.say(f"Four tasks on {describe_devices()}; results go to {out}")
+    console.say(f"Four tasks on {overview.describe_devices()}; results go to {out}")
     entries: list[Entry] = []
     for run in open_all(command, out):
         outcome = advance_run(console, run)
@@ -78,7 +75,7 @@ def run_demonstration(command: Demo, console: Console) -> int:
         console.say("drawing figures ...")
         figures = draw_figures(entries, out / "figures")
         console.say("writing pages ...")
-        pages = write_pages(entries, out)
+        pages = write_pages(out)
         seconds = time.perf_counter() - start
         summary = {
             "tasks": {entry.task.name: entry.summarise() for entry in entries},
@@ -86,7 +83,7 @@ def run_demonstration(command: Demo, console: Console) -> int:
             "smoke": command.smoke,
             "figures": [str(figure.relative_to(out)) for figure in figures],
             "pages": [str(page.relative_to(out)) for page in pages],
-            "versions": read_versions(),
+            "versions": versions.read_versions(),
         }
         metrics.replace_text(out / "summary.json", json.dumps(summary, indent=2) + "\n")
     console.emit("end", **summary)
@@ -123,13 +120,12 @@ def draw_figures(entries: list[Entry], folder: Path) -> list[Path]:
     return written + pictures.save_pictures(common, folder, "png")
 
 
-def write_pages(entries: list[Entry], out: Path) -> list[Path]:
+def write_pages(out: Path) -> list[Path]:
     """Write the explorer's page of every task that has one; return the files."""
-    written, trained = [], {entry.task.name: entry for entry in entries}
+    written = []
     for name, page in PAGES.items():
-        task, directory = trained[name].task, trained[name].run.directory
-        trace = task.watch(runs.load_model(task, directory))
-        written.append(trace.explore(out / page, training=training_document(directory)))
+        task, model = runs.load_run(out / name)
+        written.append(task.watch(model).explore(out / page, training=history.training_document(out / name)))
     return written
 
 
@@ -162,8 +158,7 @@ def report(
         table.add_row(entry.task.name, str(outcome.step), measured, str(goal), *times, remark)
     console.say()
     console.say(table)
-    console.say()
-    console.say(f"{len(figures)} figures in {out / 'figures'}, all numbers in {out / 'summary.json'}")
+    console.say(f"\n{len(figures)} figures in {out / 'figures'}, all numbers in {out / 'summary.json'}")
     console.say(f"{seconds:.1f} s in all" + (", a smoke test: goals are not checked" if smoke else ""))
     if any(entry.reused for entry in entries):
         console.say("Reused runs were trained before; --force trains them again.")

@@ -12,16 +12,14 @@ import numpy as np
 from rich.table import Table
 
 from regard import inspection, readouts
-from regard.cli import text_readers
+from regard.cli import continuation, text_readers
 from regard.cli.commands import Inspect
 from regard.cli.console import Console, UsageError, expected_errors, new_table
-from regard.cli.continuation import spell_command
 from regard.cli.pictures import Picture, draw_trace, save_pictures, shorten_name
 from regard.inspection import Trace, figures
 from regard.inspection.words import WordReading, join_pieces
 from regard.models import Decoder
-from regard.training import runs
-from regard.training.history import training_document
+from regard.training import history, runs
 
 DEFAULT_WORD = "it"
 CELL_WIDTH = 14  # of the table: a word and its share
@@ -97,7 +95,7 @@ def _check_arguments(command: Inspect) -> None:
     if command.model is not None and not command.model.is_dir():
         is_file = command.model.is_file()
         there = f"{command.model} is a file" if is_file else f"there is no {command.model}"
-        seen = f"; what is kept in a file is shown by: {spell_command('view', command.model)}"
+        seen = f"; what is kept in a file is shown by: {continuation.spell_command('view', command.model)}"
         seen = seen if is_file and command.model.suffix == ".regard" else ""
         raise UsageError(f"{there}; give the folder of a run, or of a Hugging Face model{seen}")
 
@@ -109,7 +107,7 @@ def _inspect_run(command: Inspect, directory: Path, console: Console, page: Path
     with expected_errors():
         task, model = runs.load_run(directory)
         trace = task.watch(model, command.text)
-        training = training_document(directory)
+        training = history.training_document(directory)
     layers = f"{len(trace.calls)} attention layer{'s' if len(trace.calls) != 1 else ''}"
     console.say(f"{trace.title}: {type(model).__name__}, {layers}\n")
     table = new_table("attention", "head", "entropy", "largest logit", "reads")
@@ -150,7 +148,7 @@ def _write(
     for path in written:
         console.say(f"written: {path}")
     if command.save is not None:
-        console.say(f"next: {spell_command('view', command.save)}")
+        console.say(f"next: {continuation.spell_command('view', command.save)}")
 
 
 def _choose_word(asked: str | None, reading: WordReading) -> str:
@@ -168,7 +166,7 @@ def _tabulate(most_read: np.ndarray, share: np.ndarray, width: int) -> Iterator[
     per_table = -(-len(share) // num_tables)
     for first in range(0, len(share), per_table):
         layers = range(first, min(first + per_table, len(share)))
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table = new_table(gap=2)
         table.add_column("head", justify="right")
         for layer in layers:
             table.add_column(f"layer {layer}", no_wrap=True, max_width=CELL_WIDTH)
@@ -183,9 +181,13 @@ def _draw(reading: WordReading, reader: int, layer: int, title: str) -> Iterator
     shown = slice(0, TOKENS_SHOWN)
     words, word = list(reading.words[shown]), reading.words[reader]
     layers, heads = reading.weights.shape[:2]
-    labels: Any = {"head_labels": [f"Layer {number}" for number in range(layers)], "key_labels": words}
-    labels |= {"query_labels": list(map(str, range(heads))), "title": f'what "{word}" reads: {title}'}
-    reads = figures.head_grid(reading.weights[:, :, reader, shown], **labels)
+    reads = figures.head_grid(
+        reading.weights[:, :, reader, shown],
+        head_labels=[f"Layer {number}" for number in range(layers)],
+        query_labels=list(map(str, range(heads))),
+        key_labels=words,
+        title=f'what "{word}" reads: {title}',
+    )
     for ax in reads.figure.axes:
         if ax.get_ylabel() == "Query position":
             ax.set_ylabel("Head")

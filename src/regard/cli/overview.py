@@ -17,8 +17,9 @@ from regard.training.sharding import Deployment
 from regard.training.tasks import Task
 
 
-def print_overview(console: Console, task: Task, run: runs.Run, deployment: Deployment | None = None) -> None:
+def print_overview(console: Console, run: runs.Run, deployment: Deployment | None = None) -> None:
     """Print where and with what a run is about to train."""
+    task = run.task
     shapes = nnx.eval_shape(lambda: task.make_model(nnx.Rngs(0)))
     params = nnx.state(shapes, nnx.Param)
     modules = _count_parameters(params)
@@ -66,9 +67,8 @@ def describe_start(run: runs.Run) -> str:
     """Say where a run's parameters come from."""
     if run.start is None:
         return "new run"
-    if run.source is not None:
-        return f"starts from step {run.start.step} of {run.source}"
-    return f"goes on from step {run.start.step}"
+    step = f"from step {run.start.step}"
+    return f"goes on {step}" if run.source is None else f"starts {step} of {run.source}"
 
 
 def describe_attention(task: Task, deployment: Deployment | None = None) -> Iterator[str]:

@@ -10,8 +10,7 @@ import numpy as np
 
 from regard import masks, positions
 from regard.inspection import Call, Trace, figures
-from regard.training import metrics
-from regard.training.head_statistics import read_heads
+from regard.training import head_statistics, metrics
 from regard.training.task import Picture, Task
 
 POSITIONS_SHOWN = 50
@@ -24,7 +23,11 @@ def draw_run(task: Task, model: Any, lines: list[metrics.Line]) -> Iterator[Pict
     yield from _draw_histories(task, lines)
     yield from task.pictures(model)
     if task.config.positions == "learned":
-        yield from _draw_learned_positions(task, model)
+        # The model reads its table times sqrt(d_model).
+        table = model.encoder.embedding.position_table.embedding[...] * math.sqrt(task.config.d_model)
+        title = f"{task.name}: learned positions"
+        yield "learned-positions", figures.position_table(table, title=title)
+        yield "learned-position-similarity", figures.position_similarity(table, title=title)
 
 
 def draw_trace(trace: Trace) -> Iterator[Picture]:
@@ -66,7 +69,7 @@ def _draw_histories(task: Task, lines: list[metrics.Line]) -> Iterator[Picture]:
     """Draw the statistics of every head over the steps, where the run logged them."""
     labels = {"entropy": "Entropy (nats)", "max_score": "Largest logit"}
     for name, label in labels.items():
-        steps, heads, values = read_heads(lines, name)
+        steps, heads, values = head_statistics.read_heads(lines, name)
         if heads:
             title = f"{task.name}: {label[0].lower()}{label[1:]} of every head"
             drawing = figures.head_history(steps, heads, values, label=label, title=title)
@@ -77,15 +80,6 @@ def shorten_name(name: str) -> str:
     """Shorten the name of a layer: encoder.blocks.3 for encoder.stack.blocks.3.attention."""
     parts = (part.removesuffix("_attention") for part in name.split("."))
     return ".".join(part for part in parts if part not in ("stack", "attention", "trunk")) or name
-
-
-def _draw_learned_positions(task: Task, model: Any) -> Iterator[Picture]:
-    """Draw the table that a model learned, and how alike its positions became."""
-    # The model reads its table times sqrt(d_model).
-    table = model.encoder.embedding.position_table.embedding[...] * math.sqrt(task.config.d_model)
-    title = f"{task.name}: learned positions"
-    yield "learned-positions", figures.position_table(table, title=title)
-    yield "learned-position-similarity", figures.position_similarity(table, title=title)
 
 
 def save_pictures(pictures: Iterator[Picture], folder: Path, kind: str, prefix: str = "") -> list[Path]:

@@ -1,7 +1,4 @@
-"""Stand-ins for tyro and rich, which a core install lacks: marks of options, a reader of words, a printer.
-
-The marks have the names and fields of those of `tyro.conf`, so that options are declared once.
-"""
+"""Stand-ins for tyro and rich, which a core install lacks: marks of options, a reader of words, a printer."""
 
 import argparse
 import ast
@@ -18,7 +15,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """The words that an annotation has for an option."""
+    """The words that an annotation has for an option, named as those of `tyro.conf`, which declare it too."""
 
     name: str | None = None
     metavar: str | None = None
@@ -78,7 +75,8 @@ def _add_options(parser: Any, kind: Any) -> None:
     """Give a parser, or a group of one, an option for each field of a dataclass."""
     hints, texts = get_type_hints(kind, include_extras=True), _read_texts(kind)
     for field in dataclasses.fields(kind):
-        hint, *marks = _unwrap(hints[field.name])
+        annotated = hints[field.name]
+        hint, *marks = get_args(annotated) if get_origin(annotated) is Annotated else (annotated,)
         if dataclasses.is_dataclass(hint):
             _add_options(parser.add_argument_group(f"{field.name} options", hint.__doc__), hint)
             continue
@@ -97,16 +95,11 @@ def _add_options(parser: Any, kind: Any) -> None:
 
 
 def _build(kind: Any, values: Mapping[str, Any]) -> Any:
-    """Make a dataclass of the values of its fields, and of those of its groups."""
     hints, fields = get_type_hints(kind), {}
     for field in dataclasses.fields(kind):
         inner = hints[field.name]
         fields[field.name] = _build(inner, values) if dataclasses.is_dataclass(inner) else values[field.name]
     return kind(**fields)
-
-
-def _unwrap(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) is Annotated else (hint,)
 
 
 def _read_texts(kind: Any) -> dict[str, str]:

@@ -31,7 +31,7 @@ LOSS = re.compile(
 )
 
 
-def supervise_training(command: Train, console: Console, words: Sequence[str]) -> int:
+def supervise_training(command: Train, console: Console) -> int:
     """Train in this process, or in a child of it where there are several; return the exit code."""
     with expected_errors():
         patience = command.patience
@@ -41,19 +41,19 @@ def supervise_training(command: Train, console: Console, words: Sequence[str]) -
 
         return run_training(command, console)
     if os.name == "posix" and LINE not in os.environ:
-        return _watch(command, console, words, membership)
-    return _take_part(command, console, words, membership, patience)
+        return _watch(command, console, membership)
+    return _take_part(command, console, membership, patience)
 
 
 # The parent
 
 
-def _watch(command: Train, console: Console, words: Sequence[str], membership: Membership) -> int:
+def _watch(command: Train, console: Console, membership: Membership) -> int:
     """Run the command in a child; return its exit code, or explain the signal that ended it."""
     own, other = socket.socketpair()
     code = "import sys; from regard.cli import main; sys.exit(main(sys.argv[1:]))"
     child = subprocess.Popen(
-        [sys.executable, "-P", "-c", code, *words],
+        [sys.executable, "-P", "-c", code, *console.words],
         env=os.environ | {LINE: str(other.fileno())},
         pass_fds=(other.fileno(),),
         process_group=0,  # Ctrl-C comes here alone, and is passed on once
@@ -72,7 +72,7 @@ def _watch(command: Train, console: Console, words: Sequence[str], membership: M
         console.fail("interrupted before all processes had come")
         return INTERRUPTED
     if TOLD not in heard:
-        console.fail(_explain_end(-ended, JOINED in heard, command, words, membership))
+        console.fail(_explain_end(-ended, JOINED in heard, command, console.words, membership))
     return FAILED
 
 
@@ -89,10 +89,9 @@ def _explain_end(
 
 
 def _explain_absence(membership: Membership) -> str:
-    return (
-        f"{membership} did not find the others{_locate(membership)}: not all of them came in time, or the "
-        "address is wrong; start them all with the same --coordinator, the address of process 0"
-    )
+    remedy = "start them all with the same --coordinator, the address of process 0"
+    reason = f"not all of them came in time, or the address is wrong; {remedy}"
+    return f"{membership} did not find the others{_locate(membership)}: {reason}"
 
 
 def _locate(membership: Membership) -> str:
@@ -101,10 +100,8 @@ def _locate(membership: Membership) -> str:
 
 def explain_loss(detail: str, command: Train, words: Sequence[str], membership: Membership) -> str:
     """Explain the loss of another process, and how to go on."""
-    return (
-        f"{membership} stops, as another process was lost: it failed or was killed, or its machine or "
-        f"network did ({detail})\n{_advise(command, words)}"
-    )
+    reason = f"it failed or was killed, or its machine or network did ({detail})"
+    return f"{membership} stops, as another process was lost: {reason}\n{_advise(command, words)}"
 
 
 def _advise(command: Train, words: Sequence[str]) -> str:
@@ -119,9 +116,7 @@ def _advise(command: Train, words: Sequence[str]) -> str:
 # The child
 
 
-def _take_part(
-    command: Train, console: Console, words: Sequence[str], membership: Membership, patience: Patience
-) -> int:
+def _take_part(command: Train, console: Console, membership: Membership, patience: Patience) -> int:
     line = _open_line()
     _redirect_foreign_output()
     import jax
@@ -137,12 +132,13 @@ def _take_part(
         raise
     _tell(line, JOINED)
     if not processes.is_first():
-        console = Console(quiet=True)
+        console = Console(quiet=True, words=console.words)
     try:
         code = run_training(command, console)
     except (UsageError, processes.PeerError) as error:
         is_loss = not isinstance(error, processes.PeerError) and _is_loss(error.__cause__)
-        console.fail(explain_loss(_shorten(error), command, words, membership) if is_loss else str(error))
+        loss = explain_loss(_shorten(error), command, console.words, membership)
+        console.fail(loss if is_loss else str(error))
         code = FAILED if is_loss else getattr(error, "code", MISUSED)
         _tell(line, TOLD)
         if is_loss or (code == FAILED and not processes.is_known(error.__cause__)):
@@ -150,7 +146,7 @@ def _take_part(
     except Exception as error:
         # Anything may be on its way to the others, or never come: nobody is waited for.
         if _is_loss(error):
-            console.fail(explain_loss(_shorten(error), command, words, membership))
+            console.fail(explain_loss(_shorten(error), command, console.words, membership))
         else:
             traceback.print_exc()
         _tell(line, TOLD)
@@ -198,8 +194,7 @@ def _shorten(error: BaseException) -> str:
 
 def _open_line() -> socket.socket | None:
     """Open the socket to the parent; when that is gone, this process ends."""
-    number = os.environ.pop(LINE, None)
-    if number is None:
+    if (number := os.environ.pop(LINE, None)) is None:
         return None
     line = socket.socket(fileno=int(number))
 

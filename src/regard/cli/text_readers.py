@@ -12,8 +12,7 @@ import numpy as np
 from regard.inspection import Paths, ScoreParts, Tokens, Trace, decompose_score
 from regard.inspection.recorders import Recorder
 from regard.models import Decoder
-from regard.training import runs, tasks
-from regard.training.history import training_document
+from regard.training import history, runs, tasks
 
 DEFAULT_TEXT = "The cat sat on the mat because it was tired."
 TITLE_LENGTH = 80
@@ -41,7 +40,8 @@ def open_text_reader(directory: Path) -> TextReader | None:
         task, model = runs.load_run(directory)
         if not isinstance(task, tasks.Text):
             return None
-        title, training, most, spell = str(directory), training_document(directory), task.length, task.spell
+        title, training = str(directory), history.training_document(directory)
+        most, spell = task.length, task.spell
 
         def read(text: str) -> tuple[Tokens, str]:
             example = task.read_text(text)

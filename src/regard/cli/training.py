@@ -7,17 +7,13 @@ from typing import Any
 
 import jax
 
+from regard.cli import displays, interruption, overview
 from regard.cli.commands import Train
 from regard.cli.console import Console, RunFailedError, UsageError, enough_memory, expected_errors
 from regard.cli.continuation import describe_next, describe_trouble, spell_command
-from regard.cli.displays import open_display
-from regard.cli.interruption import catch_interrupts
-from regard.cli.overview import print_overview
-from regard.training import checkpoints, locks, loop, metrics, processes, runs
+from regard.training import checkpoints, locks, loop, mesh_specs, metrics, processes, runs, tasks
 from regard.training.checkpoint_files import Files, find_share
-from regard.training.mesh_specs import read_mesh
 from regard.training.sharding import Deployment
-from regard.training.tasks import Task, shrink
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SMALLER = "give a smaller --batch-size or model, less held-out data, more --accumulate-steps, --remat full"
@@ -30,7 +26,7 @@ def run_training(command: Train, console: Console) -> int:
         raise UsageError(f"--profile must be at least 0, got {command.profile}")
     directory = command.directory
     with expected_errors(), enough_memory(command.task.name, SMALLER):
-        task = shrink(command.task) if command.smoke else command.task
+        task = tasks.shrink(command.task) if command.smoke else command.task
         deployment = choose_deployment(command, task)
         options = {name: getattr(command, name) for name in ("seed", "resume", "force")}
         options["mesh"] = deployment and deployment.name
@@ -40,7 +36,7 @@ def run_training(command: Train, console: Console) -> int:
                 processes.alone(lambda: run.task.prepare(report))  # the others find what the first one kept
             processes.everyone(run.task.keep)  # the data are read, and found as they were
             if processes.is_first():
-                print_overview(console, run.task, run, deployment)
+                overview.print_overview(console, run, deployment)
     outcome = advance_run(console, run, deployment, profile=command.profile)
     if outcome is None:
         return 1
@@ -50,7 +46,9 @@ def run_training(command: Train, console: Console) -> int:
     if outcome.status == "interrupted":
         console.say(f"stopped at step {outcome.step} with a checkpoint; {describe_next(console.words)}")
         return 130
-    result = describe_result(task, outcome, smoke=command.smoke)
+    goal = task.goal
+    aim = f"; a smoke run: the goal, {goal}, is for a full one" if command.smoke else f", goal {goal}"
+    result = f"step {outcome.step}, held-out {goal.title} {outcome.held_out[goal.metric]:.4f}{aim}"
     if outcome.status == "already finished":
         console.say(f"{directory} is finished already ({result}); nothing to do.")
         console.say("To train it again: the same command with --force, or another --out.")
@@ -73,7 +71,7 @@ def run_training(command: Train, console: Console) -> int:
     return 0
 
 
-def open_together(directory: Path, task: Task, **options: Any) -> runs.Run:
+def open_together(directory: Path, task: tasks.Task, **options: Any) -> runs.Run:
     """Open a run in all processes: each checks its share of a checkpoint's files, and all agree on it."""
     damaged: dict[Path, str] = {}
 
@@ -102,11 +100,11 @@ def find_damage(checkpoint: checkpoints.Checkpoint) -> str:
     return ""
 
 
-def choose_deployment(command: Train, task: Task) -> Deployment | None:
+def choose_deployment(command: Train, task: tasks.Task) -> Deployment | None:
     """Choose the mesh that a command asks for; by default several processes divide the rows of a batch."""
     if not command.mesh and jax.process_count() == 1:
         return None
-    spec = read_mesh(command.mesh or "data=*")
+    spec = mesh_specs.read_mesh(command.mesh or "data=*")
     deployment = Deployment.over(spec)
     spec.fit(jax.device_count()).demand_divides(task)
     return deployment
@@ -121,8 +119,8 @@ def advance_run(
     try:
         with (
             enough_memory(run.task.name, SMALLER),
-            catch_interrupts(processes.ask_to_stop if together else None) as is_interrupted,
-            open_display(console, run.task.name, steps, done) as progress,
+            interruption.catch_interrupts(processes.ask_to_stop if together else None) as is_interrupted,
+            displays.open_display(console, run.task.name, steps, done) as progress,
         ):
             stop = processes.watch_for_stop(done) if together else is_interrupted
             return loop.train(run, progress=progress, stop=stop, deployment=deployment, profile=profile)
@@ -135,13 +133,6 @@ def advance_run(
         raise UsageError(str(error)) from error
     except OSError as error:
         raise RunFailedError(describe_trouble(error, run.directory, console.words)) from error
-
-
-def describe_result(task: Task, outcome: loop.Outcome, *, smoke: bool) -> str:
-    """Describe the held-out result against the goal, which is for the full size."""
-    goal = task.goal
-    goal_words = f"; a smoke run: the goal, {goal}, is for a full one" if smoke else f", goal {goal}"
-    return f"step {outcome.step}, held-out {goal.title} {outcome.held_out[goal.metric]:.4f}{goal_words}"
 
 
 def draw_sparkline(values: list[float], width: int = 60) -> str:

@@ -1,11 +1,10 @@
 """Candidates: every mesh of so many devices that a call can be divided over, and how."""
 
-import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -102,7 +101,7 @@ class Candidate:
             return jax.ShapeDtypeStruct((batch + self.rows, heads, length + self.tokens, width), array.dtype)
 
         arrays = {name: grow(getattr(problem, name)) for name in ("query", "key", "value")}
-        return dataclasses.replace(problem, **arrays)
+        return replace(problem, **arrays)
 
     def code(self) -> str:
         """Return Python that runs attention like this."""
@@ -118,8 +117,7 @@ class Candidate:
 
 def list_candidates(problem: Problem, devices: int, fixed: Mapping[str, int]) -> Iterator[Candidate]:
     """Yield meshes of so many devices, and those that divide the call with something appended."""
-    batch, query_heads = problem.leading[0], problem.leading[-1]
-    key_heads = problem.key_heads
+    batch, query_heads, key_heads = problem.leading[0], problem.leading[-1], problem.key_heads
     divisible = query_heads if key_heads == 1 else key_heads
     for data, heads in itertools.product(_divisors(devices, batch), _divisors(divisible)):
         if devices % (data * heads):
@@ -127,10 +125,8 @@ def list_candidates(problem: Problem, devices: int, fixed: Mapping[str, int]) ->
         rest = devices // (data * heads)
         for exchange in _divisors(math.gcd(rest, key_heads // heads if key_heads > 1 else 1)):
             sizes = {"data": data, "sequence": rest // exchange, "exchange": exchange, "heads": heads}
-            if any(sizes[name] != size for name, size in fixed.items()):
-                continue
             # Fewer rows than devices are not worth a division.
-            if rest > min(problem.T, problem.S):
+            if rest > min(problem.T, problem.S) or any(sizes[name] != size for name, size in fixed.items()):
                 continue
             for layout in ("contiguous", "balanced") if sizes["sequence"] > 1 else ("contiguous",):
                 parts = 1 if layout == "contiguous" else 2

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -68,7 +67,7 @@ class Chip:
         shared = ("memory_bytes", "memory_bandwidth", "near_bandwidth", "far_bandwidth")
         parts = {name: getattr(self, name) / devices for name in shared}
         flops = {dtype: rate / devices for dtype, rate in self.flops.items()}
-        return dataclasses.replace(self, flops=flops, **parts)
+        return replace(self, flops=flops, **parts)
 
 
 # TFLOP/s of bfloat16, TF32 and float64; GB and TB/s of memory; GB/s of NVLink both ways; Gb/s of network.
@@ -147,8 +146,7 @@ def find_chip(chip: str | Chip) -> Chip:
         return chip
     name = str(chip).lower()
     if name not in (*CHIPS, "cpu"):
-        names = ", ".join([*CHIPS, "cpu"])
-        raise ValueError(f"chip: expected one of {names}, or a planning.Chip; got {chip!r}")
+        raise ValueError(f"chip: expected one of {', '.join(CHIPS)}, cpu, or a planning.Chip; got {chip!r}")
     return measure_host() if name == "cpu" else CHIPS[name]
 
 
@@ -169,8 +167,7 @@ def measure_host() -> Chip:
         numbers = jnp.ones(_NUMBERS, jnp.float32)
         size = numbers.nbytes
         # In place: pages that are new would be most of the time.
-        seconds = _time(jax.jit(lambda x: x + 1, donate_argnums=0), numbers)
-    bandwidth = 2 * size / seconds
+        bandwidth = 2 * size / _time(jax.jit(lambda x: x + 1, donate_argnums=0), numbers)
     return Chip(
         name="cpu",
         flops=flops,
@@ -200,12 +197,12 @@ def _multiply(dtype: str) -> float:
 def _time(function: Callable[[Any], Any], array: Any) -> float:
     """Return seconds of the fastest of a few calls, each on the last one's result: others run here, too."""
     array = jax.block_until_ready(function(array))
-    best = float("inf")
+    times = []
     for _ in range(_REPEATS):
         start = time.perf_counter()
         array = jax.block_until_ready(function(array))
-        best = min(best, time.perf_counter() - start)
-    return best
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +19,8 @@ from regard.parallel.exchange import moved_halves
 from regard.parallel.schedule import is_countable
 from regard.planning.candidates import Candidate
 from regard.planning.chips import Chip, Line, exchange_seconds, hop_seconds, sum_seconds
+
+PARTS = ("compute", "memory", "travel", "exchange")
 
 
 @dataclass(frozen=True)
@@ -139,15 +140,14 @@ class Estimate:
     def balance(self) -> float:
         """Work on the busiest device over that on the idlest."""
         fewest, most = self.cells
-        if most == fewest:
-            return 1.0
-        return most / fewest if fewest else float("inf")
+        if not fewest:
+            return math.inf if most else 1.0
+        return most / fewest
 
     @property
     def bound(self) -> str:
         """The part that takes longest."""
-        parts = ("compute", "memory", "travel", "exchange")
-        return max(parts, key=lambda part: getattr(self, f"{part}_seconds"))
+        return max(PARTS, key=lambda part: getattr(self, f"{part}_seconds"))
 
 
 class Weighing:
@@ -204,7 +204,7 @@ class Weighing:
         flops = 2 * float(cells.max()) * (-(-problem.leading[0] // candidate.data) * heads) * products
         rate = chip.flops[problem.matmul_dtype.name] * assumptions.compute_efficiency
         layout = "contiguous" if division.layout == "contiguous" else "zigzag"
-        in_order = dataclasses.replace(division, layout=layout)
+        in_order = replace(division, layout=layout)
         trips = 2 if self.backward else 1
         sent = sum(sent_bytes(problem, division)[:trips])
         sent_in_order = sum(sent_bytes(problem, in_order)[:trips])

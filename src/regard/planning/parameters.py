@@ -41,9 +41,8 @@ def check_config(config: Any) -> None:
     if not hasattr(config, "vocab_size"):
         raise TypeError(f"config: expected a TransformerConfig, got {type(config).__name__}")
     if config.is_hybrid:
-        raise ValueError(
-            f"config: expected attention in every layer, of the rest nothing is planned; got {config.mixers}"
-        )
+        expected = "attention in every layer, of the rest nothing is planned"
+        raise ValueError(f"config: expected {expected}; got {config.mixers}")
 
 
 def count_block(config: Any) -> dict[str, int]:

@@ -87,14 +87,11 @@ def plan(
     Reference: Williams et al., "Roofline", 2009; all-to-all and ring together: Fang and Zhao, "USP", 2024.
     """
     numbers = {"length": length, "heads": heads, "devices": devices, "width": width, "batch": batch}
-    numbers["key_heads"] = heads if key_heads is None else key_heads
-    sizes = read_sizes(numbers)
+    sizes = read_sizes({**numbers, "key_heads": heads if key_heads is None else key_heads})
     heads, key_heads, devices = sizes["heads"], sizes["key_heads"], sizes["devices"]
     if heads % key_heads:
-        raise ValueError(
-            f"heads: expected a multiple of key_heads, {key_heads}; got {heads}. Each key head serves as many"
-            " query heads"
-        )
+        reason = "Each key head serves as many query heads"
+        raise ValueError(f"heads: expected a multiple of key_heads, {key_heads}; got {heads}. {reason}")
     fixed = read_fixed(fixed, devices)
     dtype = as_array("dtype", "the name of one, such as 'bfloat16'", jnp.dtype, dtype).name
     with jax.enable_x64(dtype == "float64"):
@@ -110,7 +107,7 @@ def plan(
     estimates = list(map(search.weigh, nsmallest(_MOST_MESHES, search.list(devices), key=search.bound)))
     best = next((item for item in estimates if item.candidate == best.candidate), best)
     request = {**sizes, "mask": None if mask is None else repr(mask), "dtype": dtype, "backward": backward}
-    chosen, work = search.chip_of(best.candidate.devices), search.work
+    chosen, work = search.chip_of(best.candidate.devices), search.rings.work
     return Report(request, chosen, search.assumptions, rank(estimates, best), work.kept, work.side)
 
 
@@ -123,10 +120,9 @@ def prepare(
     check_flag("backward", backward)
     chosen = find_chip(chip)
     if problem.matmul_dtype.name not in chosen.flops:
-        raise ValueError(
-            f"dtype: expected one that {chosen.name} multiplies, {', '.join(chosen.flops)}; got"
-            f" {problem.query.dtype}, which is multiplied as {problem.matmul_dtype.name}"
-        )
+        multiplied = f"{problem.query.dtype}, which is multiplied as {problem.matmul_dtype.name}"
+        kinds = ", ".join(chosen.flops)
+        raise ValueError(f"dtype: expected one that {chosen.name} multiplies, {kinds}; got {multiplied}")
     return Search(problem, chosen, assumptions, backward, fixed, Rings(problem, Work.count(problem)))
 
 
@@ -144,24 +140,22 @@ def check_divisible(search: Search, devices: int, sizes: Mapping[str, int]) -> N
 
 
 def _refuse(search: Search, devices: int) -> NoReturn:
-    """Raise for a call that no mesh holds."""
-    chip = search.chip
+    chip, step = search.chip, math.prod(search.fixed.values())
     room = chip.memory_bytes * search.assumptions.memory_share
 
     def find_least(count: int) -> float:
         """Return the bytes per device on the mesh of so many that needs least."""
         return min(map(search.peak, search.list(count)), default=math.inf)
 
-    step = math.prod(search.fixed.values())
     least = min(find_least(count * step) for count in list_counts(devices // step))
     doubled = (devices << power for power in range(1, _MOST_DEVICES.bit_length()))
     more = [] if chip.shared else [count for count in doubled if count <= _MOST_DEVICES]
     enough = next((count for count in more if find_least(count) <= room), None)
     advice = "more devices do not help, a smaller batch or a shorter sequence would"
+    advice = f"{enough} devices would do" if enough else advice
     raise MemoryTooSmallError(
         f"devices: no mesh of up to {devices} {chip.name} holds the call: it takes {scaled(least, 'B')} per"
-        f" device of the {scaled(room, 'B')} there are for arrays; "
-        + (f"{enough} devices would do" if enough else advice)
+        f" device of the {scaled(room, 'B')} there are for arrays; {advice}"
     )
 
 
@@ -199,9 +193,8 @@ def read_amount(text: str | int) -> int:
     except (ValueError, OverflowError):
         amount = number = 0
     if number < 1 or number != amount:
-        raise ValueError(
-            f"expected a whole number of at least 1, such as 4096, 128k, 1M or 1_048_576, got {text!r}"
-        )
+        examples = "such as 4096, 128k, 1M or 1_048_576"
+        raise ValueError(f"expected a whole number of at least 1, {examples}, got {text!r}")
     return number
 
 

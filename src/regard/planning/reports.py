@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from regard.engine.dispatch.explanation import scaled
 from regard.planning.chips import Chip
-from regard.planning.estimates import Assumptions, Estimate
+from regard.planning.estimates import PARTS, Assumptions, Estimate
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,10 @@ class Report:
             reasons.append(f"{ratio:.2g} times the work on the busiest device")
         sent, least = other.all_bytes, best.all_bytes
         if sent > 1.05 * least:
-            reasons.append(
-                f"{sent / least:.2g} times the bytes" if least else "sends, where the best does not"
-            )
+            more = f"{sent / least:.2g} times the bytes" if least else "sends, where the best does not"
+            reasons.append(more)
         way = other.travel_seconds + other.exchange_seconds
-        shortest = best.travel_seconds + best.exchange_seconds
-        if not reasons and way > 1.05 * shortest:
+        if not reasons and way > 1.05 * (best.travel_seconds + best.exchange_seconds):
             reasons.append("slower links")
         reasons = reasons or ["as many bytes and as much work"]
         if other.seconds <= 1.02 * best.seconds:
@@ -117,12 +114,8 @@ class Report:
         if best.gathered_bytes:
             sent += f", and {scaled(best.gathered_bytes, 'B')} as the mesh does not divide the length"
         yield "sent", sent
-        yield (
-            "time",
-            f"compute {spell_seconds(best.compute_seconds)}, memory {spell_seconds(best.memory_seconds)},"
-            f" travel {spell_seconds(best.travel_seconds)}, which overlap; exchange"
-            f" {spell_seconds(best.exchange_seconds)}, which does not",
-        )
+        parts = [f"{part} {spell_seconds(getattr(best, f'{part}_seconds'))}" for part in PARTS]
+        yield "time", f"{', '.join(parts[:-1])}, which overlap; {parts[-1]}, which does not"
         if best.balancing_bytes:
             saved = scaled(best.balancing_bytes, "B")
             yield "order", f"balanced in every call; tokens kept in zig-zag order would save sending {saved}"
@@ -157,15 +150,15 @@ class Report:
         """Return plain values, for programs."""
         return {
             "request": self.request,
-            "chip": dataclasses.asdict(self.chip),
-            "assumptions": dataclasses.asdict(self.assumptions),
+            "chip": asdict(self.chip),
+            "assumptions": asdict(self.assumptions),
             "kept": self.kept,
             "tile_side": self.tile_side,
             "meshes": [self._row(item) for item in self.ranking[:top]],
         }
 
     def _row(self, item: Estimate) -> dict[str, Any]:
-        row = dataclasses.asdict(item)
+        row = asdict(item)
         del row["candidate"]
         names = ("devices", "tokens", "rows", "mesh", "plan", "layout")
         chosen = {name: getattr(item.candidate, name) for name in names}
@@ -183,7 +176,7 @@ def name_mesh(item: Estimate) -> str:
 
 def spell_seconds(seconds: float) -> str:
     """Spell a time in the unit that suits it."""
-    unit, factor = next(
-        ((unit, factor) for unit, factor in (("s", 1.0), ("ms", 1e3)) if seconds * factor >= 1), ("us", 1e6)
-    )
-    return f"{seconds * factor:.3g} {unit}" if seconds else "0 s"
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us" if seconds else "0 s"

@@ -39,7 +39,6 @@ class Rings:
         self._list_pairs = functools.cache(self._classify)
 
     def _load(self, ring: int, layout: str, chunk: int) -> Load:
-        """Return the work of a ring's members."""
         parts = 1 if layout == "contiguous" else 2
         members = np.arange(ring)
         chunks = members[None] if parts == 1 else np.stack([members, 2 * ring - 1 - members])

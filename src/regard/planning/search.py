@@ -12,7 +12,7 @@ from regard.engine.call.problem import Problem
 from regard.parallel.division import Chunking
 from regard.planning.candidates import Candidate, list_candidates
 from regard.planning.chips import Chip
-from regard.planning.estimates import Assumptions, Estimate, Weighing, Work
+from regard.planning.estimates import Assumptions, Estimate, Weighing
 from regard.planning.rings import Rings
 
 ALIKE = 1.02  # times that differ by less are the same: padding decides, then devices, then bytes
@@ -51,10 +51,6 @@ class Search:
     times: float = 1.0  # calls one after the other
     also: tuple[Search, ...] = ()  # other calls on the same mesh
 
-    @property
-    def work(self) -> Work:
-        return self.rings.work
-
     def chip_of(self, devices: int) -> Chip:
         """Return what each of so many devices has."""
         return self.chip.divide(devices) if self.chip.shared else self.chip
@@ -89,7 +85,7 @@ class Search:
         chunk = Chunking(problem.T, parts, ring, candidate.exchange).chunk
         load = self.rings.load(ring, candidate.layout, chunk)
         # The busiest member of the ring, beside the mean.
-        compute = self._spread(devices) * float(load.cells.max()) * ring / max(self.work.total, 1.0)
+        compute = self._spread(devices) * float(load.cells.max()) * ring / max(self.rings.work.total, 1.0)
         hops = trips * (load.least_rounds - 1)
         keys = sum(math.prod(array.shape) * array.dtype.itemsize for array in (problem.key, problem.value))
         each = keys / devices / max(chip.near_bandwidth, chip.far_bandwidth)
@@ -132,6 +128,6 @@ class Search:
         """Return the seconds of the call's products, spread evenly."""
         problem, chip = self.problem, self.chip_of(devices)
         products = (problem.D + problem.E) + self.backward * (3 * problem.D + 2 * problem.E)
-        flops = 2 * self.work.total * math.prod(problem.leading) * products / devices
+        flops = 2 * self.rings.work.total * math.prod(problem.leading) * products / devices
         rate = chip.flops[problem.matmul_dtype.name] * self.assumptions.compute_efficiency
         return self.times * flops / rate

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -133,7 +132,7 @@ def plan_step(
         >>> import dataclasses
         >>> from regard import planning
         >>> from regard.models import preset
-        >>> config = dataclasses.replace(preset("llama-3.1-8b").config, scan_layers=True, remat="full")
+        >>> config = replace(preset("llama-3.1-8b").config, scan_layers=True, remat="full")
         >>> step = planning.plan_step(config, length="8k", batch=64, devices=64, chip="h100")
         >>> step.candidate.devices, step.parameters
         (64, 8030261248)
@@ -161,23 +160,23 @@ def plan_step(
         mask = masks.causal() if window is None else masks.causal() & masks.sliding_window(window)
         search = prepare(canonicalize(query, key, key, mask=mask), chip, shares, True, divided)
         chip = search.chip  # measured once
-        calls.append(dataclasses.replace(search, times=windows[window] * again))
+        calls.append(replace(search, times=windows[window] * again))
     first, *others = calls
     model = _Model(config, sizes, first.chip, shares, precision, fixed, first.peak)
-    search = dataclasses.replace(first, beside=model.weigh, also=tuple(others))
+    search = replace(first, beside=model.weigh, also=tuple(others))
     best = search.find_best(devices)
     if best is None:
         check_divisible(search, devices, sizes)
-        raise MemoryTooSmallError(
-            f"devices: no mesh of up to {devices} {first.chip.name} holds the step; take more devices, a"
-            " smaller batch, a shorter sequence, or remat"
-        )
-    held = model.hold(best.candidate)
-    attention = search.total(best) - model.weigh(best.candidate).seconds
-    times = {"attention": attention, **model.time(best.candidate)}
+        remedy = "take more devices, a smaller batch, a shorter sequence, or remat"
+        name = first.chip.name
+        raise MemoryTooSmallError(f"devices: no mesh of up to {devices} {name} holds the step; {remedy}")
+    candidate, fsdp = best.candidate, model.fsdp(best.candidate)
+    attention = search.total(best) - model.weigh(candidate).seconds
+    times = {"attention": attention, **model.time(candidate)}
     request = {**sizes, "precision": precision, "remat": config.remat}
-    mesh = model.name_axes(best.candidate)
-    return Step(request, search.chip_of(best.candidate.devices), mesh, best, model.total, held, times)
+    axes = zip(AXES, (candidate.data // fsdp, fsdp, candidate.sequence, candidate.heads), strict=True)
+    mesh, held = {axis: size for axis, size in axes if size > 1}, model.hold(candidate)
+    return Step(request, search.chip_of(candidate.devices), mesh, best, model.total, held, times)
 
 
 def _divide_attention(fixed: Mapping[str, int]) -> dict[str, int]:
@@ -238,12 +237,6 @@ class _Model:
         whole, divided = self.weigh(candidate, 1), self.weigh(candidate, candidate.data)
         room = self.chip.memory_bytes * self.shares.memory_share
         return 1 if whole.bytes <= room and whole.seconds <= divided.seconds else candidate.data
-
-    def name_axes(self, candidate: Candidate) -> dict[str, int]:
-        """Return the training mesh, without axes of one device."""
-        fsdp = self.fsdp(candidate)
-        sizes = (candidate.data // fsdp, fsdp, candidate.sequence, candidate.heads)
-        return {axis: size for axis, size in zip(AXES, sizes, strict=True) if size > 1}
 
     def tokens(self, candidate: Candidate) -> float:
         """Return the tokens that a device has, in all its layers but the parts that heads divide."""

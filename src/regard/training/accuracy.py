@@ -1,8 +1,4 @@
-"""Losses and accuracies that tasks share.
-
-`accuracy` always counts whole answers (a label, or a sequence right in every token); `token_accuracy` counts
-tokens.
-"""
+"""Losses and accuracies that tasks share: `accuracy` of whole answers, labels or sequences, and of tokens."""
 
 from __future__ import annotations
 
@@ -24,8 +20,7 @@ def measure_losses(logits: Float[Array, "*B C"], labels: Int[Array, "*B"]) -> Fl
 
 def measure_labels(logits: Float[Array, "B C"], labels: Int[Array, " B"]) -> tuple[jax.Array, Metrics]:
     """Return the cross-entropy in nats and the accuracy of one label per example."""
-    loss = measure_losses(logits, labels).mean()
-    return loss, {"accuracy": _measure_share(logits.argmax(-1) == labels)}
+    return measure_losses(logits, labels).mean(), {"accuracy": _measure_share(logits.argmax(-1) == labels)}
 
 
 def measure_tokens(

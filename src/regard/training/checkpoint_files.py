@@ -73,8 +73,14 @@ def read_index(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path / INDEX} has format {version}, this version of Regard reads {readable}")
     for expected, value in _list_faults(body):
         raise _expected(path / INDEX, expected, value)
-    for digests in sorted(path.glob("digests-*.json")):
-        body["files"] |= _read_digests(path, digests, body["files"])
+    for file in sorted(path.glob("digests-*.json")):
+        digests = _read_sealed(path, file)
+        if not isinstance(digests, dict):
+            raise _expected(file, "an object", digests)
+        for name, digest in digests.items():
+            if name not in body["files"] or not isinstance(digest, str):
+                raise _expected(file, f"the SHA-256 of one of its files as {name!r}", digest)
+            body["files"][name][1] = digest
     return body
 
 
@@ -108,17 +114,6 @@ def _find_writer(name: str) -> int:
     """Return the process that wrote a file; orbax names it, and the first one writes what is for all."""
     match = re.search(r"\bprocess_(\d+)\b", name)
     return int(match[1]) if match else 0
-
-
-def _read_digests(path: Path, file: Path, files: Files) -> dict[str, list[Any]]:
-    """Return the marks of the files whose digests are in this one."""
-    digests = _read_sealed(path, file)
-    if not isinstance(digests, dict):
-        raise _expected(file, "an object", digests)
-    for name, digest in digests.items():
-        if name not in files or not isinstance(digest, str):
-            raise _expected(file, f"the SHA-256 of one of its files as {name!r}", digest)
-    return {name: [files[name][0], digest] for name, digest in digests.items()}
 
 
 def _write_sealed(file: Path, body: Any) -> None:

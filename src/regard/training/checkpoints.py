@@ -68,10 +68,14 @@ class Checkpoint:
     def read(self, templates: Mapping[str, Any]) -> dict[str, Any]:
         """Read arrays in the form of templates: NumPy arrays, or `jax.ShapeDtypeStruct` with a sharding."""
         on_host = all(isinstance(template, np.ndarray) for template in templates.values())
+        process, alone = jax.process_index(), on_host and jax.process_count() > 1
+        readers = {"primary_host": process, "active_processes": {process}} if alone else {}
+        options = ocp.options.MultiprocessingOptions(**readers)
+        handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
+        reader = ocp.Checkpointer(handler, multiprocessing_options=options)
         try:
-            nested = _reader(together=not on_host).restore(
-                (self.path / "state").absolute(), args=ocp.args.StandardRestore(_nest(templates))
-            )
+            wanted = ocp.args.StandardRestore(_nest(templates))
+            nested = reader.restore((self.path / "state").absolute(), args=wanted)
         except Exception as error:  # orbax and tensorstore raise many types; all mean the same here
             raise CheckpointError(f"{self.path} cannot be read by orbax-checkpoint: {error}") from error
         return {name: _make_empty(template) for name, template in templates.items()} | _leaves(nested)
@@ -239,14 +243,6 @@ def _leaves(tree: Any) -> dict[str, Any]:
     """Return the leaves by readable path, in the order of the tree."""
     entries = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in entries}
-
-
-def _reader(*, together: bool) -> ocp.Checkpointer:
-    """Return an orbax checkpointer that reads together with all other processes or alone."""
-    alone = {"primary_host": jax.process_index(), "active_processes": {jax.process_index()}}
-    options = ocp.options.MultiprocessingOptions(**({} if together or jax.process_count() == 1 else alone))
-    handler = ocp.StandardCheckpointHandler(multiprocessing_options=options)
-    return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Documents to learn a language from: Python's own manual, or places in files that are larger than memory."""
+"""Documents to learn a language from: Python's own manual, or places in files, which memory need not hold."""
 
 import codecs
 import hashlib

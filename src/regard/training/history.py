@@ -7,19 +7,10 @@ from typing import Any
 import numpy as np
 
 from regard.arguments import read_path
-from regard.training import metrics
-from regard.training.head_statistics import read_heads
+from regard.training import head_statistics, metrics
 
-UNITS = {
-    "loss": "nats",
-    "bits_per_byte": "bits per byte",
-    "accuracy": "share",
-    "token_accuracy": "share",
-    "learning_rate": "",
-    "grad_norm": "",
-    "parameter_norm": "",
-}
-HELD_OUT = "held_out_"
+UNITS = {"loss": "nats", "bits_per_byte": "bits per byte", "accuracy": "share", "token_accuracy": "share"}
+UNITS |= {"learning_rate": "", "grad_norm": "", "parameter_norm": ""}
 MAPS = {"entropy": "nats", "max_score": "logit"}
 
 
@@ -45,21 +36,19 @@ def training_document(run_directory: str | Path) -> dict[str, Any]:
     """
     directory = read_path("run_directory", run_directory)
     lines = metrics.read(directory / "metrics.jsonl")
-    curves = [
-        {"name": name, "unit": unit, "split": split, "points": points}
-        for name, unit in UNITS.items()
-        for split, prefix in (("train", ""), ("test", HELD_OUT))
-        if (points := _join(*metrics.columns(lines, prefix + name))).shape[1]
-    ]
-    for curve in curves:
-        if not any(curve["name"] == other["name"] and other["split"] == "test" for other in curves):
-            curve["split"] = None  # a learning rate is not of one set of data
+    curves = []
+    for name, unit in UNITS.items():
+        train, test = metrics.columns(lines, name), metrics.columns(lines, f"held_out_{name}")
+        # A learning rate is not of one set of data.
+        splits = {"train" if test[0] else None: _join(*train), "test": _join(*test)}
+        shown = {split: points for split, points in splits.items() if points.shape[1]}
+        curves += [{"name": name, "unit": unit, "split": s, "points": points} for s, points in shown.items()]
     rates = _measure_rates(*metrics.columns(lines, "seconds"))
     if rates.shape[1]:
         curves.append({"name": "steps_per_second", "unit": "1/s", "split": None, "points": rates})
     maps = []
     for name, unit in MAPS.items():
-        steps, rows, values = read_heads(lines, name)
+        steps, rows, values = head_statistics.read_heads(lines, name)
         if rows:
             held = {"rows": rows, "steps": steps, "values": values.astype(np.float32)}
             maps.append({"name": name, "unit": unit, **held})

@@ -15,9 +15,8 @@ import jax
 import numpy as np
 
 from regard.arguments import check_kind
-from regard.training import checkpoints, head_statistics, locks, metrics, processes
-from regard.training.compilation import LITTLE_WORK
-from regard.training.programs import Program, State, make_feed, make_program
+from regard.training import checkpoints, compilation, head_statistics, locks, metrics, processes
+from regard.training.programs import make_feed, make_program
 from regard.training.runs import Run
 from regard.training.sharding import Deployment
 from regard.training.task import Metrics
@@ -82,12 +81,10 @@ class DivergenceError(FloatingPointError):
 
     def __init__(self, metric: str, value: float, step: int, last_good: Path | None):
         last = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint had been saved yet"
-        super().__init__(
-            f"{metric} is {value} at step {step}; {last}. A smaller --learning-rate may help, or --nan skip,"
-            " which leaves single updates that are not finite out."
-        )
-        self.metric = metric
-        self.step = step
+        skip = "--nan skip, which leaves single updates that are not finite out"
+        remedy = f"A smaller --learning-rate may help, or {skip}."
+        super().__init__(f"{metric} is {value} at step {step}; {last}. {remedy}")
+        self.metric, self.step = metric, step
 
 
 def train(
@@ -129,24 +126,8 @@ def train(
             return Outcome("already finished", run.start.step, **_read_record(run))
         session = _Session(run, progress or Progress(), log, profile)
         with session.progress.preparing():
-            _prepare(session, deployment)
+            session.prepare(deployment)
         return session.advance(stop)
-
-
-def _prepare(session: "_Session", deployment: Deployment | None) -> None:
-    """Make ready to train a run whose lock is held; everything that steps need is compiled here."""
-    run = session.run
-    kept_files = processes.everyone(run.task.keep)
-    program = make_program(run.task, run.seed, deployment)
-    places = None if deployment is None else deployment.divide_state(program.shapes)
-    state = checkpoints.fit(run.start, program.shapes, places=places) if run.start else program.start()
-    processes.demand_same("run", run.describe(kept_files))
-    processes.alone(lambda: run.begin(kept_files))
-    processes.everyone(run.demand_begun)
-    num_devices = 1 if deployment is None else deployment.mesh.size
-    device_kind = jax.devices()[0].device_kind
-    session.progress.began(count_work(run.task, program.shapes.params, num_devices, device_kind))
-    session.prepare(program, state)
 
 
 def _read_record(run: Run) -> dict[str, Any]:
@@ -158,10 +139,8 @@ def _read_record(run: Run) -> dict[str, Any]:
     *clocks, held_out = record.values()
     numbers = [*clocks, *held_out.values()] if isinstance(held_out, dict) else [None]
     if not all(type(number) in (int, float) for number in numbers):
-        raise checkpoints.CheckpointError(
-            f"{run.start.path / checkpoints.INDEX} is damaged: expected seconds and metrics as record, got"
-            f" {str(run.start.record)[:80]!r}"
-        )
+        problem = f"expected seconds and metrics as record, got {str(run.start.record)[:80]!r}"
+        raise checkpoints.CheckpointError(f"{run.start.path / checkpoints.INDEX} is damaged: {problem}")
     return record
 
 
@@ -182,13 +161,23 @@ class _Session:
         self.settled = (self.first, self.record["seconds"])
         self.skipped = 0  # updates in a row
 
-    def prepare(self, program: Program, state: State) -> None:
-        """Compile everything; nothing that follows compiles."""
-        self.program, self.state = program, state
-        self.feed = make_feed(self.task, self.run.seed, program.deployment)
-        self.held_out = program.place(self.task.held_out)
-        self.update = self._compile("train step", program.update, state, np.int32(0), self.feed(0))
-        self.measure = self._compile("evaluation", program.evaluate, state.evaluated, self.held_out)
+    def prepare(self, deployment: Deployment | None) -> None:
+        """Make ready to train a run whose lock is held: nothing that follows compiles."""
+        run, task = self.run, self.task
+        kept_files = processes.everyone(task.keep)
+        self.program = program = make_program(task, run.seed, deployment)
+        places = None if deployment is None else deployment.divide_state(program.shapes)
+        start = run.start
+        self.state = checkpoints.fit(start, program.shapes, places=places) if start else program.start()
+        processes.demand_same("run", run.describe(kept_files))
+        processes.alone(lambda: run.begin(kept_files))
+        processes.everyone(run.demand_begun)
+        num_devices = 1 if deployment is None else deployment.mesh.size
+        device_kind = jax.devices()[0].device_kind
+        self.progress.began(count_work(task, program.shapes.params, num_devices, device_kind))
+        self.feed, self.held_out = make_feed(task, run.seed, deployment), program.place(task.held_out)
+        self.update = self._compile("train step", program.update, self.state, np.int32(0), self.feed(0))
+        self.measure = self._compile("evaluation", program.evaluate, self.state.evaluated, self.held_out)
         self.watch_heads = self._prepare_heads()
 
     def advance(self, stop: Callable[[], bool]) -> Outcome:
@@ -226,7 +215,7 @@ class _Session:
             return lambda step: None
         probe = self.program.place(self.task.probe)
         # A few measurements are over before an optimized program would be compiled.
-        options = LITTLE_WORK if steps < FEW_MEASUREMENTS * every else None
+        options = compilation.LITTLE_WORK if steps < FEW_MEASUREMENTS * every else None
         measure = self._compile(
             "heads", self.program.measure_heads, self.state.params, probe, options=options
         )

@@ -62,22 +62,19 @@ def find_membership(
         index = _read(environment, rank) if index is None else index
     if count == 1 or (coordinator, count, index) == (None, None, None):
         return None
-    missing = {
-        "--coordinator (or JAX_COORDINATOR_ADDRESS)": coordinator is None and launcher is None,
-        "--processes (or JAX_NUM_PROCESSES)": count is None,
-        "--process (or JAX_PROCESS_ID)": index is None,
+    needed = {
+        "--coordinator (or JAX_COORDINATOR_ADDRESS)": launcher if coordinator is None else coordinator,
+        "--processes (or JAX_NUM_PROCESSES)": count,
+        "--process (or JAX_PROCESS_ID)": index,
     }
-    if any(missing.values()):
-        wanted = ", ".join(name for name, is_missing in missing.items() if is_missing)
+    if wanted := ", ".join(name for name, value in needed.items() if value is None):
         raise ValueError(f"processes: expected all of coordinator, number and index; still needed: {wanted}")
     assert count is not None
     assert index is not None
     port = None if coordinator is None else coordinator.rpartition(":")[2]
     if port is not None and not (port.isdecimal() and 0 < int(port) < 2**16):
-        raise ValueError(
-            "coordinator: expected HOST:PORT of process 0, with a port from 1 to 65535, or auto; "
-            f"got {coordinator!r}"
-        )
+        expected = "HOST:PORT of process 0, with a port from 1 to 65535, or auto"
+        raise ValueError(f"coordinator: expected {expected}; got {coordinator!r}")
     if count < 1:
         raise ValueError(f"processes: expected at least 1, got {count}")
     if not 0 <= index < count:

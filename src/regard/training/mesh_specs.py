@@ -1,9 +1,8 @@
 """Mesh specifications, such as data=2,tensor=4: read, completed and checked. No JAX here."""
 
-import dataclasses
 import difflib
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 REST = -1
@@ -29,7 +28,7 @@ class MeshSpec:
     @property
     def sizes(self) -> dict[str, int]:
         """Devices by axis."""
-        return dataclasses.asdict(self)
+        return asdict(self)
 
     def fit(self, num_devices: int) -> "MeshSpec":
         """Return the specification for so many devices: an axis of size -1 gets what the others leave.
@@ -42,7 +41,7 @@ class MeshSpec:
         product = math.prod(size for size in sizes.values() if size != REST)
         open_axis = next((axis for axis, size in sizes.items() if size == REST), None)
         if open_axis and num_devices % product == 0:
-            return dataclasses.replace(self, **{open_axis: num_devices // product})
+            return replace(self, **{open_axis: num_devices // product})
         if open_axis or product != num_devices:
             needed = f"a divisor of {num_devices}" if open_axis else f"{num_devices}"
             fitting = (
@@ -51,10 +50,9 @@ class MeshSpec:
             count = "1 device" if num_devices == 1 else f"{num_devices} devices"
             tried = num_devices == 1 and not open_axis
             hint = f"; to try it on a CPU, set JAX_NUM_CPU_DEVICES={product}" if tried else ""
-            raise ValueError(
-                f"mesh: expected sizes that multiply to {needed}, as there are {count}; got "
-                f"{self}, which is {product}; {next(fitting, 'data')}=* takes what is there{hint}"
-            )
+            problem = f"expected sizes that multiply to {needed}, as there are {count}; got {self}"
+            remedy = f"{next(fitting, 'data')}=* takes what is there{hint}"
+            raise ValueError(f"mesh: {problem}, which is {product}; {remedy}")
         return self
 
     def demand_divides(self, task: Any) -> None:
@@ -64,18 +62,16 @@ class MeshSpec:
         if batch_size % rows:
             below = batch_size - batch_size % rows
             factors = "data * fsdp" if parts == 1 else "data * fsdp * accumulate_steps"
-            raise ValueError(
-                f"mesh: expected a batch size that {factors} = {rows} divides, got batch_size={batch_size};"
-                f" choose --batch-size {f'{below} or ' if below else ''}{below + rows}, or another mesh"
-            )
+            problem = f"expected a batch size that {factors} = {rows} divides, got batch_size={batch_size}"
+            fitting = f"{f'{below} or ' if below else ''}{below + rows}"
+            raise ValueError(f"mesh: {problem}; choose --batch-size {fitting}, or another mesh")
         for name in ("num_heads", "num_key_heads", "d_ff", "expert_width"):
             size = getattr(task.model, name, None) or self.tensor
             if size % self.tensor:
                 divisors = [count for count in range(1, size + 1) if size % count == 0]
-                raise ValueError(
-                    f"mesh: expected tensor to divide {name}={size}, got tensor={self.tensor}; it can be "
-                    f"{', '.join(map(str, divisors[:8]))}{', ...' if len(divisors) > 8 else ''}"
-                )
+                fitting = f"{', '.join(map(str, divisors[:8]))}{', ...' if len(divisors) > 8 else ''}"
+                problem = f"expected tensor to divide {name}={size}, got tensor={self.tensor}"
+                raise ValueError(f"mesh: {problem}; it can be {fitting}")
 
     def __str__(self) -> str:
         parts = [f"{axis}={'*' if size == REST else size}" for axis, size in self.sizes.items() if size != 1]

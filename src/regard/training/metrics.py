@@ -1,7 +1,4 @@
-"""The lines of metrics.jsonl: one JSON object per logged step, appended while training, cut back on resuming.
-
-Lines with a "split" are not metrics of training and held-out data: see `regard.training.head_statistics`.
-"""
+"""The lines of metrics.jsonl, an object per logged step: appended while training, cut back on resuming."""
 
 import json
 import math
@@ -11,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
-HEADS = "heads"  # the split of lines that hold lists, a number per head, by statistic and layer
+HEADS = "heads"  # the split of lines of `head_statistics`: lists, a number per head, by statistic and layer
 # What people look at first, in this order.
 LEADING = ("loss", "bits_per_byte", "accuracy")
 
@@ -46,8 +43,7 @@ def cut(path: Path, last_step: int) -> int:
     lines = read(path)
     earlier = [line for line in lines if line["step"] <= last_step]
     if path.exists():
-        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in earlier)
-        replace_text(path, text)
+        replace_text(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in earlier))
     return len(lines) - len(earlier)
 
 

@@ -38,10 +38,8 @@ def join(membership: Membership, seconds: Patience = patience) -> None:
             shutdown_timeout_seconds=seconds.wait_seconds,
         )
     except (ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"processes: JAX cannot tell which process this is ({error}); give --coordinator HOST:PORT, "
-            "--processes and --process"
-        ) from error
+        remedy = "give --coordinator HOST:PORT, --processes and --process"
+        raise ValueError(f"processes: JAX cannot tell which process this is ({error}); {remedy}") from error
     try:
         gather("")  # connects all: later, whoever comes 30 s after the first would be too late
     except (ValueError, RuntimeError) as error:
@@ -94,13 +92,12 @@ def alone(function: Callable[[], T]) -> T | None:
 
 def demand_same(what: str, text: str) -> None:
     """Raise a PeerError where processes do not have the same text, naming one that differs."""
-    texts = gather(text)
-    for process, other in enumerate(texts):
-        if other != texts[0]:
-            raise PeerError(
-                f"{what}: expected the same in every process, got {texts[0]!r} in process 0 and {other!r} in "
-                f"process {process}; start all with the same command and the same versions"
-            )
+    first, *others = gather(text)
+    for process, other in enumerate(others, 1):
+        if other != first:
+            pair = f"{first!r} in process 0 and {other!r} in process {process}"
+            remedy = "start all with the same command and the same versions"
+            raise PeerError(f"{what}: expected the same in every process, got {pair}; {remedy}")
 
 
 def watch_for_stop(first: int) -> Callable[[], bool]:
@@ -124,7 +121,5 @@ def _demand_free_port(coordinator: str) -> None:
     try:
         socket.create_server(("", port)).close()
     except OSError as error:
-        raise ValueError(
-            f"coordinator: port {port} of this machine is taken ({os.strerror(error.errno or 0)}); "
-            "give another port to all processes"
-        ) from error
+        taken = f"port {port} of this machine is taken ({os.strerror(error.errno or 0)})"
+        raise ValueError(f"coordinator: {taken}; give another port to all processes") from error

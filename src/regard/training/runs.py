@@ -3,13 +3,12 @@
 Opening a run only reads, and decides to go on, to start or to refuse; `begin` is the first to write.
 """
 
-import dataclasses
 import hashlib
 import json
 import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,10 +16,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from regard.arguments import check_kind, read_path, whole_number
-from regard.training import checkpoints, locks, metrics, tasks
-from regard.training.compilation import run_once
-from regard.training.run_configs import FORMAT, check_entries, describe_store
-from regard.training.versions import compare_versions, read_versions
+from regard.training import checkpoints, compilation, locks, metrics, run_configs, tasks, versions
 
 SEEDS = range(-(2**63), 2**63)
 OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures", "profile")
@@ -41,8 +37,7 @@ class Run:
         start: the checkpoint to go on from, or None for fresh parameters.
         source: the run directory that `start` comes from, when it is another one.
         note: what a reader should know about the start, such as other versions, or None.
-        mesh: the devices' mesh of this session, such as data=2,tensor=4; None means one device. A run may go
-            on on another one.
+        mesh: the devices' mesh of this session, such as data=2,tensor=4; None means one device.
         damaged: newer checkpoints than `start`, which are set aside as STEP.damaged.
         saved: the checkpoints that were there, and when each was written: see `tidy`.
         replaces: what Regard may have written in the directory for the run that this one replaces.
@@ -86,14 +81,14 @@ class Run:
             raise RunError(f"{self.directory} has changed since it was opened; give the same command again")
 
     def clear(self) -> Self:
-        """Delete the run that this one replaces, config.json last, as a kill may come; return the rest."""
+        """Delete the run to be replaced, config.json last, as a kill may come; return this run without it."""
         for name in reversed(self.replaces):
             path = self.directory / name
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        return dataclasses.replace(self, saved={}, replaces=()) if self.replaces else self
+        return replace(self, saved={}, replaces=()) if self.replaces else self
 
     def begin(self, kept: Mapping[str, str]) -> None:
         """Write the settings and what the task keeps, and drop the metrics after the starting step.
@@ -150,14 +145,14 @@ class Run:
 
     def _describe(self, kept_files: Mapping[str, str]) -> dict[str, Any]:
         return {
-            "format": FORMAT,
+            "format": run_configs.FORMAT,
             "task": self.task.name,
             "seed": self.seed,
             "settings": tasks.to_settings(self.task),
             "kept": _digest(kept_files),
             "mesh": self.mesh,
             "continued_from": None if self.source is None else str(self.source),
-            "versions": read_versions(),
+            "versions": versions.read_versions(),
         }
 
 
@@ -211,19 +206,18 @@ def open_run(
         _demand_same(directory, existing, task, seed, remedy)
         folder, skips = directory / "checkpoints", resume == "newest-whole"
         own, damaged = checkpoints.load_newest(folder, check=check, skip_damaged=skips)
-        changed = compare_versions(existing["versions"])
+        changed = versions.compare_versions(existing["versions"])
         note = _join_notes(changed, *map(str, damaged.values()), own and own.note)
     if own is not None or resume in ("auto", "newest-whole", "never"):
         source = None if own is not None or existing is None else existing["continued_from"]
         if source is not None:
-            raise RunError(
-                f"{directory} was to start from {source} and has no checkpoint of its own yet; "
-                f"give --resume {source}, or --force to start from nothing"
-            )
+            remedy = f"give --resume {source}, or --force to start from nothing"
+            was_to = f"was to start from {source} and has no checkpoint of its own yet"
+            raise RunError(f"{directory} {was_to}; {remedy}")
         files = None if existing is None or own is None else _read_kept(directory, existing)
         return Run(directory, task.restore(files), seed, own, note=note, damaged=tuple(damaged), **options)
     branch = _open_branch(directory, task, seed, read_path("resume", resume), check)
-    return dataclasses.replace(branch, **options)
+    return replace(branch, **options)
 
 
 def load_run(directory: str | Path) -> tuple[tasks.Task, Any]:
@@ -264,7 +258,7 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
     structure, params, _ = nnx.split(shapes, nnx.Param, ...)
     is_averaged = any(name.startswith("average/") for name in checkpoint.kinds)
     params = checkpoints.fit(checkpoint, params, prefix="average/" if is_averaged else "params/")
-    rest = run_once(lambda: nnx.split(build(), nnx.Param, ...)[2])
+    rest = compilation.run_once(lambda: nnx.split(build(), nnx.Param, ...)[2])
     return nnx.merge(structure, params, rest)
 
 
@@ -284,18 +278,17 @@ def _read_kept(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _digest(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the SHA-256 of texts, by name."""
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
 def _date_checkpoints(directory: Path) -> dict[Path, int]:
-    paths = checkpoints.list_checkpoints(directory / "checkpoints")
-    return {path: path.stat().st_mtime_ns for path in paths}
+    saved = checkpoints.list_checkpoints(directory / "checkpoints")
+    return {path: path.stat().st_mtime_ns for path in saved}
 
 
 def _read_config(directory: Path) -> dict[str, Any] | None:
     """Read config.json, with the task itself; None for a missing or empty directory, an error for no run."""
-    if refusal := describe_store(directory):
+    if refusal := run_configs.describe_store(directory):
         raise RunError(refusal)
     if not directory.exists():
         return None
@@ -310,13 +303,12 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
         holds = f"it holds {', '.join(entries[:5])}{', ...' if len(entries) > 5 else ''}"
         raise RunError(f"{directory} is not empty and not a Regard run ({holds}); give another --out")
     try:
-        config = check_entries(json.loads(path.read_text(encoding="utf-8")))
+        config = run_configs.check_entries(json.loads(path.read_text(encoding="utf-8")))
         return config | {"task": tasks.from_settings(config["task"], config["settings"])}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(
-            f"{path} is damaged or not Regard's ({type(error).__name__}: {error}); "
-            "bring the file back from a copy, or train with another --out"
-        ) from error
+        problem = f"is damaged or not Regard's ({type(error).__name__}: {error})"
+        remedy = "bring the file back from a copy, or train with another --out"
+        raise RunError(f"{path} {problem}; {remedy}") from error
 
 
 def _demand_same(
@@ -353,7 +345,7 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, check
     steps = task.optimization.steps
     if start.step >= steps:
         raise RunError(f"--resume {path} is at step {start.step} already; ask for more than --steps {steps}")
-    note = _join_notes(compare_versions(config["versions"]), start.note)
+    note = _join_notes(versions.compare_versions(config["versions"]), start.note)
     return Run(directory, task.restore(_read_kept(source, config)), seed, start, source=source, note=note)
 
 

@@ -7,13 +7,12 @@ every matrix once more, with its optimizer state, on its longest axis that is fr
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -141,7 +140,7 @@ class Deployment:
 
     def feed(self, fetch: Callable[[np.ndarray], dict[str, np.ndarray]], chosen: np.ndarray) -> Batch:
         """Put the batch of the rows chosen on the mesh; each process fetches no rows but those it has."""
-        fetch_once = functools.cache(lambda start, stop, step: fetch(chosen[start:stop:step]))
+        fetch_once = cache(lambda start, stop, step: fetch(chosen[start:stop:step]))
 
         def put(name: str, row: np.ndarray) -> jax.Array:
             def take(index: Any) -> np.ndarray:

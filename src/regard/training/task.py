@@ -7,10 +7,9 @@ the stream of training.
 from __future__ import annotations
 
 import abc
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from regard.training.lazy_modules import compilation, figures, inspection, jax, np
@@ -81,7 +80,7 @@ class Task(Settings, abc.ABC):
 
     def restore(self, kept: Mapping[str, str] | None) -> Self:
         """Return this task with the files that it kept when a run began, those that are there."""
-        restored = dataclasses.replace(self)  # without what was derived from other files
+        restored = replace(self)  # without what was derived from other files
         object.__setattr__(restored, "kept", kept)
         return restored
 

@@ -19,9 +19,8 @@ from filelock import FileLock
 from jaxtyping import Int
 
 from regard.engine.flash.measurements import cache_file
-from regard.training import corpora
-from regard.training.corpora import Documents, ProgressHook, describe_size
-from regard.training.metrics import replace_text
+from regard.training import corpora, metrics
+from regard.training.corpora import Documents
 from regard.training.vocabularies import ByteVocabulary
 
 FORMAT = 1
@@ -70,7 +69,7 @@ def open_tokens(
     split: Sequence[float],
     vocabulary: ByteVocabulary,
     find: Callable[[], tuple[Documents, Documents]],
-    report: ProgressHook,
+    report: corpora.ProgressHook,
 ) -> Tokens:
     """Return the tokens of a corpus, from the cache where nothing has changed.
 
@@ -85,21 +84,17 @@ def open_tokens(
     def make(folder: Path) -> dict[str, Any]:
         sides = find()
         total = sum(documents.num_bytes for documents in sides)
-        size = describe_size((total + sum(map(len, sides)) + 2) * dtype.itemsize)
+        size = corpora.describe_size((total + sum(map(len, sides)) + 2) * dtype.itemsize)
         most = "" if text is None else "at most "
-        what = f"{describe_size(total)} of text to {most}{size} of tokens in {folder.with_suffix('')}"
+        what = f"{corpora.describe_size(total)} of text to {most}{size} of tokens in {folder.with_suffix('')}"
         add = corpora.count_up(report, what, total)
         pairs = zip(SIDES, sides, strict=True)
         written = [write_tokens(folder / name, vocabulary, documents, add) for name, documents in pairs]
         if _digest_inputs(files) != inputs:
             raise ValueError("files: they changed while they were read; give the same command again")
-        facts = {
-            "documents": [len(documents) for documents in sides],
-            "bytes": [documents.num_bytes for documents in sides],
-            "tokens": [count for count, _ in written],
-            "sha256": [digest for _, digest in written],
-            "tokenizer": tokenizer,
-        }
+        sizes = {"documents": list(map(len, sides)), "bytes": [documents.num_bytes for documents in sides]}
+        counts, digests = map(list, zip(*written, strict=True))
+        facts = {**sizes, "tokens": counts, "sha256": digests, "tokenizer": tokenizer}
         return {"facts": facts, "overlap": corpora.measure_overlap(*sides), "skipped": list(sides[0].skipped)}
 
     key = {"files": paths, "split": list(split), "tokenizer": tokenizer}
@@ -131,26 +126,22 @@ def keep(
                     record = make(draft)
                     sizes = {path.name: path.stat().st_size for path in draft.iterdir()}
                     body = json.dumps({"inputs": inputs, "sizes": sizes, "record": record})
-                    replace_text(draft / RECORD, body)
+                    metrics.replace_text(draft / RECORD, body)
                     shutil.rmtree(folder, ignore_errors=True)
                     draft.rename(folder)
                 finally:
                     shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
-        raise ValueError(
-            f"the tokens of the text cannot be kept in {folder.parent} ({error.strerror or error}); "
-            "make room there, or name another folder in XDG_CACHE_HOME"
-        ) from error
+        problem = f"the tokens of the text cannot be kept in {folder.parent} ({error.strerror or error})"
+        remedy = "make room there, or name another folder in XDG_CACHE_HOME"
+        raise ValueError(f"{problem}; {remedy}") from error
     return folder, record
 
 
 def write_tokens(
     path: Path, vocabulary: ByteVocabulary, documents: Documents, report: Callable[[int], None]
 ) -> tuple[int, str]:
-    """Write documents as tokens, with marks around each; return the number and, of int32, the SHA-256.
-
-    `report` is told, now and then, how many more bytes were encoded.
-    """
+    """Write documents as tokens, with marks around each; return the number and, of int32, the SHA-256."""
     mark, dtype = np.array([vocabulary.mark], np.int32), np.min_scalar_type(vocabulary.size - 1)
     digest, count = hashlib.sha256(), 0
 

@@ -1,7 +1,6 @@
 """`regard explain`: the dispatcher's answer for shapes alone."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
 from regard.cli.console import Console, RunFailedError, UsageError, expected_errors
@@ -53,7 +52,7 @@ class Explain(Command):
                 report = explain(*arrays, mask=mask, query_offset=offset, backend=self.backend)
                 console.say(str(report))
                 computes = report.computes and str(report.computes)
-                console.emit("explanation", **dataclasses.asdict(report) | {"computes": computes})
+                console.emit("explanation", **asdict(report) | {"computes": computes})
                 if self.picture and mask is not None:
                     console.say(mask.picture(shape[-2], key_shape[-2], query_offset=offset))
         except NotImplementedError as error:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from regard.cli.console import Console, RunFailedError, UsageError, expected_errors
+from regard.cli.console import Console, RunFailedError, UsageError, expected_errors, new_table
 from regard.cli.declaration import Command, Output, option
 
 if TYPE_CHECKING:
@@ -136,7 +135,6 @@ class Plan(Command):
         console.say(f"{step}\n\n{command}")
 
     def _choose_sizes(self) -> dict[str, Any]:
-        """Return what --fix and --efficiency say."""
         from regard.planning import Assumptions
 
         assumptions = Assumptions(compute_efficiency=self.efficiency)
@@ -149,11 +147,11 @@ def spell_training(step: Step, config: Any) -> str:
     from regard.training.tasks.text import configure
 
     asked = step.request
-    sizes = {field.name: getattr(config, field.name) for field in dataclasses.fields(DecoderSizes)}
+    sizes = {field.name: getattr(config, field.name) for field in fields(DecoderSizes)}
     trained = configure(DecoderSizes(**sizes), config.vocab_size, asked["length"])
-    names = [field.name for field in dataclasses.fields(config) if field.name != "max_length"]
+    names = [field.name for field in fields(config) if field.name != "max_length"]
     others = ", ".join(name for name in names if getattr(config, name) != getattr(trained, name))
-    plain = dataclasses.asdict(DecoderSizes())
+    plain = asdict(DecoderSizes())
     flags = {name: size for name, size in sizes.items() if size != plain[name]}
     flags |= {"vocab_size": config.vocab_size, "length": asked["length"], "batch_size": asked["batch"]}
     flags |= {"precision": asked["precision"]} if asked["precision"] != "float32" else {}
@@ -163,8 +161,7 @@ def spell_training(step: Step, config: Any) -> str:
         flag = name.replace("_", "-")
         switch = f"--{flag}" if value else f"--no-{flag}"
         words.append(switch if isinstance(value, bool) else f"--{flag} {value}")
-    remark = f"# otherwise than in {others}\n" if others else ""
-    return remark + " ".join(words)
+    return (f"# otherwise than in {others}\n" if others else "") + " ".join(words)
 
 
 def _change(config: Any, text: str, **changes: Any) -> Any:
@@ -175,7 +172,7 @@ def _change(config: Any, text: str, **changes: Any) -> Any:
             expected = "fields of TransformerConfig with whole numbers, such as num_layers=4"
             raise UsageError(f"--model: expected {expected}; got {word!r}")
         changes[name] = int(value)
-    return dataclasses.replace(config, **changes)
+    return replace(config, **changes)
 
 
 def _parse_sizes(text: str | None) -> dict[str, int]:
@@ -192,12 +189,10 @@ def _parse_sizes(text: str | None) -> dict[str, int]:
 
 
 def _tabulate(report: Report, top: int) -> Table:
-    from rich.table import Table
-
     from regard.engine.dispatch.explanation import scaled
     from regard.planning.reports import name_mesh, spell_seconds
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = new_table(gap=2)
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("mesh, what it takes, and why not", overflow="fold")
     for item in report.ranking[:top]:

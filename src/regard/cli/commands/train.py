@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from regard.cli.console import Console
 from regard.cli.declaration import Command, Output, choice, conf, option
 from regard.training.membership import Patience
 from regard.training.tasks import TASKS, Task
@@ -59,10 +58,6 @@ class Train(Command):
     wait_seconds: Annotated[int, option("S")] = Patience.wait_seconds
     """Seconds that a process waits for the others to write their parts of a checkpoint, and to end."""
     output: Output = Output()
-
-    def run(self, console: Console) -> int:
-        """Train, where there are several processes in a child that is started by the same words."""
-        return self.load()(self, console, console.words)
 
     @property
     def patience(self) -> Patience:

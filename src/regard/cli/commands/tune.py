@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from regard.cli.console import Console, UsageError, expected_errors, new_table
@@ -49,7 +48,7 @@ class Tune(Command):
         if findings.unasked:
             unasked = ", ".join(findings.unasked)
             console.say(f"not asked in {self.seconds:g} s: {unasked}; --seconds gives more")
-        console.emit("tuning", **dataclasses.asdict(findings.tuning), ratio=findings.ratio)
+        console.emit("tuning", **asdict(findings.tuning), ratio=findings.ratio)
         path = engine_tuning.cache_file()
         if self.dry_run:
             console.say(f"a dry run: {path} is left as it is")
@@ -81,6 +80,6 @@ def _tabulate(findings: Findings) -> Iterator[Table]:
     yield trials
     default = default_tuning()
     choice = new_table("setting", "chosen", "default")
-    for name, value in dataclasses.asdict(findings.tuning).items():
+    for name, value in asdict(findings.tuning).items():
         choice.add_row(name, f"{value:,}", f"{getattr(default, name):,}")
     yield choice

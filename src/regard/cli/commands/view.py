@@ -83,13 +83,11 @@ class View(Command):
 
         if self.text is not None and not self.text.strip():
             raise UsageError("--text is empty; give a sentence")
-        if self.compare is None and is_model(self.source):
-            reader = open_text_reader(self.source)
-            if reader is not None:
-                console.note("model", reader.title)
-                shown = {"title": reader.title, "port": self.port, "training": reader.training}
-                shown |= {"cuts": True, "explain": reader.explain, "trace": reader.trace}
-                return serve_live(reader.record, text=self.text or DEFAULT_TEXT, **shown)
+        if self.compare is None and is_model(self.source) and (reader := open_text_reader(self.source)):
+            console.note("model", reader.title)
+            shown = {"title": reader.title, "port": self.port, "training": reader.training}
+            shown |= {"cuts": True, "explain": reader.explain, "trace": reader.trace}
+            return serve_live(reader.record, text=self.text or DEFAULT_TEXT, **shown)
         if self.text is not None:
             readers = "give a run of text or a pretrained model, without --compare"
             raise UsageError(f"--text is what a model of text reads; {readers}")

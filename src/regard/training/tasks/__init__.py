@@ -47,10 +47,8 @@ def find_task(name: str) -> type[Task]:
     """
     own = [task for task in _list_subclasses(Task) if vars(task).get("name", "") == name]
     if name not in TASKS and not own:
-        raise ValueError(
-            f"task: expected one of {', '.join(TASKS)}, or one of your own, whose file or module "
-            f"REGARD_TASKS names; got {name!r}"
-        )
+        expected = f"one of {', '.join(TASKS)}, or one of your own, whose file or module REGARD_TASKS names"
+        raise ValueError(f"task: expected {expected}; got {name!r}")
     return TASKS[name] if name in TASKS else own[-1]
 
 
@@ -63,17 +61,16 @@ def demand_known(task: Task) -> None:
     if not isinstance(task, Task):
         raise TypeError(f"task: expected a Task, such as tasks.Copy(), got {task!r}")
     kind = type(task)
-    if find_task(task.name) is not kind:
-        raise ValueError(
-            f"task: {kind.__qualname__} has the name of {find_task(task.name).__qualname__}, {task.name!r}; "
-            "give the class a name of its own: name: ClassVar[str] = ..."
-        )
+    if (other := find_task(task.name)) is not kind:
+        problem = f"{kind.__qualname__} has the name of {other.__qualname__}, {task.name!r}"
+        raise ValueError(f"task: {problem}; give the class a name of its own: name: ClassVar[str] = ...")
     try:
         from_settings(task.name, to_settings(task))
     except (TypeError, ValueError) as error:
+        types = "numbers, bool, str, tuples, lists and dicts of those, dataclasses, or a union"
+        remedy = f"give its settings the types of their values: {types}"
         raise ValueError(
-            f"task: {kind.__qualname__} could not be opened again ({error}); give its settings the types of "
-            "their values: numbers, bool, str, tuples, lists and dicts of those, dataclasses, or a union"
+            f"task: {kind.__qualname__} could not be opened again ({error}); {remedy}"
         ) from error
 
 

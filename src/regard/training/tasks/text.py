@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from regard.training import settings
 from regard.training.accuracy import measure_losses
 from regard.training.lazy_modules import (
     corpora,
@@ -27,18 +28,7 @@ from regard.training.lazy_modules import (
     token_files,
     vocabularies,
 )
-from regard.training.settings import (
-    FRACTION,
-    MOST,
-    VOCABULARY,
-    Cadence,
-    Count,
-    DataSeed,
-    DecoderSizes,
-    Goal,
-    Optimization,
-    at_least,
-)
+from regard.training.settings import Cadence, Count, DataSeed, DecoderSizes, Goal, Optimization, at_least
 from regard.training.task import Batch, Example, Metrics, Picture, ProgressHook, Task, draw_heads
 
 if TYPE_CHECKING:
@@ -56,18 +46,9 @@ VISIBLE = {" ": "␣", "\n": "⏎", "\t": "→", "\r": "←"}
 
 def configure(sizes: DecoderSizes, vocab_size: int, length: int) -> models.TransformerConfig:
     """Return the configuration of the decoder that learns text."""
-    return models.TransformerConfig(
-        **asdict(sizes),
-        vocab_size=vocab_size,
-        max_length=length,
-        positions="rotary",
-        norm_kind="rms",
-        activation="silu",
-        gated=True,
-        attention_bias=False,
-        feed_forward_bias=False,
-        head_bias=False,
-    )
+    kind: dict[str, Any] = {"positions": "rotary", "norm_kind": "rms", "activation": "silu", "gated": True}
+    kind |= {"attention_bias": False, "feed_forward_bias": False, "head_bias": False}
+    return models.TransformerConfig(vocab_size=vocab_size, max_length=length, **asdict(sizes), **kind)
 
 
 @dataclass(frozen=True)
@@ -93,12 +74,12 @@ class Text(Task):
     cut into documents. None means the topics of Python's own manual, which come with Python."""
     document_bytes: Count = 4096
     """A single file is cut at ends of lines into documents of at most this many bytes."""
-    vocab_size: Annotated[int, at_least(NUM_BYTES), VOCABULARY] = NUM_BYTES
+    vocab_size: Annotated[int, at_least(NUM_BYTES), settings.VOCABULARY] = NUM_BYTES
     """Tokens besides the mark between documents: 256 are the bytes, more are frequent strings (BPE) learned
     from the training documents, of which the first 128 MiB are read."""
-    length: Annotated[int, at_least(2), MOST] = 256
+    length: Annotated[int, at_least(2), settings.MOST] = 256
     """Tokens per row, which is as far as the model ever looks back in training."""
-    held_out_fraction: Annotated[float, FRACTION] = 0.1
+    held_out_fraction: Annotated[float, settings.FRACTION] = 0.1
     """Part of the bytes, in whole documents, that is held out, in (0, 1)."""
     held_out_bytes: Count = 2**20
     """Bytes that are held out at most, as every evaluation reads all of them."""
@@ -138,10 +119,8 @@ class Text(Task):
             self.files, split, self.vocabulary, lambda: self.documents, self._report
         )
         if len(tokens.training) <= self.length:
-            raise ValueError(
-                f"length must be below the {len(tokens.training)} training tokens, got {self.length}; "
-                "ask for a shorter --length, or give more text"
-            )
+            rule = f"length must be below the {len(tokens.training)} training tokens, got {self.length}"
+            raise ValueError(f"{rule}; ask for a shorter --length, or give more text")
         if (facts := self._recall(FACTS)) is not None:
             _demand_same_facts(facts, tokens.facts)
         return tokens
@@ -192,8 +171,7 @@ class Text(Task):
 
     def make_held_out(self) -> Batch:
         """Cut all held-out text into overlapping rows; see `cut_windows`."""
-        windows = cut_windows(self.tokens.held_out.read(), self.length)
-        return jax.tree.map(jnp.asarray, self._pack(*windows))
+        return jax.tree.map(jnp.asarray, self._pack(*cut_windows(self.tokens.held_out.read(), self.length)))
 
     def read(self, model: Any, batch: Batch, aux: tuple[str, ...] = ()) -> Any:
         """Compute logits of the next token, every token seeing its own document up to itself."""
@@ -348,11 +326,10 @@ def _make_visible(text: str) -> str:
 def _average(sums: Metrics) -> tuple[jax.Array, Metrics]:
     """Return nats per token, bits per byte (marks cost bits and are no bytes), and the share right."""
     tokens, size = sums["tokens"].astype(jnp.float32), sums["bytes"].astype(jnp.float32)
-    loss = sums["nats"] / tokens
-    right = sums["right"].astype(jnp.float32)
+    token_accuracy = sums["right"].astype(jnp.float32) / tokens
     # A row of nothing but marks has no bytes: its cost per byte is not infinite but of no interest.
     bits_per_byte = sums["nats"] / math.log(2.0) / jnp.maximum(size, 1.0)
-    return loss, {"bits_per_byte": bits_per_byte, "token_accuracy": right / tokens}
+    return sums["nats"] / tokens, {"bits_per_byte": bits_per_byte, "token_accuracy": token_accuracy}
 
 
 def _demand_same_facts(recorded: str, facts: dict[str, Any]) -> None:
