@@ -110,12 +110,12 @@ def attention_fn(
     Reference: `flax.nnx.dot_product_attention` and `flax.linen.dot_product_attention` of Flax 0.12.
     """
     del broadcast_dropout
-    _refuse(
-        einsum_dot_general=einsum_dot_general,
-        qk_attn_weights_einsum=qk_attn_weights_einsum,
-        attn_weights_value_einsum=attn_weights_value_einsum,
-        input_positions=input_positions,
-    )
+    unsupported = {"einsum_dot_general": einsum_dot_general, "qk_attn_weights_einsum": qk_attn_weights_einsum}
+    unsupported |= {
+        "attn_weights_value_einsum": attn_weights_value_einsum,
+        "input_positions": input_positions,
+    }
+    _refuse(unsupported)
     options = layouts.further_options(options, rng="dropout_rng")
     promoted = promote_dtype((query, key, value), dtype=dtype)
     unbatched = np.ndim(promoted[0]) == 3
@@ -157,7 +157,7 @@ def attention_fn(
     return (output, {name: aux[name] for name in asked}) if asked else output
 
 
-def _refuse(**unsupported: Any) -> None:
+def _refuse(unsupported: dict[str, Any]) -> None:
     for name, value in unsupported.items():
         if value is not None:
             reason = "Regard forms no product by einsum; use Flax's own attention function"

@@ -32,6 +32,7 @@ class Conversion:
     order: int = 0  # of the parameter among those that are joined
 
 
+UNCHANGED = Conversion()
 TRANSPOSED = Conversion(
     lambda tensor: tensor.T, lambda parameters, _: parameters[0].T, lambda shape, _: shape[::-1]
 )
@@ -125,15 +126,15 @@ class Pair:
 
     tensor: str
     parameter: str
-    conversion: Conversion = Conversion()
+    conversion: Conversion = UNCHANGED
 
 
-def linear(tensor: str, parameter: str) -> tuple[Pair, Pair]:
+def linear(
+    tensor: str, parameter: str, kernel: Conversion = TRANSPOSED, bias: Conversion = UNCHANGED
+) -> tuple[Pair, Pair]:
     """Pair the parts of torch.nn.Linear, whose weight is (out, in), with those of nnx.Linear."""
-    return (
-        Pair(f"{tensor}.weight", f"{parameter}.kernel", TRANSPOSED),
-        Pair(f"{tensor}.bias", f"{parameter}.bias"),
-    )
+    weight = Pair(f"{tensor}.weight", f"{parameter}.kernel", kernel)
+    return weight, Pair(f"{tensor}.bias", f"{parameter}.bias", bias)
 
 
 def norm(tensor: str, parameter: str) -> tuple[Pair, Pair]:

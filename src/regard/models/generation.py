@@ -260,22 +260,18 @@ def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: R
     """Read the prompts, and choose the first tokens."""
     model = merge_model(structure, arrays)
     hidden, cache = read_prompts(model, request)
-    (batch, size), seen = request.start.shape, None
-    shape, yes = (batch, request.max_tokens), jnp.ones(batch, bool)
+    batch, size = request.start.shape
+    shape, yes, seen = (batch, request.max_tokens), jnp.ones(batch, bool), None
     if rules.keep or rules.sampling.repetition_penalty is not None:  # a later call may have one
         count = size if request.counts is None else request.counts[:, None]
         real = jnp.arange(size, dtype=jnp.int32)[None] < count
         before = None if request.cache is None else request.cache.seen
         before = jnp.zeros((batch, vocabulary_size(model)), bool) if before is None else before
         seen = mark_tokens(before, jnp.asarray(request.start), real)
-    written = Generated(
-        tokens=jnp.full(shape, rules.pad_token, jnp.int32),
-        lengths=jnp.zeros(batch, jnp.int32),
-        log_probabilities=jnp.zeros(shape, accumulation_dtype(hidden)),
-        finished=~yes,
-        healthy=yes,
-    )
-    writing = Writing(written, jnp.zeros(batch, jnp.int32), yes, seen)
+    tokens, none = jnp.full(shape, rules.pad_token, jnp.int32), jnp.zeros(batch, jnp.int32)
+    scores = jnp.zeros(shape, accumulation_dtype(hidden))
+    written = Generated(tokens, none, scores, finished=~yes, healthy=yes)
+    writing = Writing(written, none, yes, seen)
     return cache, write_next(writing, model.predict(hidden)[:, 0], rules)
 
 

@@ -80,18 +80,13 @@ class Qwen35(Llama):
         return {**written, "rope_parameters": {**written["rope_parameters"], _SHARE: share}}
 
     def weight_map(self, config: TransformerConfig) -> WeightMap:
-        queries = f"{LAYER}.self_attn.q_proj"
         heads, width = config.delta_heads or config.num_heads, config.delta_head_dim or config.head_width
         keys = (config.delta_key_heads or heads) * width
         spans = (keys, keys, heads * (config.delta_value_dim or width))
         joined = []
         for index, name in enumerate(("query", "gate")):
-            half, projection = (
-                weight_maps.take_half_of_heads(index, config.num_heads),
-                f"{BLOCK}.attention.{name}_projection",
-            )
-            joined.append(Pair(f"{queries}.weight", f"{projection}.kernel", half))
-            joined.append(Pair(f"{queries}.bias", f"{projection}.bias", half))
+            half = weight_maps.take_half_of_heads(index, config.num_heads)
+            joined += linear(f"{LAYER}.self_attn.q_proj", f"{BLOCK}.attention.{name}_projection", half, half)
         for index, name in enumerate(("query", "key", "value")):
             kernel, taps = f"{_DELTA}.{name}_projection.kernel", f"{_DELTA}.{name}_taps"
             joined.append(Pair(f"{_STORED}.in_proj_qkv.weight", kernel, weight_maps.take_span(index, spans)))

@@ -37,11 +37,9 @@ class T5(Family):
         "num_layers": "num_layers", "vocab_size": "vocab_size",
     }  # fmt: skip
     entries: ClassVar = {
-        "layer_norm_epsilon": "norm_epsilon",
-        "relative_attention_num_buckets": "relative_buckets",
-        "relative_attention_max_distance": "relative_max_distance",
-        "tie_word_embeddings": "tied_output",
-    }
+        "layer_norm_epsilon": "norm_epsilon", "relative_attention_num_buckets": "relative_buckets",
+        "relative_attention_max_distance": "relative_max_distance", "tie_word_embeddings": "tied_output",
+    }  # fmt: skip
     layer_counts: ClassVar = ("num_layers", "num_decoder_layers")
     choices: ClassVar = CHOICES
     required: ClassVar = {"is_encoder_decoder": True}

@@ -49,10 +49,8 @@ class ViT(Family):
     model = Encoder
     sizes: ClassVar = SIZES
     entries: ClassVar = {
-        "layer_norm_eps": "norm_epsilon",
-        "hidden_act": "activation",
-        "qkv_bias": "attention_bias",
-    }
+        "layer_norm_eps": "norm_epsilon", "hidden_act": "activation", "qkv_bias": "attention_bias",
+    }  # fmt: skip
     choices: ClassVar = {**VIT, "output_bias": True}
     harmless = "encoder_stride pooler_act pooler_output_size tie_word_embeddings is_encoder_decoder"
     assumed: ClassVar = {"image_size": 224, "patch_size": 16, "num_channels": 3}
