@@ -65,7 +65,8 @@ class MultiHeadAttention(nnx.Module):
         output_gate: whether what the heads have read is multiplied by sigmoid(query Wz + bz), feature by
             feature, before Wo: `gate_projection`, as in Qwen3.5.
         dropout_rate: in [0, 1), on the attention weights.
-        dtype, param_dtype: dtypes to compute in, None for that of inputs and parameters; and of parameters.
+        dtype: dtype to compute in; None means that of inputs and parameters.
+        param_dtype: dtype of the parameters.
         kernel_init, bias_init: initializers. The default is Glorot's uniform one over the whole `(M, H * D)`
             matrix, of standard deviation sqrt(2 / (M + H * D)), and 0 for biases.
         precision: as in `jax.lax.dot_general`.
@@ -172,7 +173,7 @@ class MultiHeadAttention(nnx.Module):
             key: `(*B, S, W)`, where the keys come from, or what `remember` made of it; None means `query`.
             value: `(*B, S, W)`, where the values come from; None means `key`.
             mask: who may attend to whom, True = may. A `Mask`, or a boolean array (T, S), (*B, T, S) or
-                (*B, H, T, S), also in `masks.from_array`. Padding (batch, S) is `masks.valid_keys(array)`.
+                (*B, H, T, S), as in `masks.from_array`. Padding (batch, S) is `masks.valid_keys(array)`.
             bias: float array (T, S) or (*B, H, T, S), added to the scaled scores.
             score: score functions, as in `attend`.
             query_offset: position of the first query; needed when T != S and positions are read.

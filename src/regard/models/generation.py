@@ -68,7 +68,7 @@ def generate(
     without a draft, other ones for an rng; at temperature 0, the same ones, but for ties within rounding.
 
     Args:
-        model: what writes, a `Decoder` behind its prompts, an `EncoderDecoder` beside, after `start_token`.
+        model: what writes: a `Decoder` after its prompts; an `EncoderDecoder`, which reads them as sources.
         prompts: a list with a sequence of tokens per row, of any lengths; or an integer array `(batch, P)`,
             for an encoder-decoder that reads real vectors `(batch, S, W)`.
         max_tokens: how many tokens to write per row at most, at least 1.

@@ -118,9 +118,7 @@ def _read_mixers(settings: Settings, num_layers: int) -> tuple[Any, ...]:
     """Return what mixes the tokens of every layer, as the shortest run that repeats."""
     every = settings.get("full_attention_interval")
     every = 4 if every is None else read_size("full_attention_interval", every)
-    kinds = settings.get("layer_types") or [
-        _LINEAR if (layer + 1) % every else FULL for layer in range(num_layers)
-    ]
+    kinds = settings.get("layer_types") or [_LINEAR if n % every else FULL for n in range(1, num_layers + 1)]
     if len(kinds) != num_layers or not {*kinds} <= {*_MIXERS}:
         raise ValueError(
             f"layer_types: expected {_LINEAR} or {FULL} for each of {num_layers} layers, got {kinds!r}"

@@ -77,10 +77,8 @@ class ViT(Family):
     def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         sizes = {name: settings.get(name, value) for name, value in self.assumed.items()}
         patch, image = _sides("patch_size", sizes["patch_size"]), _sides("image_size", sizes["image_size"])
-        return {
-            "input_width": patch[0] * patch[1] * sizes["num_channels"],
-            "max_length": (image[0] // patch[0]) * (image[1] // patch[1]) + 1,
-        }
+        places = (image[0] // patch[0]) * (image[1] // patch[1]) + 1
+        return {"input_width": patch[0] * patch[1] * sizes["num_channels"], "max_length": places}
 
 
 def _sides(name: str, size: Any) -> tuple[int, int]:
