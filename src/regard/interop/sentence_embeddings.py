@@ -98,8 +98,7 @@ def _pool(model: Any, tokens: Array, lengths: Array, pooling: Any) -> Float[Arra
 
 def _read_pooling(pretrained: Pretrained) -> type[MeanPooling] | type[FirstPooling]:
     modules = find_modules(pretrained.directory)
-    more = sorted({*modules} - {"Transformer", "Pooling", "Normalize"})
-    if more:
+    if more := sorted({*modules} - {"Transformer", "Pooling", "Normalize"}):
         raise ValueError(
             f"pretrained: expected a Transformer, Pooling and Normalize, got {', '.join(more)} as well in"
             f" {modules['Transformer'].parent}'s modules.json; apply it to the model's own hidden states"
