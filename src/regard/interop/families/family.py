@@ -54,12 +54,11 @@ class Family:
     # may be left out, but for those in `entries.IGNORED`.
     sizes: ClassVar[Mapping[str, str]] = {**SIZES, **TOKENS}
     entries: ClassVar[Mapping[str, str]] = {}
-    layer_counts: ClassVar[tuple[str, ...]] = (
-        "num_hidden_layers",
-    )  # or of experts with tensors of their own
+    # Entries that are numbers of layers, or of experts with tensors of their own.
+    layer_counts: ClassVar[tuple[str, ...]] = ("num_hidden_layers",)
     choices: ClassVar[Mapping[str, Any]] = {}  # fields of the whole family, and of entries that are left out
     required: ClassVar[Mapping[str, Any]] = {}  # entries of which one value is supported
-    harmless: ClassVar[str] = ""  # entries that change no number, beside `entries.HARMLESS`
+    harmless: ClassVar[str] = ""  # names of entries that change no number, beside `entries.HARMLESS`
     assumed: ClassVar[Mapping[str, Any]] = {}  # entries to write where `save` is not given them
     packings: ClassVar[tuple[str, ...]] = ()  # `quant_method` of weights that `unpack` reads exactly
     weights: ClassVar[WeightMap]

@@ -9,17 +9,7 @@ import numpy as np
 from regard.arguments import whole_number
 from regard.axes import Array, Float
 from regard.interop.families.family import SIZES, Family
-from regard.interop.weight_maps import (
-    Conversion,
-    Fields,
-    Pair,
-    Settings,
-    Shape,
-    WeightMap,
-    linear,
-    norm,
-    squeeze,
-)
+from regard.interop.weight_maps import Conversion, Pair, Settings, Shape, WeightMap, linear, norm, squeeze
 from regard.models import Encoder
 from regard.models.presets import VIT
 
@@ -74,7 +64,7 @@ class ViT(Family):
         ignored=(r"(pooler|classifier|decoder)\..*", r"embeddings\.mask_token"),
     )
 
-    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
         sizes = {name: settings.get(name, value) for name, value in self.assumed.items()}
         patch, image = _sides("patch_size", sizes["patch_size"]), _sides("image_size", sizes["image_size"])
         places = (image[0] // patch[0]) * (image[1] // patch[1]) + 1
