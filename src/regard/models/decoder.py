@@ -95,8 +95,7 @@ class Decoder(nnx.Module):
             An empty cache.
 
         Raises:
-            TypeError: sizes that are not integers.
-            ValueError: sizes below 1, a negative rewind.
+            TypeError, ValueError: sizes that are no integers of at least 1, a negative rewind.
         """
         chunk = capacity if chunk is None else chunk
         return self.trunk.stack.start_cache(self.trunk.embedding, batch, capacity, chunk, rewind=rewind)

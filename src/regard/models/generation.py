@@ -72,16 +72,14 @@ def generate(
         prompts: a list with a sequence of tokens per row, of any lengths; or an integer array `(batch, P)`,
             for an encoder-decoder that reads real vectors `(batch, S, W)`.
         max_tokens: how many tokens to write per row at most, at least 1.
-        sampling: how tokens are chosen. The default takes the most probable ones. A repetition penalty
-            applies to tokens of the prompt, or of the target's start, and to those written.
+        sampling: how tokens are chosen; by default the most probable ones. Penalties count the prompt, too.
         stop_tokens: tokens that end a row, in which they are kept. Rows that have ended do not change.
         rng: a random key, or keys `(batch,)`, as in `sampling.row_keys`. Token t of a row depends on its key,
             its prompt and t, not on other rows. None serves temperature 0 only.
         lengths: real tokens per row of an array of prompts; None means all.
         start_token: put before every prompt, which may then be empty, or an encoder-decoder's every target.
         pad_token: what `tokens` holds behind the end of a row.
-        capacity: places per row in the cache, for prompt and output; equal ones spare a new compilation
-            where prompts differ in length. None means as many as needed.
+        capacity: places per row in the cache; equal ones spare new compilations. None means as needed.
         chunk: tokens of the prompt that are read at once, for less memory; None means all.
         padding: "right" or "left": the side of an array of prompts on which rows shorter than it are padded.
         cache: `cache` of an earlier call: rows go on where they ended, with what was written and then with

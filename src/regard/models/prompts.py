@@ -230,7 +230,7 @@ def _check_tokens(
                 "lengths: expected None with a list of prompts, whose lengths are known; got lengths, which"
                 " belong to an array of prompts"
             )
-        tokens, lengths = _pad(prompts, most)
+        tokens, lengths = pad(prompts, most)
     else:
         tokens = prompts if hasattr(prompts, "dtype") else np.asarray(prompts)
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
@@ -261,8 +261,8 @@ def _move_to_start(tokens: Any, lengths: Any) -> Any:
     return arrays.take_along_axis(tokens, places.reshape((*places.shape, *(1,) * (tokens.ndim - 2))), axis=1)
 
 
-def _pad(prompts: list[Any] | tuple[Any, ...], most: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Pad lists to one length, a multiple of STRIDE unless that is more than `most`."""
+def pad(prompts: list[Any] | tuple[Any, ...], most: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Pad lists to one length, a multiple of STRIDE unless that is more than `most`; return theirs, too."""
     rows = [np.asarray(prompt) for prompt in prompts]
     for number, row in enumerate(rows):
         if row.ndim != 1:
