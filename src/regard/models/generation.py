@@ -17,14 +17,7 @@ from regard.engine.call.problem import accumulation_dtype
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.prefill import Structure, merge_model, read_prompts, split_model
-from regard.models.prompts import (
-    Request,
-    TextCache,
-    canonicalize,
-    canonicalize_stop_tokens,
-    check_token,
-    vocabulary_size,
-)
+from regard.models.prompts import Request, TextCache, canonicalize, check_token, sort_stops, vocabulary_size
 from regard.models.sampling import Sampling, row_keys
 from regard.models.speculation import read_draft, speculate
 from regard.models.writing import Generated, Rules, State, Writing, mark_tokens, write_next, write_on
@@ -305,7 +298,7 @@ def _check_rules(
             )
         keys = row_keys(rng, request.start.shape[0])
     check_token("pad_token", pad_token, 2**31)
-    stops = canonicalize_stop_tokens(stop_tokens, vocabulary_size(model))
+    stops = sort_stops(stop_tokens, vocabulary_size(model))
     return Rules(sampling, keys, stops, np.int32(pad_token), keep)
 
 

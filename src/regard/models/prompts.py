@@ -192,7 +192,7 @@ def check_token(name: str, token: Any, vocab_size: int) -> None:
         raise ValueError(f"{name}: expected a token in 0..{vocab_size - 1}, got {token}")
 
 
-def canonicalize_stop_tokens(stop_tokens: Any, vocab_size: int) -> np.ndarray:
+def sort_stops(stop_tokens: Any, vocab_size: int) -> np.ndarray:
     """Check stop tokens and return them as a sorted array."""
     if isinstance(stop_tokens, str) or not np.iterable(stop_tokens):
         raise TypeError(f"stop_tokens: expected a sequence of tokens, such as (2,); got {stop_tokens!r}")
