@@ -38,8 +38,7 @@ class LatentAttention(nnx.Module):
     Wk goes to the queries, and Wv to what the heads have read. All heads then share one key head.
 
     Args:
-        d_model: width M of input and output.
-        num_heads: H.
+        d_model, num_heads: width M of input and output, and H.
         latent_dim: width of the latent vector.
         head_dim, rotary_dim: widths of the parts of queries and keys that are not turned, and that are.
         value_dim: width of a head's values. None means `head_dim`.
