@@ -33,8 +33,7 @@ def lend_to_blocks(cast: Callable[[Any], Any], gather: Callable[[Any], Any]) -> 
     """Let every block compute with its parameters cast and gathered, both of which take trees of arrays.
 
     A loop over blocks gathers those of one at a time, and in the backward pass once more; their gradients are
-    summed in the dtype and in the places of what was not gathered. Blocks that are unrolled are gathered when
-    the compiler sees fit, and kept.
+    summed in the dtype and in the places of what was not gathered. Unrolled blocks are kept gathered.
     """
     token = _LOAN.set(Loan(cast, gather))
     try:

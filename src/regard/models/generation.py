@@ -75,8 +75,7 @@ def generate(
         capacity: places per row in the cache; equal ones spare new compilations. None means as needed.
         chunk: tokens of the prompt that are read at once, for less memory; None means all.
         padding: "right" or "left": the side of an array of prompts on which rows shorter than it are padded.
-        cache: `cache` of an earlier call: rows go on where they ended, with what was written and then with
-            these prompts, which may be empty. Nothing is read again.
+        cache: `cache` of an earlier call, whose rows go on with these prompts, which may be empty.
         return_cache: whether the result has a `cache`; `capacity` is then that of the whole conversation.
         draft: a smaller model of the same kind and vocabulary, which proposes tokens.
         draft_tokens: how many it proposes at a time, at least 1.
@@ -87,9 +86,9 @@ def generate(
     Raises:
         TypeError: a model that does not write; prompts, tokens or keys of another type.
         ValueError: an empty prompt without `start_token`; a token out of range (in an array under jit: token
-            -1); `max_tokens` below 1 or, with learned positions, beyond `max_length`; a capacity, or a cache,
-            that is too small; a temperature above 0 without `rng`; a cache of another number of rows; a draft
-            of another vocabulary, or with a cache that no draft has read.
+            -1); `max_tokens` below 1 or beyond learned positions; a capacity or a cache that is too small; a
+            temperature above 0 without `rng`; a cache of another batch; a draft of another vocabulary, or one
+            with a cache that no draft has read.
 
     Example:
         >>> import jax
@@ -174,8 +173,7 @@ def stream(
         start_token, capacity, chunk, padding, cache, draft, draft_tokens: as in `generate`.
 
     Returns:
-        An iterator over lists with the new tokens of each row, empty where it has ended. It ends with the
-        last row. Its rows joined are `generate(...).rows()`.
+        An iterator over lists with the new tokens of each row; joined they are `generate(...).rows()`.
 
     Raises:
         TypeError, ValueError: as in `generate`, at the call; a burst below 1.
