@@ -39,6 +39,15 @@ def unpack(result: Any, is_pair: Any) -> tuple[Any, Any]:
     return result if is_pair else (result, {})
 
 
+def pack(out: Array, seen: Any, rank: int, cache: Any, aux: tuple[str, ...]) -> Any:
+    """Return what a call on inputs of this rank gives: its output, and with a cache or aux a dict as well."""
+    if rank == 2:
+        out, seen = jax.tree.map(lambda x: x[0], (out, seen))
+    if cache is not None:
+        return out, {**seen, "cache": cache}
+    return (out, seen) if aux else out
+
+
 @guided
 class MultiHeadAttention(nnx.Module):
     """Multi-head attention: in every head, positions of `query` attend to those of `key` and `value`.
@@ -275,11 +284,7 @@ class MultiHeadAttention(nnx.Module):
             out = out * jax.nn.sigmoid(self.gate_projection(query))
         if self.output_projection is not None:
             out = self.output_projection(out)
-        if rank == 2:
-            out, seen = jax.tree.map(lambda x: x[0], (out, seen))
-        if cache is not None:
-            return out, {**seen, "cache": cache}
-        return (out, seen) if aux else out
+        return pack(out, seen, rank, cache, aux)
 
     def remember(self, memory: ArrayLike) -> Memory:
         """Project a memory `(batch, S, W)` once, to be read by many calls as `key`."""
