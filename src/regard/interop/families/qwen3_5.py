@@ -89,7 +89,7 @@ class Qwen35(Llama):
             joined += linear(f"{LAYER}.self_attn.q_proj", f"{BLOCK}.attention.{name}_projection", half, half)
         for index, name in enumerate(("query", "key", "value")):
             kernel, taps = f"{_DELTA}.{name}_projection.kernel", f"{_DELTA}.{name}_taps"
-            joined.append(Pair(f"{_STORED}.in_proj_qkv.weight", kernel, weight_maps.take_span(index, spans)))
+            joined.append(Pair(f"{_STORED}.in_proj_qkv.weight", kernel, weight_maps.take_rows(index, spans)))
             joined.append(Pair(f"{_STORED}.conv1d.weight", taps, weight_maps.take_taps(index, spans)))
         return build_map(
             *joined,
@@ -109,9 +109,7 @@ class Qwen35(Llama):
         )
 
     def build(self, config: TransformerConfig, settings: Settings, rngs: nnx.Rngs) -> Decoder:
-        model = Decoder(config, rngs=rngs)
-        replace_norms(model)
-        return model
+        return replace_norms(Decoder(config, rngs=rngs))
 
 
 def _read_mixers(settings: Settings, num_layers: int) -> tuple[Any, ...]:
