@@ -74,8 +74,8 @@ def load(
 ) -> Pretrained:
     """Build the model that a folder describes and fill it with the folder's weights.
 
-    Tensors are read, cast and placed one at a time, so that beside the model only one is in memory. Nothing is
-    downloaded, and no pickle is opened. Gemma's norms hold what its files do, `scale_less_one`.
+    Tensors are read, cast and placed one at a time, so that beside the model only one is in memory. Nothing
+    is downloaded, and no pickle is opened. Gemma's norms hold what its files do, `scale_less_one`.
 
     Args:
         directory: a folder with config.json and weights, in shards or not, or one of sentence-transformers.

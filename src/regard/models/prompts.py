@@ -165,7 +165,7 @@ def _check_cache(model: Any, cache: Any, start_token: int | None, capacity: int 
 def _room(cache: TextCache) -> int:
     """Return the tokens per row that a cache has places for; layers that forget have no end."""
     ends = [layer.capacity for layer in _stores(cache) if layer.window is None]
-    return min(ends, default=2**31 - 1)
+    return min(ends, default=LARGEST)
 
 
 def _stores(cache: TextCache) -> list[KVCache]:
