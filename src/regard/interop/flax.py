@@ -110,12 +110,11 @@ def attention_fn(
     Reference: `flax.nnx.dot_product_attention` and `flax.linen.dot_product_attention` of Flax 0.12.
     """
     del broadcast_dropout
-    _refuse(
-        einsum_dot_general=einsum_dot_general,
-        qk_attn_weights_einsum=qk_attn_weights_einsum,
-        attn_weights_value_einsum=attn_weights_value_einsum,
-        input_positions=input_positions,
-    )
+    products = {"einsum_dot_general": einsum_dot_general, "qk_attn_weights_einsum": qk_attn_weights_einsum}
+    products |= {"attn_weights_value_einsum": attn_weights_value_einsum}
+    _refuse(products, "Regard forms no product by einsum; use Flax's own attention function")
+    hint = "rotate query and key with regard.positions.rotary in an attention_fn of your own, and call this"
+    _refuse({"input_positions": input_positions}, f"{hint} one from it")
     options = layouts.further_options(options, rng="dropout_rng")
     promoted = promote_dtype((query, key, value), dtype=dtype)
     unbatched = np.ndim(promoted[0]) == 3
@@ -157,15 +156,9 @@ def attention_fn(
     return (output, {name: aux[name] for name in asked}) if asked else output
 
 
-def _refuse(**unsupported: Any) -> None:
+def _refuse(unsupported: dict[str, Any], reason: str) -> None:
     for name, value in unsupported.items():
         if value is not None:
-            reason = "Regard forms no product by einsum; use Flax's own attention function"
-            if name == "input_positions":
-                reason = (
-                    "rotate query and key with regard.positions.rotary in an attention_fn of your own, and"
-                )
-                reason += " call this one from it"
             raise NotImplementedError(f"{name}: expected None, got {type(value).__name__}; {reason}")
 
 

@@ -74,9 +74,8 @@ def load(
 ) -> Pretrained:
     """Build the model that a folder describes and fill it with the folder's weights.
 
-    The model is built without computing its initial values. Tensors are read, laid out, cast and placed one
-    at a time, so that beside the model itself only one tensor is in memory. Nothing is downloaded, and no
-    pickle is opened. Gemma's norms hold what its files do, `scale_less_one`, and add the 1 in float32.
+    Tensors are read, cast and placed one at a time, so that beside the model only one is in memory. Nothing
+    is downloaded, and no pickle is opened. Gemma's norms hold what its files do, `scale_less_one`.
 
     Args:
         directory: a folder with config.json and weights, in shards or not, or one of sentence-transformers.
@@ -163,9 +162,7 @@ def save(
     tasks and buffers were not loaded, and a head that is the embedding table is not written a second time.
 
     Args:
-        model: an Encoder (bert, modernbert, vit), a Decoder (gpt2, llama, mistral, qwen2, qwen3, qwen3_moe,
-            qwen3_5_text, gemma2, gemma3_text, gpt_oss) or an EncoderDecoder (t5), as config.json of that kind
-            can describe it.
+        model: of the class that `read_config` lists for the kind, as a config.json of it can describe.
         directory: a folder, created when missing.
         kind: a `model_type` of transformers.
         settings: entries of config.json beside those that follow from the model, such as bos_token_id; of a

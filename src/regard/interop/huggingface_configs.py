@@ -137,6 +137,7 @@ def _resolve(config: TransformerConfig) -> dict[str, Any]:
         silent |= {name for name in fields if name.startswith(("delta_", "conv_"))}
     for kind in {"rotary", "relative"} - {config.positions}:
         silent |= {name for name in fields if name.startswith(f"{kind}_")}
+    layers = range(config.num_layers)
     fields |= {
         "num_key_heads": config.num_key_heads or config.num_heads,
         "head_dim": config.head_width,
@@ -145,13 +146,11 @@ def _resolve(config: TransformerConfig) -> dict[str, Any]:
         "delta_key_heads": config.delta_key_heads or config.delta_heads or config.num_heads,
         "delta_head_dim": config.delta_head_dim or config.head_width,
         "delta_value_dim": config.delta_value_dim or config.delta_head_dim or config.head_width,
-        "mixers": [config.mixer(layer) for layer in range(config.num_layers)],
+        "mixers": [config.mixer(layer) for layer in layers],
         "rotary_width": config.rotary_width or config.head_width,
         "output_bias": config.attention_bias if config.output_bias is None else config.output_bias,
         "attention_scale": config.attention_scale or config.head_width**-0.5,
-        "windows": [config.window(layer) for layer in range(config.num_layers)],
-        "rotary_window_base": [
-            config.rotary(layer) for layer in range(config.num_layers) if config.window(layer) is not None
-        ],
+        "windows": [config.window(layer) for layer in layers],
+        "rotary_window_base": [config.rotary(n) for n in layers if config.window(n) is not None],
     }
     return fields | dict.fromkeys(silent)

@@ -179,7 +179,7 @@ def linear_attention(
                 f" {'None' if array is None else 'one'}"
             )
     chunk_size = whole_number("chunk_size", chunk_size, 1)
-    query, key, value = read_heads(query, key, value, q_num_heads, kv_num_heads, (3,))
+    query, key, value = read_heads(query, key, value, q_num_heads, kv_num_heads, 3)
     state = None if past_state is None else tensor("past_state", past_state, (4,))
     shape = (*key.shape[:2], key.shape[-1], value.shape[-1])
     if state is not None and state.shape != shape:

@@ -95,7 +95,7 @@ def attention(
     scores before the softcap; ONNX's own evaluator gives those after it.
     """
     packed = np.ndim(query) == 3
-    query, key, value = read_heads(query, key, value, q_num_heads, kv_num_heads, (3, 4))
+    query, key, value = read_heads(query, key, value, q_num_heads, kv_num_heads, 3, 4)
     key, value, past = _append(key, value, past_key, past_value)
     num_queries, num_keys = query.shape[2], key.shape[2]
     offset: Any = past
@@ -236,7 +236,7 @@ def flex_attention(
 
     Reference: ONNX preview operators, FlexAttention, version 1, as of ONNX 1.23; without keys it gives NaN.
     """
-    query, key, value = read_heads(query, key, value, None, None, (4,))
+    query, key, value = read_heads(query, key, value, None, None, 4)
     shape = (*query.shape[:3], key.shape[2])
     dtype = working_dtype(softmax_precision, query.dtype)
     arrays = [array if dtype == query.dtype else array.astype(dtype) for array in (query, key, value)]

@@ -113,8 +113,7 @@ def _compile(name: str, serialized: bytes, shape: tuple[int, ...]) -> Callable[.
         cell = Cell(index, shape, score.dtype)
         values = {**constants, inputs[0]: Spread(score, shape)}
         for node, operate in steps:
-            unknown = [source for source in node.input if source and source not in values]
-            if unknown:
+            if unknown := [source for source in node.input if source and source not in values]:
                 raise NotImplementedError(
                     f"{name}: {node.op_type} reads {unknown[0]!r}, which is neither the graph's input nor"
                     " made in it"

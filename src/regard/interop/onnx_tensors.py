@@ -26,12 +26,7 @@ def tensor(name: str, value: Any, ranks: tuple[int, ...]) -> Array:
 
 
 def read_heads(
-    query: Any,
-    key: Any,
-    value: Any,
-    q_num_heads: int | None,
-    kv_num_heads: int | None,
-    ranks: tuple[int, ...],
+    query: Any, key: Any, value: Any, q_num_heads: int | None, kv_num_heads: int | None, *ranks: int
 ) -> tuple[Array, Array, Array]:
     """Check for floating-point inputs of these ranks, and return them as (batch, heads, length, width)."""
     query = tensor("query", query, ranks)

@@ -22,6 +22,7 @@ from regard.interop.huggingface_configs import read_settings
 from regard.interop.sentence_modules import find_modules
 from regard.models import Encoder
 from regard.models.pooling import FirstPooling, MeanPooling
+from regard.models.prompts import pad
 
 POOLINGS = {"pooling_mode_mean_tokens": MeanPooling, "pooling_mode_cls_token": FirstPooling}
 
@@ -80,12 +81,8 @@ def embed(
     rows = np.zeros((len(tokens), pretrained.config.d_model), np.float32)
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
-        lengths = np.asarray([len(tokens[index]) for index in chosen], np.int32)
-        padded = -(-lengths.max() // 16) * 16
-        batch = np.zeros((len(chosen), min(padded, pretrained.config.max_length)), np.int32)
-        for row, index in enumerate(chosen):
-            batch[row, : lengths[row]] = tokens[index]
-        rows[chosen] = _pool(pretrained.model, jnp.asarray(batch), jnp.asarray(lengths), pooling)
+        batch, lengths = pad([tokens[index] for index in chosen], pretrained.config.max_length)
+        rows[chosen] = _pool(pretrained.model, jnp.asarray(batch, jnp.int32), jnp.asarray(lengths), pooling)
     return rows
 
 
@@ -98,8 +95,7 @@ def _pool(model: Any, tokens: Array, lengths: Array, pooling: Any) -> Float[Arra
 
 def _read_pooling(pretrained: Pretrained) -> type[MeanPooling] | type[FirstPooling]:
     modules = find_modules(pretrained.directory)
-    more = sorted({*modules} - {"Transformer", "Pooling", "Normalize"})
-    if more:
+    if more := sorted({*modules} - {"Transformer", "Pooling", "Normalize"}):
         raise ValueError(
             f"pretrained: expected a Transformer, Pooling and Normalize, got {', '.join(more)} as well in"
             f" {modules['Transformer'].parent}'s modules.json; apply it to the model's own hidden states"

@@ -83,12 +83,11 @@ def _find(path: Path) -> Path:
         for name in (SINGLE, INDEX):
             if (path / name).is_file():
                 return path / name
-        files = sorted(path.iterdir())
-        pickles = ", ".join(file.name for file in files if file.suffix in PICKLES)
-        content = (
-            f"{pickles}, which is pickle: {_PICKLE_REASON}" if pickles else ", ".join(f.name for f in files)
-        )
-        raise WeightFileError(f"{path}: expected {SINGLE} or {INDEX}; found {content or 'nothing'}")
+        names = sorted(file.name for file in path.iterdir())
+        pickles = [name for name in names if Path(name).suffix in PICKLES]
+        content = ", ".join(pickles or names) or "nothing"
+        reason = f", which is pickle: {_PICKLE_REASON}" if pickles else ""
+        raise WeightFileError(f"{path}: expected {SINGLE} or {INDEX}; found {content}{reason}")
     if path.suffix in PICKLES:
         raise WeightFileError(f"{path}: a pickle file: {_PICKLE_REASON}")
     if not path.is_file():
@@ -235,11 +234,8 @@ def _write_file(path: Path, tensors: Mapping[str, LazyTensor], metadata: Mapping
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, tensor in tensors.items():
-        header[name] = {
-            "dtype": _CODES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + tensor.nbytes],
-        }
+        span = [offset, offset + tensor.nbytes]
+        header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
         offset += tensor.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8

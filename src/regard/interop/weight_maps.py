@@ -32,6 +32,7 @@ class Conversion:
     order: int = 0  # of the parameter among those that are joined
 
 
+UNCHANGED = Conversion()
 TRANSPOSED = Conversion(
     lambda tensor: tensor.T, lambda parameters, _: parameters[0].T, lambda shape, _: shape[::-1]
 )
@@ -49,30 +50,23 @@ def take_part(index: int, count: int) -> Conversion:
     )
 
 
-def take_rows(index: int, count: int) -> Conversion:
-    """Make the conversion of one of `count` equal parts of the rows of a tensor (out, in), or of a vector."""
-    return Conversion(
-        lambda tensor: np.split(tensor, count)[index].T,
-        lambda parameters, _: np.concatenate([parameter.T for parameter in parameters]),
-        lambda shape, _: (count * shape[-1], *shape[:-1]),
-        index,
-    )
+def take_rows(index: int, sizes: int | Sequence[int]) -> Conversion:
+    """Make the conversion of a part of the rows of a tensor (out, in), or of a vector.
 
-
-def take_span(index: int, sizes: Sequence[int]) -> Conversion:
-    """Make the conversion of one of several parts of the rows of a tensor (out, in), of these sizes."""
-    ends = np.cumsum(sizes)[:-1]
+    Parts are of these sizes, or so many of one size.
+    """
+    ends = sizes if isinstance(sizes, int) else np.cumsum(sizes)[:-1]
     return Conversion(
         lambda tensor: np.split(tensor, ends)[index].T,
         lambda parameters, _: np.concatenate([parameter.T for parameter in parameters]),
-        lambda shape, _: (sum(sizes), *shape[:-1]),
+        lambda shape, _: (sizes * shape[-1] if isinstance(sizes, int) else sum(sizes), *shape[:-1]),
         index,
     )
 
 
 def take_taps(index: int, sizes: Sequence[int]) -> Conversion:
     """Make the conversion of one of several parts of the channels of torch.nn.Conv1d, one group for each."""
-    span = take_span(index, sizes)
+    span = take_rows(index, sizes)
     return Conversion(
         lambda tensor: span.load(tensor[:, 0]),
         lambda parameters, settings: span.store(parameters, settings)[:, None],
@@ -125,15 +119,15 @@ class Pair:
 
     tensor: str
     parameter: str
-    conversion: Conversion = Conversion()
+    conversion: Conversion = UNCHANGED
 
 
-def linear(tensor: str, parameter: str) -> tuple[Pair, Pair]:
+def linear(
+    tensor: str, parameter: str, kernel: Conversion = TRANSPOSED, bias: Conversion = UNCHANGED
+) -> tuple[Pair, Pair]:
     """Pair the parts of torch.nn.Linear, whose weight is (out, in), with those of nnx.Linear."""
-    return (
-        Pair(f"{tensor}.weight", f"{parameter}.kernel", TRANSPOSED),
-        Pair(f"{tensor}.bias", f"{parameter}.bias"),
-    )
+    weight = Pair(f"{tensor}.weight", f"{parameter}.kernel", kernel)
+    return weight, Pair(f"{tensor}.bias", f"{parameter}.bias", bias)
 
 
 def norm(tensor: str, parameter: str) -> tuple[Pair, Pair]:

@@ -134,12 +134,10 @@ class DeltaBlock(nnx.Module):
     x = x + dropout(delta_rule(norm(x)));  x = x + dropout(feed_forward(norm(x)))
 
     Args:
-        d_model: width M.
         num_heads: H, of values.
-        d_ff: width F of the feed-forward branch.
         kind: "gated_delta" for `GatedDeltaNet`, "kimi_delta" for `KimiDelta`.
         delta: further arguments of that layer, such as {"num_key_heads": 2}.
-        norm, norm_kind, norm_epsilon, dropout_rate, norm_input: as in `EncoderBlock`.
+        d_model, d_ff, norm, norm_kind, norm_epsilon, dropout_rate, norm_input: as in `EncoderBlock`.
         feed_forward, dtype, param_dtype, rngs: as in `EncoderBlock`.
 
     Raises:
@@ -214,15 +212,13 @@ class DecoderBlock(nnx.Module):
     The block adds no mask of its own: a causal decoder passes `mask=masks.causal()`.
 
     Args:
-        d_model: width M.
         num_heads: H, in both attentions.
-        d_ff: width F of the feed-forward branch.
         memory_width: width of the memory. None means `d_model`.
         dropout_rate: in [0, 1), on the three branches and on the hidden layer of the last.
         attention: further arguments of `MultiHeadAttention`, for both attentions; `rotary` turns only in the
             first, as a memory has positions of its own.
-        norm, norm_kind, norm_epsilon, norm_input, feed_forward, dtype, param_dtype, rngs: as in
-            `EncoderBlock`.
+        d_model, d_ff, norm, norm_kind, norm_epsilon, norm_input: as in `EncoderBlock`.
+        feed_forward, dtype, param_dtype, rngs: as in `EncoderBlock`.
 
     Raises:
         ValueError: as for the parts, or an unknown `norm`.

@@ -63,10 +63,7 @@ class _Delta(nnx.Module):
         return build
 
     def _draw_decay(self, width: int, dtype: Any, rngs: nnx.Rngs) -> None:
-        """Draw speeds of forgetting in [1, 16], and `width` biases whose softplus lies in [0.001, 0.1].
-
-        These are even on a log scale, as in Mamba.
-        """
+        """Draw speeds in [1, 16], and biases of softplus in [0.001, 0.1], even in its log, as in Mamba."""
         speed = jax.random.uniform(rngs.params(), (self.num_heads,), dtype, 1.0, 16.0)
         self.log_speed = nnx.Param(jnp.log(speed))
         least, most = math.log(1e-3), math.log(0.1)

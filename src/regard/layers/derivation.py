@@ -133,7 +133,7 @@ def _enter(course: Course, layer: MultiHeadAttention, inputs: Any, metric: Bilin
     if layer.rotary is not None:
         course.add_positions()
     line = Line(course, "query", "Q", "i", "a" if metric is None else "e")
-    line.project(layer.query_projection, nnx.Linear.__call__, asking, query, layer.num_heads)
+    line.project(layer.query_projection, nnx.Linear.__call__, asking, query, layer.num_heads, None)
     line.adjust(layer.query_norm, layer.rotary, grid.query_position[..., 0])
     if metric is not None:
         line.measure(metric, problem.query)
@@ -145,10 +145,8 @@ def _enter(course: Course, layer: MultiHeadAttention, inputs: Any, metric: Bilin
         read = _give_input(course, "memory", "Y", "jd", key, words)
         array, apply = key, project_memory
     line = Line(course, "key", "K", "j", "a")
-    if memory is None:
-        line.project(layer.key_projection, apply, read, array, layer.num_key_heads)
-    else:
-        line.begin(memory.key)
+    keys, values = (None, None) if memory is None else memory
+    line.project(layer.key_projection, apply, read, array, layer.num_key_heads, keys)
     norm = layer.key_norm if memory is None else None
     line.adjust(norm, layer.rotary, grid.key_position[..., 0, :])
     line.finish(problem.key)
@@ -157,10 +155,7 @@ def _enter(course: Course, layer: MultiHeadAttention, inputs: Any, metric: Bilin
         words = "What the values are made of, in place of the memory."
         read, array = _give_input(course, "value_memory", "Z", "jd", value, words), value
     line = Line(course, "value", "V", "j", "b")
-    if memory is None:
-        line.project(layer.value_projection, apply, read, array, layer.num_key_heads)
-    else:
-        line.begin(memory.value)
+    line.project(layer.value_projection, apply, read, array, layer.num_key_heads, values)
     line.finish(problem.value)
 
 

@@ -38,8 +38,7 @@ class Experts(nnx.Module):
     experts that no token chose are not read. One program serves every way that tokens are sent.
 
     Args:
-        d_model: width M of input and output.
-        d_ff: width F in between, of one expert.
+        d_model, d_ff: width M of input and output, and F in between, of one expert.
         num_experts, experts_per_token: how many there are, and how many each token passes.
         normalize_chosen: whether the weights of the chosen sum to 1.
         use_bias: whether the router and the maps of the experts have biases.

@@ -32,8 +32,7 @@ class FeedForward(nnx.Module):
     gated:   output = (activation(x Wg + bg) * (x W1 + b1)) W2 + b2
 
     Args:
-        d_model: width M of input and output.
-        d_ff: width F in between.
+        d_model, d_ff: width M of input and output, and F in between.
         activation: "relu", "gelu_tanh" (the tanh approximation of GELU, within 4.8e-4 of it), "gelu_erf"
             (GELU itself), "gelu_quick" (x sigmoid(1.702 x), within 0.021 of it), or "silu".
         gated: whether a second map, `gate`, goes through the activation and multiplies the first: GLU (silu

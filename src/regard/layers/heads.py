@@ -63,10 +63,7 @@ def name_mask(mask: Any, leading: tuple[Size, ...], T: Size, S: Size) -> masks.M
 
 
 def place_mask(mask: Any, leading: tuple[Size, ...], T: Size, S: Size) -> masks.Mask | None:
-    """Return the mask with a heads axis in every stored array, so that no example's mask lands on a head.
-
-    (*B, T, S), which serves every head, gets a heads axis of 1; (T, S) and (*B, H, T, S) need none.
-    """
+    """Return the mask with a heads axis in every stored array (*B, T, S), which then serves every head."""
 
     def place(node: Any) -> Any:
         if not isinstance(node, FromArray):

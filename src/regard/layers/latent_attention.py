@@ -18,7 +18,7 @@ from regard.engine.call.canonicalization import read_scale
 from regard.engine.call.hooks import called_by
 from regard.layers.choices import check_counts, check_initializers, check_kind, check_options, check_rotary
 from regard.layers.heads import merge_heads, place_mask, split_heads
-from regard.layers.multi_head import check_features, unpack
+from regard.layers.multi_head import check_features, pack, unpack
 from regard.layers.residual import EPSILON, build_norm
 from regard.masks import Mask
 from regard.positions import Rotary
@@ -38,8 +38,7 @@ class LatentAttention(nnx.Module):
     Wk goes to the queries, and Wv to what the heads have read. All heads then share one key head.
 
     Args:
-        d_model: width M of input and output.
-        num_heads: H.
+        d_model, num_heads: width M of input and output, and H.
         latent_dim: width of the latent vector.
         head_dim, rotary_dim: widths of the parts of queries and keys that are not turned, and that are.
         value_dim: width of a head's values. None means `head_dim`.
@@ -192,11 +191,7 @@ class LatentAttention(nnx.Module):
                 out, seen = unpack(read.attend(query, counts=counts, **options), aux)
                 out = self._multiply("bhtr,rhv->bhtv", out, kernel[..., self.head_dim :])
         out = self.output_projection(merge_heads(out))
-        if rank == 2:
-            out, seen = jax.tree.map(lambda array: array[0], (out, seen))
-        if cache is not None:
-            return out, {**seen, "cache": cache}
-        return (out, seen) if aux else out
+        return pack(out, seen, rank, cache, aux)
 
     def _check_cache(self, cache: KVCache, x: Array, positions: Any) -> None:
         """Raise unless the cache is this layer's, and x what may be appended to it."""

@@ -39,6 +39,15 @@ def unpack(result: Any, is_pair: Any) -> tuple[Any, Any]:
     return result if is_pair else (result, {})
 
 
+def pack(out: Array, seen: Any, rank: int, cache: Any, aux: tuple[str, ...]) -> Any:
+    """Return what a call on inputs of this rank gives: its output, and with a cache or aux a dict as well."""
+    if rank == 2:
+        out, seen = jax.tree.map(lambda x: x[0], (out, seen))
+    if cache is not None:
+        return out, {**seen, "cache": cache}
+    return (out, seen) if aux else out
+
+
 @guided
 class MultiHeadAttention(nnx.Module):
     """Multi-head attention: in every head, positions of `query` attend to those of `key` and `value`.
@@ -65,7 +74,8 @@ class MultiHeadAttention(nnx.Module):
         output_gate: whether what the heads have read is multiplied by sigmoid(query Wz + bz), feature by
             feature, before Wo: `gate_projection`, as in Qwen3.5.
         dropout_rate: in [0, 1), on the attention weights.
-        dtype, param_dtype: dtypes to compute in, None for that of inputs and parameters; and of parameters.
+        dtype: dtype to compute in; None means that of inputs and parameters.
+        param_dtype: dtype of the parameters.
         kernel_init, bias_init: initializers. The default is Glorot's uniform one over the whole `(M, H * D)`
             matrix, of standard deviation sqrt(2 / (M + H * D)), and 0 for biases.
         precision: as in `jax.lax.dot_general`.
@@ -172,7 +182,7 @@ class MultiHeadAttention(nnx.Module):
             key: `(*B, S, W)`, where the keys come from, or what `remember` made of it; None means `query`.
             value: `(*B, S, W)`, where the values come from; None means `key`.
             mask: who may attend to whom, True = may. A `Mask`, or a boolean array (T, S), (*B, T, S) or
-                (*B, H, T, S), also in `masks.from_array`. Padding (batch, S) is `masks.valid_keys(array)`.
+                (*B, H, T, S), as in `masks.from_array`. Padding (batch, S) is `masks.valid_keys(array)`.
             bias: float array (T, S) or (*B, H, T, S), added to the scaled scores.
             score: score functions, as in `attend`.
             query_offset: position of the first query; needed when T != S and positions are read.
@@ -274,11 +284,7 @@ class MultiHeadAttention(nnx.Module):
             out = out * jax.nn.sigmoid(self.gate_projection(query))
         if self.output_projection is not None:
             out = self.output_projection(out)
-        if rank == 2:
-            out, seen = jax.tree.map(lambda x: x[0], (out, seen))
-        if cache is not None:
-            return out, {**seen, "cache": cache}
-        return (out, seen) if aux else out
+        return pack(out, seen, rank, cache, aux)
 
     def remember(self, memory: ArrayLike) -> Memory:
         """Project a memory `(batch, S, W)` once, to be read by many calls as `key`."""

@@ -16,7 +16,7 @@ from regard.engine.call.problem import accumulation_dtype
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.prefill import Structure, merge_model, read_prompts, split_model
-from regard.models.prompts import Request, TextCache, canonicalize, canonicalize_stop_tokens, vocabulary_size
+from regard.models.prompts import Request, TextCache, canonicalize, sort_stops, vocabulary_size
 from regard.records import record
 
 
@@ -127,18 +127,13 @@ def beam_search(
             f"num_beams: expected at most {LARGEST // vocab_size}, as int32 counts the trials of every beam"
             f" with each of {vocab_size} tokens; got {num_beams}"
         )
-    stops = canonicalize_stop_tokens(stop_tokens, vocab_size)
+    stops = sort_stops(stop_tokens, vocab_size)
     return _search(*split_model(model), request, stops, float(length_penalty), num_beams)
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "num_beams"))
 def _search(
-    structure: Structure,
-    arrays: list[Any],
-    request: Request,
-    stops: Array,
-    penalty: Array | float,
-    num_beams: int,
+    structure: Structure, arrays: list[Any], request: Request, stops: Array, penalty: Any, num_beams: int
 ) -> Beams:
     model = merge_model(structure, arrays)
     hidden, cache = read_prompts(model, request)

@@ -28,8 +28,7 @@ class Classifier(nnx.Module):
         rngs: random streams: "params", and "dropout" where something drops.
 
     Raises:
-        TypeError: a number of classes that is not an integer.
-        ValueError: an unknown pooling, fewer than one class.
+        TypeError, ValueError: an unknown pooling, a number of classes that is no integer of at least 1.
 
     Example:
         >>> import jax.numpy as jnp

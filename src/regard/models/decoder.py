@@ -95,8 +95,7 @@ class Decoder(nnx.Module):
             An empty cache.
 
         Raises:
-            TypeError: sizes that are not integers.
-            ValueError: sizes below 1, a negative rewind.
+            TypeError, ValueError: sizes that are no integers of at least 1, a negative rewind.
         """
         chunk = capacity if chunk is None else chunk
         return self.trunk.stack.start_cache(self.trunk.embedding, batch, capacity, chunk, rewind=rewind)
@@ -111,8 +110,7 @@ class Decoder(nnx.Module):
         Args:
             tokens: `(batch, n)`, in 0..V-1.
             cache: what `start_cache` or an earlier `read` returned.
-            counts: how many of the n tokens are real, per row, `(batch,)`; padding comes after them, and its
-                hidden states mean nothing. None means all.
+            counts: how many of the n tokens are real, `(batch,)`, before those of padding; None means all.
 
         Returns:
             Hidden states and the longer cache.

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import compress
 from typing import Any, NamedTuple
 
 import jax
@@ -32,8 +33,7 @@ def lend_to_blocks(cast: Callable[[Any], Any], gather: Callable[[Any], Any]) -> 
     """Let every block compute with its parameters cast and gathered, both of which take trees of arrays.
 
     A loop over blocks gathers those of one at a time, and in the backward pass once more; their gradients are
-    summed in the dtype and in the places of what was not gathered. Blocks that are unrolled are gathered when
-    the compiler sees fit, and kept.
+    summed in the dtype and in the places of what was not gathered. Unrolled blocks are kept gathered.
     """
     token = _LOAN.set(Loan(cast, gather))
     try:
@@ -105,7 +105,7 @@ class _Slot:
         self.layers = [jax.tree.leaves(state) for _, state in parts]
         self.is_weight = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in self.layers[0]]
         # What the loop carries of weights is where their gradients go, in the dtype of these.
-        self.weights = tuple(self.loan.cast(_keep(layer, self.is_weight)) for layer in self.layers)
+        self.weights = tuple(self.loan.cast([*compress(layer, self.is_weight)]) for layer in self.layers)
 
     def run(
         self, call: Call, number: int, step: Array, x: Array, weights: tuple[Weights, ...]
@@ -113,7 +113,7 @@ class _Slot:
         """Run the block of one step; the weights of all take its gradient."""
         picks = [lambda layers, layer=layer: layers[layer] for layer in range(len(weights))]
         leaves = self.loan.cast(jax.lax.switch(step, picks, self.layers))
-        own, weights = _link(step, _keep(leaves, self.is_weight), weights)
+        own, weights = _link(step, [*compress(leaves, self.is_weight)], weights)
         linked = iter(own)
         pairs = zip(leaves, self.is_weight, strict=True)
         leaves = [next(linked) if is_weight else leaf for leaf, is_weight in pairs]
@@ -176,10 +176,6 @@ def recompute(run: Callable[..., Any], remat: Any, *, prevent_cse: bool) -> Call
 def _keep_all_but_gathered(primitive: Any, *_: Any, **params: Any) -> bool:
     """Save what a block of a loop computes, but nothing that was only moved, as what it borrowed is."""
     return str(primitive) not in MOVES
-
-
-def _keep(leaves: Sequence[Array], wanted: Sequence[bool]) -> Weights:
-    return [leaf for leaf, is_wanted in zip(leaves, wanted, strict=True) if is_wanted]
 
 
 def _find_period(parts: Sequence[tuple[Any, Any]], windows: Sequence[int | None]) -> int:

@@ -1,7 +1,5 @@
 """Embeddings: tokens or real vectors and their positions as a residual stream."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -33,19 +31,6 @@ class TokenEmbedding(nnx.Module):
     moves an entry by a share of its size that does not shrink with the width. Learned positions are
     stored and read the same way. Real vectors pass a LeCun-normal kernel, which keeps their mean square.
 
-    Args:
-        config: sizes and choices.
-        rngs: random streams: "params", and "dropout" where something drops.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from flax import nnx
-        >>> from regard.models import TransformerConfig
-        >>> from regard.models.embedding import TokenEmbedding
-        >>> config = TransformerConfig(d_model=6, num_heads=2, d_ff=7, num_layers=1, vocab_size=11)
-        >>> TokenEmbedding(config, rngs=nnx.Rngs(0))(jnp.array([[3, 10, 0]])).shape
-        (1, 3, 6)
-
     Reference: Vaswani et al., "Attention Is All You Need", 2017, sections 3.4 and 3.5; Devlin et al., "BERT",
     2019, and Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, for the other parts.
     """
@@ -69,9 +54,8 @@ class TokenEmbedding(nnx.Module):
         learned, types = config.positions == "learned", config.num_token_types
         self.position_table = build_table(config.max_length) if learned else None
         self.type_table = build_table(types) if types else None
-        self.class_token = (
-            nnx.Param(start(rngs.params(), (config.d_model,), jnp.float32)) if config.class_token else None
-        )
+        shape = (config.d_model,)
+        self.class_token = nnx.Param(start(rngs.params(), shape, jnp.float32)) if config.class_token else None
         norm = {"epsilon": config.norm_epsilon, "rngs": rngs}
         self.norm = build_norm(config.d_model, config.norm_kind, **norm) if config.embedding_norm else None
         self.dropout = build_dropout(config.dropout_rate, rngs)

@@ -13,7 +13,6 @@ from regard.axes import ArrayLike
 from regard.layers import EncoderBlock
 from regard.layers.heads import name_mask
 from regard.masks import Mask
-from regard.masks.algebra import And
 from regard.masks.documents import Documents, Segments
 from regard.masks.grid import is_concrete
 from regard.masks.positional import Causal
@@ -104,15 +103,8 @@ class Encoder(nnx.Module):
 
 def find_segments(mask: Mask | None) -> Any:
     """Return the numbers of packed documents, of a mask that asks for no more than the delta rule can do."""
-    parts: list[Any] = []
-    pending = [] if mask is None else [mask]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, And):
-            pending += [part.left, part.right]
-        elif not isinstance(part, Causal):
-            parts.append(part)
-    match parts:
+    parts = () if mask is None else mask.parts
+    match [part for part in parts if not isinstance(part, Causal)]:
         case []:
             return None
         case [Documents(ids=ids)]:

@@ -69,13 +69,9 @@ class EncoderDecoder(nnx.Module):
                 f" got {vocab_size}"
             )
         num_layers = config.num_layers if num_decoder_layers is None else num_decoder_layers
-        changes = {
-            "vocab_size": vocab_size,
-            "input_width": None,
-            "class_token": False,
-            "num_layers": num_layers,
-        }
-        target_config = dataclasses.replace(config, **changes)
+        target_config = dataclasses.replace(
+            config, vocab_size=vocab_size, input_width=None, class_token=False, num_layers=num_layers
+        )
         self.config, self.target_vocab_size = config, vocab_size
         self.encoder, shared = Encoder(config, rngs=rngs), config.shared_embedding
         self.target_embedding = None if shared else TokenEmbedding(target_config, rngs=rngs)
@@ -112,13 +108,9 @@ class EncoderDecoder(nnx.Module):
             raise ValueError(
                 f"target: expected the batch of source, {memory.shape[:-2]}; got {hidden.shape[:-2]}"
             )
-        hidden, seen_decoder = self.decoder(
-            hidden,
-            memory,
-            mask=mask_padding(target_lengths),
-            memory_mask=mask_padding(self.encoder.hidden_lengths(source_lengths)),
-            aux=aux,
-        )
+        masks: Any = {"mask": mask_padding(target_lengths)}
+        masks |= {"memory_mask": mask_padding(self.encoder.hidden_lengths(source_lengths))}
+        hidden, seen_decoder = self.decoder(hidden, memory, **masks, aux=aux)
         logits = self.predict(blank_padding(hidden, target_lengths))
         return (logits, {"encoder": seen_encoder["blocks"], "decoder": seen_decoder}) if aux else logits
 

@@ -17,14 +17,7 @@ from regard.engine.call.problem import accumulation_dtype
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.prefill import Structure, merge_model, read_prompts, split_model
-from regard.models.prompts import (
-    Request,
-    TextCache,
-    canonicalize,
-    canonicalize_stop_tokens,
-    check_token,
-    vocabulary_size,
-)
+from regard.models.prompts import Request, TextCache, canonicalize, check_token, sort_stops, vocabulary_size
 from regard.models.sampling import Sampling, row_keys
 from regard.models.speculation import read_draft, speculate
 from regard.models.writing import Generated, Rules, State, Writing, mark_tokens, write_next, write_on
@@ -68,24 +61,21 @@ def generate(
     without a draft, other ones for an rng; at temperature 0, the same ones, but for ties within rounding.
 
     Args:
-        model: what writes, a `Decoder` behind its prompts, an `EncoderDecoder` beside, after `start_token`.
+        model: what writes: a `Decoder` after its prompts; an `EncoderDecoder`, which reads them as sources.
         prompts: a list with a sequence of tokens per row, of any lengths; or an integer array `(batch, P)`,
             for an encoder-decoder that reads real vectors `(batch, S, W)`.
         max_tokens: how many tokens to write per row at most, at least 1.
-        sampling: how tokens are chosen. The default takes the most probable ones. A repetition penalty
-            applies to tokens of the prompt, or of the target's start, and to those written.
+        sampling: how tokens are chosen; by default the most probable ones. Penalties count the prompt, too.
         stop_tokens: tokens that end a row, in which they are kept. Rows that have ended do not change.
         rng: a random key, or keys `(batch,)`, as in `sampling.row_keys`. Token t of a row depends on its key,
             its prompt and t, not on other rows. None serves temperature 0 only.
         lengths: real tokens per row of an array of prompts; None means all.
         start_token: put before every prompt, which may then be empty, or an encoder-decoder's every target.
         pad_token: what `tokens` holds behind the end of a row.
-        capacity: places per row in the cache, for prompt and output; equal ones spare a new compilation
-            where prompts differ in length. None means as many as needed.
+        capacity: places per row in the cache; equal ones spare new compilations. None means as needed.
         chunk: tokens of the prompt that are read at once, for less memory; None means all.
         padding: "right" or "left": the side of an array of prompts on which rows shorter than it are padded.
-        cache: `cache` of an earlier call: rows go on where they ended, with what was written and then with
-            these prompts, which may be empty. Nothing is read again.
+        cache: `cache` of an earlier call, whose rows go on with these prompts, which may be empty.
         return_cache: whether the result has a `cache`; `capacity` is then that of the whole conversation.
         draft: a smaller model of the same kind and vocabulary, which proposes tokens.
         draft_tokens: how many it proposes at a time, at least 1.
@@ -96,9 +86,9 @@ def generate(
     Raises:
         TypeError: a model that does not write; prompts, tokens or keys of another type.
         ValueError: an empty prompt without `start_token`; a token out of range (in an array under jit: token
-            -1); `max_tokens` below 1 or, with learned positions, beyond `max_length`; a capacity, or a cache,
-            that is too small; a temperature above 0 without `rng`; a cache of another number of rows; a draft
-            of another vocabulary, or with a cache that no draft has read.
+            -1); `max_tokens` below 1 or beyond learned positions; a capacity or a cache that is too small; a
+            temperature above 0 without `rng`; a cache of another batch; a draft of another vocabulary, or one
+            with a cache that no draft has read.
 
     Example:
         >>> import jax
@@ -183,8 +173,7 @@ def stream(
         start_token, capacity, chunk, padding, cache, draft, draft_tokens: as in `generate`.
 
     Returns:
-        An iterator over lists with the new tokens of each row, empty where it has ended. It ends with the
-        last row. Its rows joined are `generate(...).rows()`.
+        An iterator over lists with the new tokens of each row; joined they are `generate(...).rows()`.
 
     Raises:
         TypeError, ValueError: as in `generate`, at the call; a burst below 1.
@@ -260,22 +249,18 @@ def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: R
     """Read the prompts, and choose the first tokens."""
     model = merge_model(structure, arrays)
     hidden, cache = read_prompts(model, request)
-    (batch, size), seen = request.start.shape, None
-    shape, yes = (batch, request.max_tokens), jnp.ones(batch, bool)
+    batch, size = request.start.shape
+    shape, yes, seen = (batch, request.max_tokens), jnp.ones(batch, bool), None
     if rules.keep or rules.sampling.repetition_penalty is not None:  # a later call may have one
         count = size if request.counts is None else request.counts[:, None]
         real = jnp.arange(size, dtype=jnp.int32)[None] < count
         before = None if request.cache is None else request.cache.seen
         before = jnp.zeros((batch, vocabulary_size(model)), bool) if before is None else before
         seen = mark_tokens(before, jnp.asarray(request.start), real)
-    written = Generated(
-        tokens=jnp.full(shape, rules.pad_token, jnp.int32),
-        lengths=jnp.zeros(batch, jnp.int32),
-        log_probabilities=jnp.zeros(shape, accumulation_dtype(hidden)),
-        finished=~yes,
-        healthy=yes,
-    )
-    writing = Writing(written, jnp.zeros(batch, jnp.int32), yes, seen)
+    tokens, none = jnp.full(shape, rules.pad_token, jnp.int32), jnp.zeros(batch, jnp.int32)
+    scores = jnp.zeros(shape, accumulation_dtype(hidden))
+    written = Generated(tokens, none, scores, finished=~yes, healthy=yes)
+    writing = Writing(written, none, yes, seen)
     return cache, write_next(writing, model.predict(hidden)[:, 0], rules)
 
 
@@ -311,7 +296,7 @@ def _check_rules(
             )
         keys = row_keys(rng, request.start.shape[0])
     check_token("pad_token", pad_token, 2**31)
-    stops = canonicalize_stop_tokens(stop_tokens, vocabulary_size(model))
+    stops = sort_stops(stop_tokens, vocabulary_size(model))
     return Rules(sampling, keys, stops, np.int32(pad_token), keep)
 
 

@@ -165,7 +165,7 @@ def _check_cache(model: Any, cache: Any, start_token: int | None, capacity: int 
 def _room(cache: TextCache) -> int:
     """Return the tokens per row that a cache has places for; layers that forget have no end."""
     ends = [layer.capacity for layer in _stores(cache) if layer.window is None]
-    return min(ends, default=2**31 - 1)
+    return min(ends, default=LARGEST)
 
 
 def _stores(cache: TextCache) -> list[KVCache]:
@@ -192,7 +192,7 @@ def check_token(name: str, token: Any, vocab_size: int) -> None:
         raise ValueError(f"{name}: expected a token in 0..{vocab_size - 1}, got {token}")
 
 
-def canonicalize_stop_tokens(stop_tokens: Any, vocab_size: int) -> np.ndarray:
+def sort_stops(stop_tokens: Any, vocab_size: int) -> np.ndarray:
     """Check stop tokens and return them as a sorted array."""
     if isinstance(stop_tokens, str) or not np.iterable(stop_tokens):
         raise TypeError(f"stop_tokens: expected a sequence of tokens, such as (2,); got {stop_tokens!r}")
@@ -230,7 +230,7 @@ def _check_tokens(
                 "lengths: expected None with a list of prompts, whose lengths are known; got lengths, which"
                 " belong to an array of prompts"
             )
-        tokens, lengths = _pad(prompts, most)
+        tokens, lengths = pad(prompts, most)
     else:
         tokens = prompts if hasattr(prompts, "dtype") else np.asarray(prompts)
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
@@ -261,8 +261,8 @@ def _move_to_start(tokens: Any, lengths: Any) -> Any:
     return arrays.take_along_axis(tokens, places.reshape((*places.shape, *(1,) * (tokens.ndim - 2))), axis=1)
 
 
-def _pad(prompts: list[Any] | tuple[Any, ...], most: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Pad lists to one length, a multiple of STRIDE unless that is more than `most`."""
+def pad(prompts: list[Any] | tuple[Any, ...], most: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Pad lists to one length, a multiple of STRIDE unless that is more than `most`; return theirs, too."""
     rows = [np.asarray(prompt) for prompt in prompts]
     for number, row in enumerate(rows):
         if row.ndim != 1:

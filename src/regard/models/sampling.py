@@ -138,7 +138,7 @@ def repetition_penalty(
         >>> sampling.repetition_penalty(logits, seen, 1.5).tolist()
         [[2.0, -1.5, 2.0]]
 
-    Reference: Keskar et al., "CTRL", 2019, section 4.1; which divides negative logits, too.
+    Reference: Keskar et al., "CTRL", 2019, section 4.1, which divides negative logits, too.
     """
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 

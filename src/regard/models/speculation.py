@@ -63,8 +63,7 @@ def speculate(
 ) -> State:
     """Write what the draft proposes and the model keeps, and one more token, again and again.
 
-    Structures, arrays and caches are those of the model and of the draft. Each row that does not end before
-    gets `least` tokens, or up to `most` - 1 more.
+    Structures, arrays and caches are those of model and draft. Rows get `least` to `least + most - 1` tokens.
     """
     model, draft = map(merge_model, structures, arrays)
     max_tokens = writing.written.tokens.shape[1]

@@ -86,9 +86,8 @@ class Stack(nnx.Module):
                 f" got {config.mixers}"
             )
         self.config, self.causal = config, causal
-        self.blocks = nnx.List(
-            [_build_block(config, number, block, rngs) for number in range(config.num_layers)]
-        )
+        blocks = [_build_block(config, number, block, rngs) for number in range(config.num_layers)]
+        self.blocks = nnx.List(blocks)
         shape = (config.relative_buckets, config.num_heads)  # a number for each bucket of distances and head
         start = nnx.initializers.normal(config.d_model**-0.5)
         is_relative = config.positions == "relative"

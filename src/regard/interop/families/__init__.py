@@ -18,10 +18,6 @@ from regard.interop.families.qwen3_moe import Qwen3Moe
 from regard.interop.families.t5 import T5
 from regard.interop.families.vit import ViT
 
-FAMILIES: dict[str, Family] = {
-    family.kind: family
-    for family in (
-        *(Bert(), ModernBert(), ViT(), GPT2(), Llama(), Mistral(), Qwen2(), Qwen3(), Qwen3Moe()),
-        *(Qwen35(), Gemma2(), Gemma3(), GptOss(), T5()),
-    )
-}
+_CLASSES: list[type[Family]] = [Bert, ModernBert, ViT, GPT2, Llama, Mistral, Qwen2, Qwen3, Qwen3Moe, Qwen35]
+_CLASSES += [Gemma2, Gemma3, GptOss, T5]
+FAMILIES = {family.kind: family() for family in _CLASSES}

@@ -17,16 +17,12 @@ class Bert(Family):
     architecture = "BertModel"
     model = Encoder
     entries: ClassVar = {
-        "layer_norm_eps": "norm_epsilon",
-        "hidden_act": "activation",
-        "type_vocab_size": "num_token_types",
-    }
+        "layer_norm_eps": "norm_epsilon", "hidden_act": "activation", "type_vocab_size": "num_token_types",
+    }  # fmt: skip
     choices: ClassVar = BERT
     required: ClassVar = {
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "add_cross_attention": False,
-    }
+        "position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False,
+    }  # fmt: skip
     # The pooler and heads on top of it are not loaded.
     harmless = """
         tie_word_embeddings directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers

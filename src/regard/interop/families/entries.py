@@ -32,11 +32,6 @@ IGNORED = {
 }
 
 
-def leave_out_ignored(kind: str, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries, of config.json or by their names, but for those that the family passes over."""
-    return {name: value for name, value in entries.items() if kind not in IGNORED.get(name, ())}
-
-
 class Entries(UserDict[str, Any]):
     """A config.json, or a part of it, that knows which of its entries were looked at."""
 

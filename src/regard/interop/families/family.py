@@ -5,14 +5,7 @@ from typing import Any, ClassVar
 
 from flax import nnx
 
-from regard.interop.families.entries import (
-    HARMLESS,
-    Entries,
-    leave_out_ignored,
-    read_flag,
-    read_size,
-    refuse_unread,
-)
+from regard.interop.families.entries import HARMLESS, IGNORED, Entries, read_flag, read_size, refuse_unread
 from regard.interop.weight_files import WeightFiles
 from regard.interop.weight_maps import Fields, Settings, WeightMap
 from regard.layers.choices import check_choice
@@ -54,19 +47,18 @@ class Family:
     # may be left out, but for those in `entries.IGNORED`.
     sizes: ClassVar[Mapping[str, str]] = {**SIZES, **TOKENS}
     entries: ClassVar[Mapping[str, str]] = {}
-    layer_counts: ClassVar[tuple[str, ...]] = (
-        "num_hidden_layers",
-    )  # or of experts with tensors of their own
+    # Entries that are numbers of layers, or of experts with tensors of their own.
+    layer_counts: ClassVar[tuple[str, ...]] = ("num_hidden_layers",)
     choices: ClassVar[Mapping[str, Any]] = {}  # fields of the whole family, and of entries that are left out
     required: ClassVar[Mapping[str, Any]] = {}  # entries of which one value is supported
-    harmless: ClassVar[str] = ""  # entries that change no number, beside `entries.HARMLESS`
+    harmless: ClassVar[str] = ""  # names of entries that change no number, beside `entries.HARMLESS`
     assumed: ClassVar[Mapping[str, Any]] = {}  # entries to write where `save` is not given them
     packings: ClassVar[tuple[str, ...]] = ()  # `quant_method` of weights that `unpack` reads exactly
     weights: ClassVar[WeightMap]
 
     def read(self, settings: Settings, length: int | None = None) -> TransformerConfig:
         """Read what a config.json describes; `length` is the number of tokens to serve."""
-        settings = Entries(leave_out_ignored(self.kind, settings))
+        settings = Entries(self._leave_out_ignored(settings))
         for name, expected in self.required.items():
             if (value := settings.get(name)) not in (None, expected):
                 raise ValueError(
@@ -92,7 +84,7 @@ class Family:
     def write(self, config: TransformerConfig) -> dict[str, Any]:
         """Write a config as entries of config.json; the inverse of `read`."""
         fields = vars(config) | {"activation": WRITTEN_ACTIVATIONS[config.activation]}
-        names = {**self.sizes, **leave_out_ignored(self.kind, self.entries)}
+        names = {**self.sizes, **self._leave_out_ignored(self.entries)}
         plain = {name: fields[field] for name, field in names.items()}
         return {**plain, **self.write_more(config)}
 
@@ -126,6 +118,10 @@ class Family:
             count = settings.get(name)
             if isinstance(count, int) and count > most:
                 raise ValueError(f"{name}: expected at most {most}, got {count}; {remedy}")
+
+    def _leave_out_ignored(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the entries, of config.json or by their names, but for those that the family passes over."""
+        return {name: value for name, value in entries.items() if self.kind not in IGNORED.get(name, ())}
 
 
 def read_activation(name: Any) -> str:

@@ -46,12 +46,13 @@ def _widen(x: Array) -> Array:
     return x.astype(np.promote_types(x.dtype, jnp.float32))
 
 
-def replace_norms(model: nnx.Module) -> None:
-    """Put a `GemmaNorm` in the place of every RMSNorm."""
+def replace_norms(model: Decoder) -> Decoder:
+    """Put a `GemmaNorm` in the place of every RMSNorm, and return the model."""
     for _, module in [*nnx.iter_modules(model)]:
         for name, part in [*vars(module).items()]:
             if isinstance(part, nnx.RMSNorm):
                 setattr(module, name, GemmaNorm(part))
+    return model
 
 
 def pair_norm(tensor: str, parameter: str) -> tuple[Pair, Pair]:
@@ -114,6 +115,4 @@ class Gemma2(Llama):
         }
 
     def build(self, config: TransformerConfig, settings: Settings, rngs: nnx.Rngs) -> Decoder:
-        model = Decoder(config, rngs=rngs)
-        replace_norms(model)
-        return model
+        return replace_norms(Decoder(config, rngs=rngs))

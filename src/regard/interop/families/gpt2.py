@@ -2,17 +2,14 @@
 
 from typing import Any, ClassVar
 
+from regard.interop import weight_maps
 from regard.interop.families.family import Family
-from regard.interop.weight_maps import TRANSPOSED, Fields, Pair, Settings, WeightMap, norm, take_part
+from regard.interop.weight_maps import TRANSPOSED, UNCHANGED, Fields, Pair, Settings, WeightMap, linear, norm
 from regard.models import TransformerConfig
 from regard.models.presets import GPT2 as CHOICES
 
 _BLOCK = "trunk.stack.blocks.{n}"
-
-
-def _conv1d(tensor: str, parameter: str) -> tuple[Pair, Pair]:
-    """Pair the parts of GPT-2's Conv1D, whose weight is (in, out)."""
-    return Pair(f"{tensor}.weight", f"{parameter}.kernel"), Pair(f"{tensor}.bias", f"{parameter}.bias")
+_PARTS = [weight_maps.take_part(index, 3) for index in range(3)]
 
 
 class GPT2(Family):
@@ -25,10 +22,9 @@ class GPT2(Family):
         "n_positions": "max_length",
     }  # fmt: skip
     entries: ClassVar = {
-        "layer_norm_epsilon": "norm_epsilon",
-        "activation_function": "activation",
+        "layer_norm_epsilon": "norm_epsilon", "activation_function": "activation",
         "tie_word_embeddings": "tied_output",
-    }
+    }  # fmt: skip
     layer_counts: ClassVar = ("n_layer",)
     choices: ClassVar = CHOICES
     required: ClassVar = {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
@@ -42,19 +38,14 @@ class GPT2(Family):
             Pair("wte.weight", "trunk.embedding.entry.table.embedding"),
             Pair("wpe.weight", "trunk.embedding.position_table.embedding"),
             *norm("h.{n}.ln_1", f"{_BLOCK}.attention_residual.norm"),
-            *(
-                Pair(
-                    f"h.{{n}}.attn.c_attn.{part}",
-                    f"{_BLOCK}.attention.{name}_projection.{ours}",
-                    take_part(i, 3),
-                )
-                for i, name in enumerate(("query", "key", "value"))
-                for part, ours in (("weight", "kernel"), ("bias", "bias"))
-            ),
-            *_conv1d("h.{n}.attn.c_proj", f"{_BLOCK}.attention.output_projection"),
+            # GPT-2's Conv1D has weights (in, out).
+            *linear("h.{n}.attn.c_attn", f"{_BLOCK}.attention.query_projection", _PARTS[0], _PARTS[0]),
+            *linear("h.{n}.attn.c_attn", f"{_BLOCK}.attention.key_projection", _PARTS[1], _PARTS[1]),
+            *linear("h.{n}.attn.c_attn", f"{_BLOCK}.attention.value_projection", _PARTS[2], _PARTS[2]),
+            *linear("h.{n}.attn.c_proj", f"{_BLOCK}.attention.output_projection", UNCHANGED),
             *norm("h.{n}.ln_2", f"{_BLOCK}.feed_forward_residual.norm"),
-            *_conv1d("h.{n}.mlp.c_fc", f"{_BLOCK}.feed_forward.widen"),
-            *_conv1d("h.{n}.mlp.c_proj", f"{_BLOCK}.feed_forward.narrow"),
+            *linear("h.{n}.mlp.c_fc", f"{_BLOCK}.feed_forward.widen", UNCHANGED),
+            *linear("h.{n}.mlp.c_proj", f"{_BLOCK}.feed_forward.narrow", UNCHANGED),
             *norm("ln_f", "trunk.stack.final_norm"),
             Pair("lm_head.weight", "head.kernel", TRANSPOSED),
         ),
@@ -69,10 +60,8 @@ class GPT2(Family):
         return super().read({**older, **settings}, length)
 
     def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
-        return {
-            "d_ff": settings.get("n_inner") or 4 * fields["d_model"],
-            "attention_scale": None if settings.get("scale_attn_weights", True) else 1.0,
-        }
+        scale = None if settings.get("scale_attn_weights", True) else 1.0
+        return {"d_ff": settings.get("n_inner") or 4 * fields["d_model"], "attention_scale": scale}
 
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:
         return {"n_inner": config.d_ff, "scale_attn_weights": config.attention_scale != 1.0}

@@ -6,7 +6,6 @@ import ml_dtypes
 import numpy as np
 
 from regard.interop.families.entries import demand_same, read_number
-from regard.interop.families.family import SIZES, TOKENS
 from regard.interop.families.llama import BLOCK, LAYER, NORMS, Llama, build_map
 from regard.interop.families.rotary import read_rotary
 from regard.interop.families.sliding_windows import read_windows, write_windows
@@ -26,15 +25,10 @@ class GptOss(Llama):
     architecture = "GptOssForCausalLM"
     num_key_heads = 8
     sizes: ClassVar = {
-        **SIZES,
-        **TOKENS,
-        "num_local_experts": "num_experts",
-        "num_experts_per_tok": "experts_per_token",
-    }
+        **Llama.sizes, "num_local_experts": "num_experts", "num_experts_per_tok": "experts_per_token",
+    }  # fmt: skip
     entries: ClassVar = {
-        "rms_norm_eps": "norm_epsilon",
-        "attention_bias": "attention_bias",
-        "tie_word_embeddings": "tied_output",
+        name: Llama.entries[name] for name in ("rms_norm_eps", "attention_bias", "tie_word_embeddings")
     }
     choices: ClassVar = GPT_OSS
     # Its experts have an activation of their own, whatever hidden_act says.

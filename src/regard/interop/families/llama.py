@@ -45,18 +45,13 @@ class Llama(Family):
     kind = "llama"
     architecture = "LlamaForCausalLM"
     entries: ClassVar = {
-        "rms_norm_eps": "norm_epsilon",
-        "hidden_act": "activation",
-        "attention_bias": "attention_bias",
-        "mlp_bias": "feed_forward_bias",
-        "tie_word_embeddings": "tied_output",
-    }
+        "rms_norm_eps": "norm_epsilon", "hidden_act": "activation", "attention_bias": "attention_bias",
+        "mlp_bias": "feed_forward_bias", "tie_word_embeddings": "tied_output",
+    }  # fmt: skip
     choices: ClassVar = LLAMA
     required: ClassVar = {
-        "rope_interleaved": False,
-        "is_encoder_decoder": False,
-        "add_cross_attention": False,
-    }
+        "rope_interleaved": False, "is_encoder_decoder": False, "add_cross_attention": False,
+    }  # fmt: skip
     harmless = "is_llama_config is_decoder"
     weights = build_map(*NORMS)
     # Where config.json leaves them out; None is d_model / num_heads, and as many as queries have.
@@ -68,11 +63,8 @@ class Llama(Family):
         key_heads = settings.get("num_key_value_heads", self.num_key_heads)
         head_dim = self.head_dim if head_dim is None else read_size("head_dim", head_dim)
         key_heads = fields["num_heads"] if key_heads is None else read_size("num_key_value_heads", key_heads)
-        return {
-            "num_key_heads": key_heads,
-            "head_dim": head_dim,
-            **self.read_positions(settings, fields["max_length"], length),
-        }
+        positions = self.read_positions(settings, fields["max_length"], length)
+        return {"num_key_heads": key_heads, "head_dim": head_dim, **positions}
 
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:
         # Where the width of a head follows from the other sizes, some releases have no such entry.

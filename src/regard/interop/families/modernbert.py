@@ -30,11 +30,9 @@ class ModernBert(Family):
     architecture = "ModernBertModel"
     model = Encoder
     entries: ClassVar = {
-        "norm_eps": "norm_epsilon",
-        "hidden_activation": "activation",
-        "attention_bias": "attention_bias",
+        "norm_eps": "norm_epsilon", "hidden_activation": "activation", "attention_bias": "attention_bias",
         "mlp_bias": "feed_forward_bias",
-    }
+    }  # fmt: skip
     choices: ClassVar = MODERNBERT
     # transformers lets the old rope_scaling act in layers with a window, too.
     required: ClassVar = {"position_embedding_type": "absolute", "rope_scaling": None}

@@ -80,21 +80,16 @@ class Qwen35(Llama):
         return {**written, "rope_parameters": {**written["rope_parameters"], _SHARE: share}}
 
     def weight_map(self, config: TransformerConfig) -> WeightMap:
-        queries = f"{LAYER}.self_attn.q_proj"
         heads, width = config.delta_heads or config.num_heads, config.delta_head_dim or config.head_width
         keys = (config.delta_key_heads or heads) * width
         spans = (keys, keys, heads * (config.delta_value_dim or width))
         joined = []
         for index, name in enumerate(("query", "gate")):
-            half, projection = (
-                weight_maps.take_half_of_heads(index, config.num_heads),
-                f"{BLOCK}.attention.{name}_projection",
-            )
-            joined.append(Pair(f"{queries}.weight", f"{projection}.kernel", half))
-            joined.append(Pair(f"{queries}.bias", f"{projection}.bias", half))
+            half = weight_maps.take_half_of_heads(index, config.num_heads)
+            joined += linear(f"{LAYER}.self_attn.q_proj", f"{BLOCK}.attention.{name}_projection", half, half)
         for index, name in enumerate(("query", "key", "value")):
             kernel, taps = f"{_DELTA}.{name}_projection.kernel", f"{_DELTA}.{name}_taps"
-            joined.append(Pair(f"{_STORED}.in_proj_qkv.weight", kernel, weight_maps.take_span(index, spans)))
+            joined.append(Pair(f"{_STORED}.in_proj_qkv.weight", kernel, weight_maps.take_rows(index, spans)))
             joined.append(Pair(f"{_STORED}.conv1d.weight", taps, weight_maps.take_taps(index, spans)))
         return build_map(
             *joined,
@@ -114,18 +109,14 @@ class Qwen35(Llama):
         )
 
     def build(self, config: TransformerConfig, settings: Settings, rngs: nnx.Rngs) -> Decoder:
-        model = Decoder(config, rngs=rngs)
-        replace_norms(model)
-        return model
+        return replace_norms(Decoder(config, rngs=rngs))
 
 
 def _read_mixers(settings: Settings, num_layers: int) -> tuple[Any, ...]:
     """Return what mixes the tokens of every layer, as the shortest run that repeats."""
     every = settings.get("full_attention_interval")
     every = 4 if every is None else read_size("full_attention_interval", every)
-    kinds = settings.get("layer_types") or [
-        _LINEAR if (layer + 1) % every else FULL for layer in range(num_layers)
-    ]
+    kinds = settings.get("layer_types") or [_LINEAR if n % every else FULL for n in range(1, num_layers + 1)]
     if len(kinds) != num_layers or not {*kinds} <= {*_MIXERS}:
         raise ValueError(
             f"layer_types: expected {_LINEAR} or {FULL} for each of {num_layers} layers, got {kinds!r}"

@@ -3,7 +3,6 @@
 from typing import Any, ClassVar
 
 from regard.interop.families.entries import demand_same, read_number, read_size
-from regard.interop.families.family import SIZES, TOKENS
 from regard.interop.families.llama import BLOCK, LAYER, NORMS, Llama, build_map
 from regard.interop.weight_maps import TRANSPOSED, Fields, Pair, Settings
 from regard.models import TransformerConfig
@@ -18,11 +17,8 @@ class Qwen3Moe(Llama):
     architecture = "Qwen3MoeForCausalLM"
     num_key_heads = 4
     sizes: ClassVar = {
-        **SIZES,
-        **TOKENS,
-        "moe_intermediate_size": "expert_width",
-        "num_experts_per_tok": "experts_per_token",
-    }
+        **Llama.sizes, "moe_intermediate_size": "expert_width", "num_experts_per_tok": "experts_per_token",
+    }  # fmt: skip
     entries: ClassVar = {**Llama.entries, "norm_topk_prob": "normalize_chosen"}
     layer_counts: ClassVar = (*Llama.layer_counts, "num_experts", "num_local_experts")
     choices: ClassVar = {**Llama.choices, "query_key_norm": True, "normalize_chosen": False}

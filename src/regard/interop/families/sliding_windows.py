@@ -17,8 +17,7 @@ def read_window(window: int | None) -> int | None:
 def read_windows(settings: Settings, window: int | None, sliding: list[bool]) -> tuple[int | None, ...]:
     """Return the window of every layer; `sliding` says which have one, without `layer_types`."""
     names = settings.get("layer_types") or [SLIDING if slides else FULL for slides in sliding]
-    unknown = sorted({*names} - {FULL, SLIDING})
-    if unknown:
+    if unknown := sorted({*names} - {FULL, SLIDING}):
         raise ValueError(
             f"layer_types: expected sliding_attention or full_attention, got {', '.join(unknown)}"
         )
@@ -40,7 +39,5 @@ def write_windows(config: TransformerConfig) -> dict[str, Any]:
     """Return `sliding_window` and `layer_types`; all layers that have a window share one number."""
     windows = [config.window(layer) for layer in range(config.num_layers)]
     before = next((window for window in windows if window is not None), None)
-    return {
-        "sliding_window": None if before is None else before + 1,
-        "layer_types": [FULL if window is None else SLIDING for window in windows],
-    }
+    kinds = [FULL if window is None else SLIDING for window in windows]
+    return {"sliding_window": None if before is None else before + 1, "layer_types": kinds}

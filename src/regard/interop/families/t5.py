@@ -37,11 +37,9 @@ class T5(Family):
         "num_layers": "num_layers", "vocab_size": "vocab_size",
     }  # fmt: skip
     entries: ClassVar = {
-        "layer_norm_epsilon": "norm_epsilon",
-        "relative_attention_num_buckets": "relative_buckets",
-        "relative_attention_max_distance": "relative_max_distance",
-        "tie_word_embeddings": "tied_output",
-    }
+        "layer_norm_epsilon": "norm_epsilon", "relative_attention_num_buckets": "relative_buckets",
+        "relative_attention_max_distance": "relative_max_distance", "tie_word_embeddings": "tied_output",
+    }  # fmt: skip
     layer_counts: ClassVar = ("num_layers", "num_decoder_layers")
     choices: ClassVar = CHOICES
     required: ClassVar = {"is_encoder_decoder": True}
@@ -69,11 +67,9 @@ class T5(Family):
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:
         is_gelu = config.gated and config.activation == "gelu_tanh"
         name = "gelu" if is_gelu else WRITTEN_ACTIVATIONS[config.activation]
-        return {
-            "d_kv": config.head_width,
-            "feed_forward_proj": f"gated-{name}" if config.gated else name,
-            "scale_decoder_outputs": config.output_scale != 1.0,
-        }
+        name = f"gated-{name}" if config.gated else name
+        scaled = config.output_scale != 1.0
+        return {"d_kv": config.head_width, "feed_forward_proj": name, "scale_decoder_outputs": scaled}
 
     def weight_map(self, config: TransformerConfig) -> WeightMap:
         encoder, decoder = "encoder.block.{n}.layer", "decoder.block.{n}.layer"

@@ -9,17 +9,7 @@ import numpy as np
 from regard.arguments import whole_number
 from regard.axes import Array, Float
 from regard.interop.families.family import SIZES, Family
-from regard.interop.weight_maps import (
-    Conversion,
-    Fields,
-    Pair,
-    Settings,
-    Shape,
-    WeightMap,
-    linear,
-    norm,
-    squeeze,
-)
+from regard.interop.weight_maps import Conversion, Pair, Settings, Shape, WeightMap, linear, norm, squeeze
 from regard.models import Encoder
 from regard.models.presets import VIT
 
@@ -49,10 +39,8 @@ class ViT(Family):
     model = Encoder
     sizes: ClassVar = SIZES
     entries: ClassVar = {
-        "layer_norm_eps": "norm_epsilon",
-        "hidden_act": "activation",
-        "qkv_bias": "attention_bias",
-    }
+        "layer_norm_eps": "norm_epsilon", "hidden_act": "activation", "qkv_bias": "attention_bias",
+    }  # fmt: skip
     choices: ClassVar = {**VIT, "output_bias": True}
     harmless = "encoder_stride pooler_act pooler_output_size tie_word_embeddings is_encoder_decoder"
     assumed: ClassVar = {"image_size": 224, "patch_size": 16, "num_channels": 3}
@@ -76,13 +64,11 @@ class ViT(Family):
         ignored=(r"(pooler|classifier|decoder)\..*", r"embeddings\.mask_token"),
     )
 
-    def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
+    def read_more(self, settings: Settings, fields: Mapping[str, Any], length: int | None) -> dict[str, Any]:
         sizes = {name: settings.get(name, value) for name, value in self.assumed.items()}
         patch, image = _sides("patch_size", sizes["patch_size"]), _sides("image_size", sizes["image_size"])
-        return {
-            "input_width": patch[0] * patch[1] * sizes["num_channels"],
-            "max_length": (image[0] // patch[0]) * (image[1] // patch[1]) + 1,
-        }
+        places = (image[0] // patch[0]) * (image[1] // patch[1]) + 1
+        return {"input_width": patch[0] * patch[1] * sizes["num_channels"], "max_length": places}
 
 
 def _sides(name: str, size: Any) -> tuple[int, int]:
