@@ -137,8 +137,8 @@ class _Counting:
             return jnp.broadcast_to(row, (config.group, row.size)).reshape(-1)
 
         row = view.row_span.members
-        first_block = block_of(view.first_query, sweep_config.query_block)
-        block = spread(block_of(row, sweep_config.query_block) - first_block)
+        block = block_of(row, sweep_config.query_block)
+        block = spread(block - block_of(view.first_query, sweep_config.query_block))
         head = jnp.repeat(np.arange(config.group, dtype=np.int32), tiling.blocking.queries)
         column = np.arange(config.group * tiling.query_blocks, dtype=np.int32)
         membership = (head * np.int32(tiling.query_blocks) + block)[:, None] == column[None]

@@ -258,8 +258,9 @@ def _choose(query: Array, key: Array, weights: Any, scale: Any, problem: Problem
 
     def step(start: Array) -> Array:
         rows = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
+        queries = rows(query, axis=-2)
         own = None if weights is None else rows(weights, axis=-1)
-        scores = _score("...td,...sd->...ts", rows(query, axis=-2), key, own, scale)
+        scores = _score("...td,...sd->...ts", queries, key, own, scale)
         keep = _keep(problem, start, size)
         scores = scores if keep is None else jnp.where(keep, scores, -jnp.inf)
         best, chosen = jax.lax.top_k(jnp.where(jnp.isnan(scores), -jnp.inf, scores), count)
