@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from regard.conformance.expectations import find_positions, round_to
-from regard.conformance.written_calls import Call, find_dtype
+from regard.conformance.written_calls import Call
 
 Change = Callable[[Call], Call]
 
@@ -100,8 +100,7 @@ def round_lines(*lines: str) -> Change:
 
 def narrow_products(call: Call) -> Call:
     """Return a call of arrays that are rounded to bfloat16."""
-    narrow = find_dtype("bfloat16")
-    return call | {name: round_to(np.asarray(call[name]), narrow) for name in ("query", "key", "value")}
+    return call | {name: round_to(np.asarray(call[name]), "bfloat16") for name in ("query", "key", "value")}
 
 
 def drop_last_keys(block: int) -> Change:
