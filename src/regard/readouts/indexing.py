@@ -179,13 +179,11 @@ def index_divergence(
     return _diverge(inputs, own, read_number("attention_scale", attention_scale), indices, problem)
 
 
-def _check_attention(
-    attention: Any, leading: tuple[int, ...], length: int, num_keys: int
-) -> tuple[Array, Array]:
-    if not isinstance(attention, tuple | list) or len(attention) != 2:
-        raise TypeError(f"attention: expected a pair of arrays, query and key, got {attention!r}")
-    query = float_array("attention[0]", attention[0], 3)
-    key = float_array("attention[1]", attention[1], 3)
+def _check_attention(pair: Any, leading: tuple[int, ...], length: int, num_keys: int) -> tuple[Array, Array]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(f"attention: expected a pair of arrays, query and key, got {pair!r}")
+    query = float_array("attention[0]", pair[0], 3)
+    key = float_array("attention[1]", pair[1], 3)
     heads, key_heads = query.shape[-3], key.shape[-3]
     fits = (query.shape[-2], key.shape[-2], query.shape[-1]) == (length, num_keys, key.shape[-1])
     if not fits or not key_heads or heads % key_heads or not heads:
