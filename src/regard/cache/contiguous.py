@@ -40,8 +40,7 @@ class KVCache(Rows):
     With `window`, memory stays bounded for ever: when a chunk would not fit, the newest `window` tokens move
     to the front and `start` grows. With a capacity of twice the window, one token moves per token appended.
 
-    With `first`, the first tokens of each row stay, too, in its first slots, as `masks.streaming(window,
-    first)` reads them.
+    With `first`, the first tokens of each row stay in its first slots: see `masks.streaming(window, first)`.
 
     Under jit nothing can be raised. Tokens without room are dropped there, never written over others, while
     `lengths` counts on, and `overflowed` says which rows are no longer right.

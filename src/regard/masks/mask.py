@@ -120,7 +120,7 @@ class Mask:
         return self
 
     def number_leading(self, leading: tuple[int, ...] | None) -> Mask:
-        """Return the mask whose functions know rows and heads of a call; None, of no call yet."""
+        """Return the mask whose functions know batch rows and heads of a call; with None, of no call yet."""
         return self
 
     def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
