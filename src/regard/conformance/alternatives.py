@@ -208,8 +208,7 @@ ALTERNATIVES = [
     mistake("offset", "masked", "the offset is subtracted", replacing(offset=lambda call: -call["offset"])),
     mistake("grouped", "products", "all query heads read the first key head", lambda call: call | {
         name: call[name][:, :1] for name in ("key", "value")}),
-    *(mistake("", "weights", f"keys after the last multiple of {block} are dropped",
-              drop_last_keys(block))
+    *(mistake("", "weights", f"keys after the last multiple of {block} are dropped", drop_last_keys(block))
       for block in BLOCKS),
     *(mistake("", "weights", f"zeros that count fill the keys up to a multiple of {block}",
               fill_last_keys(block))

@@ -360,8 +360,6 @@ def _divide(query: Offset, key: Offset) -> tuple[dict[str, Offset], Known]:
 
 
 # One program each: operation by operation, a mask would be compiled, and stored, once for each of them.
-
-
 @partial(jax.jit, static_argnames=("fixed", "axes", "sizes"))
 def _keep_everywhere(
     mask: Mask, moved: dict[str, Offset], fixed: Known, axes: int, sizes: tuple[int, int]

@@ -200,8 +200,6 @@ def _as_new(arrays: Operands) -> Operands:
 
 
 # Parts of a device's sequence lie side by side on a first axis.
-
-
 _LONG = ("query", "key", "value", "bias")
 _ROW_AXES = {"output": -2, "log_total": -1, "entropy": -1, "peak": -1}
 
