@@ -304,10 +304,7 @@ def _move_to_front(cache: KVCache) -> KVCache:
 
 
 def _write(buffer: Array, tokens: Array, slots: Array) -> Array:
-    """Write tokens (batch, K, n, width) into slots (batch, n) of a buffer (batch, K, S, width).
-
-    A slot of S or more is dropped. A slice update would move it inside, over earlier tokens.
-    """
+    """Write tokens (batch, K, n, width) into slots (batch, n) below S of a buffer (batch, K, S, width)."""
     batch, heads, size, width = buffer.shape
     if slots.shape[1] == 1:
         # Head by head: one slot for a whole row becomes a slice update if there is but one row, for which
@@ -316,6 +313,7 @@ def _write(buffer: Array, tokens: Array, slots: Array) -> Array:
         tokens = tokens.reshape((batch * heads, 1, 1, width))
         slots = jnp.repeat(slots, heads, axis=0)
 
+    # A slice update would move slots of S and more inside, over earlier tokens.
     def write(row: Array, tokens: Array, slots: Array) -> Array:
         return row.at[:, slots].set(tokens, mode="drop")
 

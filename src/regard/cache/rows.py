@@ -68,8 +68,7 @@ class Rows:
         output_te = sum_s softmax_s(score_ts) value_se over the tokens s in the cache that t may attend to
 
         As `regard.attend` with the cache's keys and values, their positions filled in, and slots without a
-        token hidden. A decoding step on a CPU reads int8 numbers and pages as they lie, block by block, and
-        of pages only those that hold tokens; many queries, and other devices, read a copy as arrays.
+        token hidden. A decoding step on a CPU reads int8 numbers and pages as they lie; others read a copy.
 
         Args:
             query: `(batch, H, n, D)`, of the n tokens of the last `append`; H may be a multiple of K.

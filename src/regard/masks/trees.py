@@ -86,12 +86,10 @@ def _check_order(parents: np.ndarray) -> None:
 
 @jax.jit
 def _walk(parents: Array) -> tuple[Array, Array]:
-    """Enumerate the nodes (N,) as a depth-first walk enters them, and say where it leaves each one's subtree.
-
-    Pointers to ancestors double their reach in each of log N steps, so that depth costs nothing.
-    """
+    """Number the nodes (N,) as a depth-first walk enters them, and say where it leaves each one's subtree."""
     count = parents.size
     up = jnp.where(parents < 0, count, parents)  # roots hang on one more node, its own parent
+    # Pointers to ancestors double their reach in each of log N steps, so that depth costs nothing.
     reaches = [jnp.append(up, jnp.int32(count))]
     for _ in range(count.bit_length() - 1):
         reaches.append(reaches[-1][reaches[-1]])

@@ -123,11 +123,7 @@ def backward(
 def ring_loop(
     division: Division, keys: Any, body: Body, state: Any, *, with_dkv: bool = False
 ) -> tuple[Any, Any]:
-    """Run `state, dkv = body(state, keys, round, pairs)` for every round; dK and dV travel along, and home.
-
-    Each step sends keys and values before it computes and adds incoming dK, dV afterwards, so that
-    communication overlaps with compute.
-    """
+    """Run `state, dkv = body(state, keys, round, pairs)` every round; dK and dV travel along, and home."""
     rounds = division.rounds
     if not rounds:
         return state, None
@@ -135,6 +131,7 @@ def ring_loop(
     keys = move(keys, division, hops[0])
 
     def ring_step(carry: Any, number: Any, pairs: Any, arrive: int, leave: int) -> Any:
+        # What is sent before the computation, and added after it, overlaps with it.
         state, keys, dkv = carry
         ahead = move(keys, division, leave)
         arrived = None if dkv is None else move(dkv, division, arrive)

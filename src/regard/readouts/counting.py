@@ -151,14 +151,12 @@ class _Counting:
         return _RowBlock(view, query, norm, own, own_norm, position, membership.astype(config.dtype), asked)
 
     def _normalise(self, row_view: TileView, number: Any, query: Array) -> Norm:
-        """Return what the scores of a row block are lessened by.
-
-        Found from tiles of one shape with those that are counted: their scores have the same roundings.
-        """
+        """Return what the scores of a row block are lessened by."""
         if self.lse is not None:
             lse = row_view.row_vector(self.lse)[None]
             return Norm(lse, jnp.zeros_like(lse))
 
+        # Tiles have the shape of those that are counted: their scores have the same roundings.
         def body(start: Any, partly: Any, running: tuple[Array, Array]) -> tuple[Array, Array]:
             view = self.tiling.view(row_view.leading, row_view.first_query, start)
             scores = self.tiling.scores(query, view, partly)
