@@ -229,10 +229,8 @@ def _same_places(prepared: Offset, called: Offset) -> Any:
     offsets, tree = jax.tree.flatten(0 if called is None else called)
     if own_tree != tree:
         return False
-    pairs = [
-        (jnp.asarray(a, jnp.int32), jnp.asarray(b, jnp.int32))
-        for a, b in zip(own_offsets, offsets, strict=True)
-    ]
+    both = zip(own_offsets, offsets, strict=True)
+    pairs = [(jnp.asarray(a, jnp.int32), jnp.asarray(b, jnp.int32)) for a, b in both]
     if any(a.ndim and b.ndim and a.shape != b.shape for a, b in pairs):
         return False
     return functools.reduce(jnp.logical_and, [jnp.all(a == b) for a, b in pairs])

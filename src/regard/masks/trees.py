@@ -86,7 +86,7 @@ def _check_order(parents: np.ndarray) -> None:
 
 @jax.jit
 def _walk(parents: Array) -> tuple[Array, Array]:
-    """Number the nodes (N,) as a depth-first walk enters them, and say where it leaves each one's subtree."""
+    """Return when a depth-first walk enters each of the nodes (N,), and when it leaves its subtree."""
     count = parents.size
     up = jnp.where(parents < 0, count, parents)  # roots hang on one more node, its own parent
     # Pointers to ancestors double their reach in each of log N steps, so that depth costs nothing.

@@ -119,11 +119,8 @@ class _Counting:
             return view.put_rows(array, jnp.stack(tiles, -1))
 
         norm = [part[0] for part in row_block.norm]
-        return (
-            put(results[0], [*norm, *jax.tree.leaves(rows), *running_top.scores]),
-            put(results[1], [count, *running_top.keys]),
-            columns,
-        )
+        reals = put(results[0], [*norm, *jax.tree.leaves(rows), *running_top.scores])
+        return reals, put(results[1], [count, *running_top.keys]), columns
 
     def _start(self, view: TileView, number: Any) -> _RowBlock:
         tiling, config, sweep_config = self.tiling, self.tiling.config, self.tiling.sweep_config
