@@ -281,12 +281,8 @@ def _append(cache: KVCache, chunk: Chunk) -> KVCache:
         crowded = jnp.any(cache.lengths - cache.start + chunk.real > cache.capacity)
         cache = jax.lax.cond(crowded, _move_to_front, lambda cache: cache, cache)
     write = partial(_write, slots=chunk.slots(cache.lengths - cache.start, cache.capacity))
-    return dataclasses.replace(
-        cache,
-        key=jax.tree.map(write, cache.key, chunk.key),
-        value=jax.tree.map(write, cache.value, chunk.value),
-        lengths=cache.lengths + chunk.real,
-    )
+    key, value = jax.tree.map(write, (cache.key, cache.value), (chunk.key, chunk.value))
+    return dataclasses.replace(cache, key=key, value=value, lengths=cache.lengths + chunk.real)
 
 
 def _move_to_front(cache: KVCache) -> KVCache:

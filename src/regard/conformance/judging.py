@@ -11,7 +11,6 @@ import numpy as np
 
 from regard.conformance.alternatives import Alternative, propose
 from regard.conformance.expectations import (
-    HALF,
     Difference,
     Expected,
     expect,
@@ -79,7 +78,7 @@ class Judge:
         rng, kind = np.random.default_rng(seed), np.asarray(call["query"]).dtype
         live = ~find_empty(self.spell(call))
         d_output = round_to(rng.normal(size=(*live.shape, call["value"].shape[-1])), kind) * live[..., None]
-        d_lse = round_to(rng.normal(size=live.shape), kind if kind.name in HALF else np.float32) * live
+        d_lse = round_to(rng.normal(size=live.shape), kind if kind.itemsize == 2 else np.float32) * live
         d_lse = d_lse * ("lse" in call)
         return self.subject.answer(call, d_output, d_lse, differentiate=differentiate), (d_output, d_lse)
 

@@ -182,13 +182,11 @@ class Prepared(Mask, operation="prepare"):
         return jnp.where((least == most) & same, least, jnp.int8(TileKind.PARTIAL))
 
     def slice_batch(self, take: Take, leading_axes: int) -> Mask:
-        return dataclasses.replace(
-            self,
-            mask=self.mask.slice_batch(take, leading_axes),
-            query_offset=positions_of(self.query_offset).slice_batch(take),
-            key_offset=positions_of(self.key_offset).slice_batch(take),
-            kinds=take(self.kinds, 2),
-        )
+        mask = self.mask.slice_batch(take, leading_axes)
+        query = positions_of(self.query_offset).slice_batch(take)
+        key = positions_of(self.key_offset).slice_batch(take)
+        kinds = take(self.kinds, 2)
+        return dataclasses.replace(self, mask=mask, query_offset=query, key_offset=key, kinds=kinds)
 
     def closure_convert(self, grid: Grid) -> Mask:
         return dataclasses.replace(self, mask=self.mask.closure_convert(grid))

@@ -26,13 +26,9 @@ def forward(shard: Shard, arrays: Operands, *, reversible: bool) -> Results:
     parts, stats = shard.division.parts, shard.call.stats
     cut = _cut(arrays.named(), parts)
     *rows, length = row_axes(arrays.query.shape, arrays.key.shape, arrays.value.shape)
-    empty = Running.empty(
-        (parts, *rows, length // parts),
-        arrays.value.shape[-1],
-        accumulation_dtype(arrays.query, arrays.key, arrays.value),
-        moment="entropy" in stats,
-        argmax="argmax" in stats,
-    )
+    shape, width = (parts, *rows, length // parts), arrays.value.shape[-1]
+    dtype = accumulation_dtype(arrays.query, arrays.key, arrays.value)
+    empty = Running.empty(shape, width, dtype, moment="entropy" in stats, argmax="argmax" in stats)
 
     def meet(state: Running, pair: Any, owner: Any, *call: Any) -> Running:
         results = passes.forward(*call, reversible=reversible)
