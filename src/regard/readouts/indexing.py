@@ -197,9 +197,8 @@ def _check_attention(pair: Any, leading: tuple[int, ...], length: int, num_keys:
 
 def _check_indices(indices: Any, shape: tuple[int, ...]) -> Array:
     chosen = integers("indices", indices)
-    if chosen.ndim != len(shape) + 1 or any(
-        own not in (1, size) for own, size in zip(chosen.shape, shape, strict=False)
-    ):
+    sizes = zip(chosen.shape, shape, strict=False)
+    if chosen.ndim != len(shape) + 1 or any(own not in (1, size) for own, size in sizes):
         raise ValueError(f"indices: expected shape (*B, T, C) with (*B, T) = {shape}, got {chosen.shape}")
     return jnp.asarray(chosen)
 
