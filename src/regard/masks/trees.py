@@ -73,9 +73,7 @@ def tree(parents: ArrayLike, start: ArrayLike = 0) -> Mask:
 
 
 def _check_order(parents: np.ndarray) -> None:
-    wrong = (parents < -1) | (parents >= np.arange(parents.shape[-1]))
-    if wrong.any():
-        *row, node = np.argwhere(wrong)[0].tolist()
+    for *row, node in np.argwhere((parents < -1) | (parents >= np.arange(parents.shape[-1]))).tolist():
         raise ValueError(
             "parents: expected -1 or the index of an earlier node,"
             f" got {parents[(*row, node)]} for node {node}"
