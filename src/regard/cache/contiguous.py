@@ -40,8 +40,7 @@ class KVCache(Rows):
     With `window`, memory stays bounded for ever: when a chunk would not fit, the newest `window` tokens move
     to the front and `start` grows. With a capacity of twice the window, one token moves per token appended.
 
-    With `first`, the first tokens of each row stay, too, in its first slots, as `masks.streaming(window,
-    first)` reads them.
+    With `first`, the first tokens of each row stay in its first slots: see `masks.streaming(window, first)`.
 
     Under jit nothing can be raised. Tokens without room are dropped there, never written over others, while
     `lengths` counts on, and `overflowed` says which rows are no longer right.
@@ -282,12 +281,8 @@ def _append(cache: KVCache, chunk: Chunk) -> KVCache:
         crowded = jnp.any(cache.lengths - cache.start + chunk.real > cache.capacity)
         cache = jax.lax.cond(crowded, _move_to_front, lambda cache: cache, cache)
     write = partial(_write, slots=chunk.slots(cache.lengths - cache.start, cache.capacity))
-    return dataclasses.replace(
-        cache,
-        key=jax.tree.map(write, cache.key, chunk.key),
-        value=jax.tree.map(write, cache.value, chunk.value),
-        lengths=cache.lengths + chunk.real,
-    )
+    key, value = jax.tree.map(write, (cache.key, cache.value), (chunk.key, chunk.value))
+    return dataclasses.replace(cache, key=key, value=value, lengths=cache.lengths + chunk.real)
 
 
 def _move_to_front(cache: KVCache) -> KVCache:
@@ -305,10 +300,7 @@ def _move_to_front(cache: KVCache) -> KVCache:
 
 
 def _write(buffer: Array, tokens: Array, slots: Array) -> Array:
-    """Write tokens (batch, K, n, width) into slots (batch, n) of a buffer (batch, K, S, width).
-
-    A slot of S or more is dropped. A slice update would move it inside, over earlier tokens.
-    """
+    """Write tokens (batch, K, n, width) into slots (batch, n) below S of a buffer (batch, K, S, width)."""
     batch, heads, size, width = buffer.shape
     if slots.shape[1] == 1:
         # Head by head: one slot for a whole row becomes a slice update if there is but one row, for which
@@ -317,6 +309,7 @@ def _write(buffer: Array, tokens: Array, slots: Array) -> Array:
         tokens = tokens.reshape((batch * heads, 1, 1, width))
         slots = jnp.repeat(slots, heads, axis=0)
 
+    # A slice update would move slots of S and more inside, over earlier tokens.
     def write(row: Array, tokens: Array, slots: Array) -> Array:
         return row.at[:, slots].set(tokens, mode="drop")
 

@@ -295,12 +295,9 @@ def _append(cache: PagedKVCache, chunk: Chunk) -> PagedKVCache:
     def write(pages: Array, tokens: Array) -> Array:
         return pages.at[page, :, slot].set(tokens.swapaxes(1, 2), mode="drop")
 
-    return dataclasses.replace(
-        cache,
-        key_pages=write(cache.key_pages, chunk.key),
-        value_pages=write(cache.value_pages, chunk.value),
-        lengths=cache.lengths + chunk.real,
-    )
+    key, value = write(cache.key_pages, chunk.key), write(cache.value_pages, chunk.value)
+    lengths = cache.lengths + chunk.real
+    return dataclasses.replace(cache, key_pages=key, value_pages=value, lengths=lengths)
 
 
 @jax.jit

@@ -68,8 +68,7 @@ class Rows:
         output_te = sum_s softmax_s(score_ts) value_se over the tokens s in the cache that t may attend to
 
         As `regard.attend` with the cache's keys and values, their positions filled in, and slots without a
-        token hidden. A decoding step on a CPU reads int8 numbers and pages as they lie, block by block, and
-        of pages only those that hold tokens; many queries, and other devices, read a copy as arrays.
+        token hidden. A decoding step on a CPU reads int8 numbers and pages as they lie; others read a copy.
 
         Args:
             query: `(batch, H, n, D)`, of the n tokens of the last `append`; H may be a multiple of K.
@@ -246,11 +245,9 @@ def canonicalize_chunk(batch: int, stored: tuple[Any, Any], key: Any, value: Any
         return Chunk(key, value, None)
     counts = row_integers("counts", counts, batch, scalar=False)
     if is_concrete(counts):
-        wrong = np.flatnonzero((np.asarray(counts) < 0) | (np.asarray(counts) > size))
-        if wrong.size:
+        for row in np.flatnonzero((np.asarray(counts) < 0) | (np.asarray(counts) > size)):
             raise ValueError(
-                f"counts: expected 0..{size}, as many as key has tokens; got {int(counts[wrong[0]])} for row"
-                f" {wrong[0]}"
+                f"counts: expected 0..{size}, as many as key has tokens; got {counts[row]} for row {row}"
             )
     return Chunk(key, value, jnp.clip(counts, 0, size))
 
@@ -290,9 +287,7 @@ def check_room(lengths: Array, counts: Any, room: Any, fix: str) -> None:
     if not is_concrete((lengths, counts, room)):
         return
     counts = np.broadcast_to(counts, lengths.shape)
-    over = np.flatnonzero(np.asarray(lengths) + counts > np.asarray(room))
-    if over.size:
-        row = over[0]
+    for row in np.flatnonzero(np.asarray(lengths) + counts > np.asarray(room)):
         raise ValueError(
             f"key: expected at most {max(int(room[row]) - int(lengths[row]), 0)} more tokens for row {row},"
             f" which has {int(lengths[row])} of at most {int(room[row])}; got {int(counts[row])}. {fix}"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from regard.conformance.expectations import find_positions, round_to
-from regard.conformance.written_calls import Call, find_dtype
+from regard.conformance.written_calls import Call
 
 Change = Callable[[Call], Call]
 
@@ -100,8 +100,7 @@ def round_lines(*lines: str) -> Change:
 
 def narrow_products(call: Call) -> Call:
     """Return a call of arrays that are rounded to bfloat16."""
-    narrow = find_dtype("bfloat16")
-    return call | {name: round_to(np.asarray(call[name]), narrow) for name in ("query", "key", "value")}
+    return call | {name: round_to(np.asarray(call[name]), "bfloat16") for name in ("query", "key", "value")}
 
 
 def drop_last_keys(block: int) -> Change:
@@ -209,8 +208,7 @@ ALTERNATIVES = [
     mistake("offset", "masked", "the offset is subtracted", replacing(offset=lambda call: -call["offset"])),
     mistake("grouped", "products", "all query heads read the first key head", lambda call: call | {
         name: call[name][:, :1] for name in ("key", "value")}),
-    *(mistake("", "weights", f"keys after the last multiple of {block} are dropped",
-              drop_last_keys(block))
+    *(mistake("", "weights", f"keys after the last multiple of {block} are dropped", drop_last_keys(block))
       for block in BLOCKS),
     *(mistake("", "weights", f"zeros that count fill the keys up to a multiple of {block}",
               fill_last_keys(block))

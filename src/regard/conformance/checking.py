@@ -92,13 +92,7 @@ def check(
     return Report(name, axes, rows, absent, time.monotonic() - started)
 
 
-def _run(
-    judge: Judge,
-    sizes: str,
-    dtypes: tuple[str, ...],
-    only: str,
-    progress: Callable[[int, int, str], None] | None,
-) -> Iterator[Row]:
+def _run(judge: Judge, sizes: str, dtypes: Sequence[str], only: str, progress: Any) -> Iterator[Row]:
     """Yield the rows of all promises that the function can be asked for."""
     promises = [
         (promise.name, partial(judge.keep_promise, promise))

@@ -44,10 +44,7 @@ def _read_signature(fn: Callable[..., Any]) -> Features:
         return {}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return {name: keywords[0] for name, keywords in KEYWORDS.items()}
-    named = {
-        name: [keyword for keyword in keywords if keyword in parameters]
-        for name, keywords in KEYWORDS.items()
-    }
+    named = {name: [word for word in words if word in parameters] for name, words in KEYWORDS.items()}
     return {name: keywords[0] for name, keywords in named.items() if keywords}
 
 

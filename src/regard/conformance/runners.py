@@ -17,13 +17,8 @@ Apply = Callable[[Call], tuple[Any, Any]]
 """The function under check, from a call to its output and lse."""
 
 # Settings of JAX that belong to a thread.
-SETTINGS = (
-    jax.default_device,
-    jax.default_matmul_precision,
-    jax.numpy_dtype_promotion,
-    jax.numpy_rank_promotion,
-    jax.debug_nans,
-)
+SETTINGS = (jax.default_device, jax.default_matmul_precision, jax.debug_nans)
+SETTINGS += (jax.numpy_dtype_promotion, jax.numpy_rank_promotion)
 
 
 @dataclass

@@ -74,10 +74,8 @@ def describe_dropout(factors: Any, survives: Any, row_sums: Any) -> str:
 def measure_error(way: Callable[[], tuple[Any, Any]]) -> float:
     """Return the largest difference of what a transform gave and what it should, to the size of that."""
     actual, expected = map(jax.tree.leaves, way())
-    differences = [
-        jnp.abs(ours - theirs).max() / (1 + jnp.abs(theirs).max())
-        for ours, theirs in zip(actual, expected, strict=True)
-    ]
+    pairs = zip(actual, expected, strict=True)
+    differences = [jnp.abs(ours - theirs).max() / (1 + jnp.abs(theirs).max()) for ours, theirs in pairs]
     return float(jnp.max(jnp.stack(differences)))
 
 

@@ -89,13 +89,9 @@ def _write_table(table: Table) -> str:
         corner = "<th></th>" if any(table.rows) else ""
         head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
         head = f"<thead><tr>{corner}{head}</tr></thead>"
-    body = "".join(
-        "<tr>"
-        + (f'<th scope="row">{escape(row)}</th>' if any(table.rows) else "")
-        + "".join(map(_write_cell, cells))
-        + "</tr>"
-        for row, cells in zip(table.rows, table.cells, strict=True)
-    )
+    labels = [f'<th scope="row">{escape(row)}</th>' if any(table.rows) else "" for row in table.rows]
+    rows = zip(labels, table.cells, strict=True)
+    body = "".join(f"<tr>{label}{''.join(map(_write_cell, cells))}</tr>" for label, cells in rows)
     return f"<table>{caption}{head}<tbody>{body}</tbody></table>"
 
 

@@ -38,9 +38,7 @@ class View:
 
     sizes: Mapping[str, int]  # the length of each letter's axis in the call
     members: Mapping[str, tuple[int, ...]]  # the rows or heads that were chosen, by letter
-    shown: Mapping[
-        str, tuple[int, ...]
-    ]  # the entries along each axis that are printed, the same in each step
+    shown: Mapping[str, tuple[int, ...]]  # the entries of each axis that are printed, in every step
 
     @classmethod
     def choose(cls, steps: Sequence[Step], sizes: Mapping[str, int], members: Mapping[str, Any]) -> View:
@@ -120,7 +118,8 @@ def _with_gaps(letter: str, count: int, view: View) -> list[tuple[str, int | Non
     labels: list[tuple[str, int | None]] = []
     before = -1
     for position, index in enumerate(view.shown[letter]):
-        labels += [(GAP, None)] if index != before + 1 else []
+        if index != before + 1:
+            labels.append((GAP, None))
         labels.append((f"{letter}={view.number(letter, index)}", position))
         before = index
     total = len(view.members.get(letter, range(view.sizes[letter])))

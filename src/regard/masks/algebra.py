@@ -182,13 +182,11 @@ class Prepared(Mask, operation="prepare"):
         return jnp.where((least == most) & same, least, jnp.int8(TileKind.PARTIAL))
 
     def slice_batch(self, take: Take, leading_axes: int) -> Mask:
-        return dataclasses.replace(
-            self,
-            mask=self.mask.slice_batch(take, leading_axes),
-            query_offset=positions_of(self.query_offset).slice_batch(take),
-            key_offset=positions_of(self.key_offset).slice_batch(take),
-            kinds=take(self.kinds, 2),
-        )
+        mask = self.mask.slice_batch(take, leading_axes)
+        query = positions_of(self.query_offset).slice_batch(take)
+        key = positions_of(self.key_offset).slice_batch(take)
+        kinds = take(self.kinds, 2)
+        return dataclasses.replace(self, mask=mask, query_offset=query, key_offset=key, kinds=kinds)
 
     def closure_convert(self, grid: Grid) -> Mask:
         return dataclasses.replace(self, mask=self.mask.closure_convert(grid))
@@ -229,10 +227,8 @@ def _same_places(prepared: Offset, called: Offset) -> Any:
     offsets, tree = jax.tree.flatten(0 if called is None else called)
     if own_tree != tree:
         return False
-    pairs = [
-        (jnp.asarray(a, jnp.int32), jnp.asarray(b, jnp.int32))
-        for a, b in zip(own_offsets, offsets, strict=True)
-    ]
+    both = zip(own_offsets, offsets, strict=True)
+    pairs = [(jnp.asarray(a, jnp.int32), jnp.asarray(b, jnp.int32)) for a, b in both]
     if any(a.ndim and b.ndim and a.shape != b.shape for a, b in pairs):
         return False
     return functools.reduce(jnp.logical_and, [jnp.all(a == b) for a, b in pairs])

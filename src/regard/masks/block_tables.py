@@ -161,10 +161,8 @@ class BlockTable(Stored):
         check_rows("blocks table", tuple(own), leading)
         if self.rows is not None:
             return
-        for axis, count, side, length in (
-            ("rows", rows, self.queries, num_queries),
-            ("columns", columns, self.keys, num_keys),
-        ):
+        axes = (("rows", rows, self.queries, num_queries), ("columns", columns, self.keys, num_keys))
+        for axis, count, side, length in axes:
             if count != (needed := -(-length // side)):
                 raise ValueError(
                     f"blocks table: expected {needed} {axis}, one for each {side} of {length}; got {count}"

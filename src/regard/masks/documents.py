@@ -127,10 +127,8 @@ class Documents(Stored):
         keys = [spread(ids, rank, trailing=1) for ids in _ranges(jnp.asarray(self.ids), blocks.key_block)]
         code = same_value_kind(queries.min(-1)[..., None], queries.max(-1)[..., None], *keys)
         all_inside, none_inside = inside.all(-1)[..., None], ~inside.any(-1)[..., None]
-        return tile_kind(
-            empty=none_inside | (code == jnp.int8(TileKind.EMPTY)),
-            full=all_inside & (code == jnp.int8(TileKind.FULL)),
-        )
+        empty = none_inside | (code == jnp.int8(TileKind.EMPTY))
+        return tile_kind(empty, full=all_inside & (code == jnp.int8(TileKind.FULL)))
 
     def check_positions(self, query: Offset, key: Offset) -> None:
         if not positions_of(key).is_consecutive:

@@ -28,7 +28,5 @@ class Intervals(Mask):
         enter, leave = self.interval(blocks.column_positions, axes)
         low, high = number.min(-1)[..., None], number.max(-1)[..., None]
         enter, leave = enter[..., None, :, :], leave[..., None, :, :]
-        return tile_kind(
-            empty=(high < enter.min(-1)) | (low >= leave.max(-1)),
-            full=(enter.max(-1) <= low) & (high < leave.min(-1)),
-        )
+        empty = (high < enter.min(-1)) | (low >= leave.max(-1))
+        return tile_kind(empty, full=(enter.max(-1) <= low) & (high < leave.min(-1)))

@@ -120,7 +120,7 @@ class Mask:
         return self
 
     def number_leading(self, leading: tuple[int, ...] | None) -> Mask:
-        """Return the mask whose functions know rows and heads of a call; None, of no call yet."""
+        """Return the mask whose functions know batch rows and heads of a call; with None, of no call yet."""
         return self
 
     def check(self, leading: tuple[int, ...] | None, num_queries: int, num_keys: int) -> None:
@@ -360,8 +360,6 @@ def _divide(query: Offset, key: Offset) -> tuple[dict[str, Offset], Known]:
 
 
 # One program each: operation by operation, a mask would be compiled, and stored, once for each of them.
-
-
 @partial(jax.jit, static_argnames=("fixed", "axes", "sizes"))
 def _keep_everywhere(
     mask: Mask, moved: dict[str, Offset], fixed: Known, axes: int, sizes: tuple[int, int]

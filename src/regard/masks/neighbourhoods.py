@@ -97,9 +97,9 @@ class Neighbourhood(Mask):
 
     def keep(self, grid: Grid) -> Array:
         query, key = grid.query_position, grid.key_position
+        axes = zip(self._axes, self.radius, strict=True)
         near = [
-            jnp.abs(_coordinate(query, *axis) - _coordinate(key, *axis)) <= radius
-            for axis, radius in zip(self._axes, self.radius, strict=True)
+            jnp.abs(_coordinate(query, *axis) - _coordinate(key, *axis)) <= radius for axis, radius in axes
         ]
         return reduce(jnp.logical_and, near, self._inside(query) & self._inside(key))
 

@@ -46,10 +46,8 @@ class Consecutive:
         column = column.reshape((*(1,) * (index.ndim + 1 - column.ndim), *column.shape[:-1]))
         return self._move(index, column)
 
-    def ends(
-        self, first: Array, last: Array, block: int, axis: int, leading_axes: int
-    ) -> tuple[Array, Array]:
-        """Return the least and the largest position of each block of rows."""
+    def ends(self, first: Array, last: Array, size: int, axis: int, leading_axes: int) -> tuple[Array, Array]:
+        """Return the least and the largest position of each block of `size` rows."""
         return self.at(first, None, axis, leading_axes), self.at(last, None, axis, leading_axes)
 
     def rows(self, size: int) -> Any:
@@ -96,10 +94,8 @@ class TokenPositions:
     def pick(self, index: Array, leading_axes: int) -> Array:
         return jnp.take_along_axis(spread(jnp.asarray(self.positions), index.ndim, trailing=1), index, -1)
 
-    def ends(
-        self, first: Array, last: Array, block: int, axis: int, leading_axes: int
-    ) -> tuple[Array, Array]:
-        cells = jnp.take(jnp.asarray(self.positions), block_members(first, last, block), -1)
+    def ends(self, first: Array, last: Array, size: int, axis: int, leading_axes: int) -> tuple[Array, Array]:
+        cells = jnp.take(jnp.asarray(self.positions), block_members(first, last, size), -1)
         return _along(cells.min(-1), axis, leading_axes), _along(cells.max(-1), axis, leading_axes)
 
     def rows(self, size: int) -> Any:

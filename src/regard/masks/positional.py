@@ -247,7 +247,5 @@ class GlobalTokens(Mask):
 
     def classify(self, blocks: Blocks) -> Array:
         (first, last), (key_first, key_last) = blocks.query_ends, blocks.key_ends
-        return tile_kind(
-            empty=((first >= self.count) | (last < 0)) & (key_first >= self.count),
-            full=((first >= 0) & (last < self.count)) | (key_last < self.count),
-        )
+        empty = ((first >= self.count) | (last < 0)) & (key_first >= self.count)
+        return tile_kind(empty, full=((first >= 0) & (last < self.count)) | (key_last < self.count))

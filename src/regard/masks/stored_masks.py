@@ -60,9 +60,8 @@ def find_listed(listed: Array, numbers: Array) -> Array:
     def equals(slot: Any) -> Array:
         return jax.lax.dynamic_slice_in_dim(listed, slot, 1, -1) == numbers
 
-    return jax.lax.fori_loop(
-        1, listed.shape[-1], lambda slot, any_of: any_of | equals(slot), equals(np.int32(0))
-    )
+    first = equals(np.int32(0))
+    return jax.lax.fori_loop(1, listed.shape[-1], lambda slot, keep: keep | equals(slot), first)
 
 
 def from_array(array: ArrayLike) -> Mask:

@@ -66,12 +66,9 @@ def join_touched(
     blocks: Blocks,
     sides: tuple[int, int],
     *,
-    aligned: bool = True,
+    aligned: bool = True,  # tiles begin at multiples of their size
 ) -> list[Array]:
-    """Join the entries, one for each square of these sides, that each tile touches, maybe one twice.
-
-    Tiles that are `aligned` begin at multiples of their size, others anywhere.
-    """
+    """Join the entries, one for each square of these sides, that each tile touches, maybe one twice."""
 
     def along(axis: int, join: Callable[[Array, Array], Array], entries: Array) -> Array:
         tile, side = tiles[axis], sides[axis]

@@ -73,9 +73,7 @@ def tree(parents: ArrayLike, start: ArrayLike = 0) -> Mask:
 
 
 def _check_order(parents: np.ndarray) -> None:
-    wrong = (parents < -1) | (parents >= np.arange(parents.shape[-1]))
-    if wrong.any():
-        *row, node = np.argwhere(wrong)[0].tolist()
+    for *row, node in np.argwhere((parents < -1) | (parents >= np.arange(parents.shape[-1]))).tolist():
         raise ValueError(
             "parents: expected -1 or the index of an earlier node,"
             f" got {parents[(*row, node)]} for node {node}"
@@ -86,12 +84,10 @@ def _check_order(parents: np.ndarray) -> None:
 
 @jax.jit
 def _walk(parents: Array) -> tuple[Array, Array]:
-    """Enumerate the nodes (N,) as a depth-first walk enters them, and say where it leaves each one's subtree.
-
-    Pointers to ancestors double their reach in each of log N steps, so that depth costs nothing.
-    """
+    """Return when a depth-first walk enters each of the nodes (N,), and when it leaves its subtree."""
     count = parents.size
     up = jnp.where(parents < 0, count, parents)  # roots hang on one more node, its own parent
+    # Pointers to ancestors double their reach in each of log N steps, so that depth costs nothing.
     reaches = [jnp.append(up, jnp.int32(count))]
     for _ in range(count.bit_length() - 1):
         reaches.append(reaches[-1][reaches[-1]])

@@ -85,14 +85,12 @@ def sent_bytes(problem: Problem, division: Division) -> tuple[int, int]:
     """Count the bytes that each device sends forward and backward."""
     wide = problem.accumulation.itemsize
     query = local_bytes(problem, division, problem.query)
-    keys = sum(local_bytes(problem, division, array) for array in (problem.key, problem.value))
+    arrays = (problem.key, problem.value)
+    keys = sum(local_bytes(problem, division, array) for array in arrays)
     rows = math.prod(problem.leading) // division.size(*division.batch, *division.heads, division.exchange)
     rows *= division.queries.padded // division.size(division.ring)
     output, statistic = rows * problem.E * problem.query.dtype.itemsize, rows * wide
-    sums = sum(
-        local_bytes(problem, division, array) // array.dtype.itemsize * wide
-        for array in (problem.key, problem.value)
-    )
+    sums = sum(local_bytes(problem, division, array) // array.dtype.itemsize * wide for array in arrays)
     # Of what is exchanged, a share stays where it is.
     shared = division.size(division.exchange)
     away = (shared - 1) / shared

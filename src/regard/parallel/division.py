@@ -116,11 +116,9 @@ class Division:
         return to_zigzag(array, self.queries.ring) if self.layout == "zigzag" and rows > 1 else array
 
     def _keep_whole(self, array: Array) -> Array:
-        """Keep rows that do not divide whole on every device, wherever they are not padded.
-
-        Left to itself the compiler (jax 0.10 and 0.12) divides them unevenly all the way up to an embedding,
-        whose gradient then comes out wrong where its table is divided, too.
-        """
+        """Keep rows that do not divide whole on every device, wherever they are not padded."""
+        # By itself the compiler (jax 0.10 and 0.12) divides them unevenly all the way up to an embedding,
+        # whose gradient then comes out wrong where its table is divided, too.
         spec = self._spec(array, ())
         return jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, spec))
 

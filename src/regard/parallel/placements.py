@@ -137,10 +137,8 @@ class MeshPlacement:
         """Return the parts of rows and positions of `(B, T, M)`, and what places arrays that have these."""
         if manual_axes() or self.explicit is not None:
             return 1, 1, lambda array: array
-        along = [
-            axes if size % self._size(axes) == 0 else ()
-            for axes, size in zip((self.batch, self.axes), shape, strict=False)
-        ]
+        divided = zip((self.batch, self.axes), shape, strict=False)
+        along = [axes if size % self._size(axes) == 0 else () for axes, size in divided]
         sharding = NamedSharding(self.mesh, PartitionSpec(tuple(itertools.chain(*along))))
         rows, positions = map(self._size, along)
         return rows, positions, lambda array: jax.lax.with_sharding_constraint(array, sharding)

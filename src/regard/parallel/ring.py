@@ -26,13 +26,9 @@ def forward(shard: Shard, arrays: Operands, *, reversible: bool) -> Results:
     parts, stats = shard.division.parts, shard.call.stats
     cut = _cut(arrays.named(), parts)
     *rows, length = row_axes(arrays.query.shape, arrays.key.shape, arrays.value.shape)
-    empty = Running.empty(
-        (parts, *rows, length // parts),
-        arrays.value.shape[-1],
-        accumulation_dtype(arrays.query, arrays.key, arrays.value),
-        moment="entropy" in stats,
-        argmax="argmax" in stats,
-    )
+    shape, width = (parts, *rows, length // parts), arrays.value.shape[-1]
+    dtype = accumulation_dtype(arrays.query, arrays.key, arrays.value)
+    empty = Running.empty(shape, width, dtype, moment="entropy" in stats, argmax="argmax" in stats)
 
     def meet(state: Running, pair: Any, owner: Any, *call: Any) -> Running:
         results = passes.forward(*call, reversible=reversible)
@@ -68,11 +64,8 @@ def tangent(
             own = {name: _read(shard, name, array, pair, owner) for name, array in named.items()}
             rows = Results(**_take(outputs, pair[0]))
             # Each chunk of keys adds to the sums that a tangent is.
-            part = passes.tangent(inputs, context, rows, own, config, reversible=reversible)
-            return {
-                name: _put(total, pair[0], _take(total, pair[0]) + getattr(part, name))
-                for name, total in state.items()
-            }
+            part = passes.tangent(inputs, context, rows, own, config, reversible=reversible)._asdict()
+            return {name: _put(x, pair[0], _take(x, pair[0]) + part[name]) for name, x in state.items()}
 
         return _each(meet, state, shard, cut | keys[0], number, pairs), None
 
@@ -114,20 +107,16 @@ def backward(
     state = vary({name: array for name, array in zeros.items() if name not in dkv}, varying)
     state, grads = ring_loop(shard.division, keys, body, state, with_dkv=bool(dkv))
     totals = state | (grads or dkv)
+    named = arrays.named()
     return {
-        name: _join(total, -2) if name in _LONG else total.reshape(arrays.named()[name].shape)
-        for name, total in totals.items()
+        name: _join(x, -2) if name in _LONG else x.reshape(named[name].shape) for name, x in totals.items()
     }
 
 
 def ring_loop(
     division: Division, keys: Any, body: Body, state: Any, *, with_dkv: bool = False
 ) -> tuple[Any, Any]:
-    """Run `state, dkv = body(state, keys, round, pairs)` for every round; dK and dV travel along, and home.
-
-    Each step sends keys and values before it computes and adds incoming dK, dV afterwards, so that
-    communication overlaps with compute.
-    """
+    """Run `state, dkv = body(state, keys, round, pairs)` every round; dK and dV travel along, and home."""
     rounds = division.rounds
     if not rounds:
         return state, None
@@ -135,6 +124,7 @@ def ring_loop(
     keys = move(keys, division, hops[0])
 
     def ring_step(carry: Any, number: Any, pairs: Any, arrive: int, leave: int) -> Any:
+        # What is sent before the computation, and added after it, overlaps with it.
         state, keys, dkv = carry
         ahead = move(keys, division, leave)
         arrived = None if dkv is None else move(dkv, division, arrive)
@@ -200,8 +190,6 @@ def _as_new(arrays: Operands) -> Operands:
 
 
 # Parts of a device's sequence lie side by side on a first axis.
-
-
 _LONG = ("query", "key", "value", "bias")
 _ROW_AXES = {"output": -2, "log_total": -1, "entropy": -1, "peak": -1}
 

@@ -132,8 +132,7 @@ def _count(problem: Problem, first: int, size: int, side: int) -> int | None:
 def chunk_counts(problem: Problem, division: Division) -> tuple[int, ...]:
     """Count pairs of chunks that may have work on each member of the ring."""
     held = _list_pairs(problem, division)
-    parts = range(division.parts)
+    parts, members = range(division.parts), range(division.size(division.ring))
     return tuple(
-        int(sum(held[division.chunk_of(part, member)].sum() for part in parts))
-        for member in range(division.size(division.ring))
+        int(sum(held[division.chunk_of(part, member)].sum() for part in parts)) for member in members
     )

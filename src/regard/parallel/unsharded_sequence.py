@@ -16,10 +16,8 @@ from regard.parallel.shard import Replicated, Shard
 
 
 def serves(problem: Problem, division: Division) -> bool:
-    """Return whether a device's share is an ordinary call, for the backend that is best for it.
-
-    Dropout and scores need global batch and head indices, which a local call lacks; a bias must be divided.
-    """
+    """Return whether a device's share is an ordinary call, for the backend that is best for it."""
+    # Dropout and scores need global batch and head indices, which a local call lacks; a bias must be divided.
     undivided = division.size(division.ring, division.exchange) == 1
     return undivided and not problem.dropout_rate and problem.score is None and problem.bias is None
 

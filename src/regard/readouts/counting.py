@@ -119,11 +119,8 @@ class _Counting:
             return view.put_rows(array, jnp.stack(tiles, -1))
 
         norm = [part[0] for part in row_block.norm]
-        return (
-            put(results[0], [*norm, *jax.tree.leaves(rows), *running_top.scores]),
-            put(results[1], [count, *running_top.keys]),
-            columns,
-        )
+        reals = put(results[0], [*norm, *jax.tree.leaves(rows), *running_top.scores])
+        return reals, put(results[1], [count, *running_top.keys]), columns
 
     def _start(self, view: TileView, number: Any) -> _RowBlock:
         tiling, config, sweep_config = self.tiling, self.tiling.config, self.tiling.sweep_config
@@ -137,8 +134,8 @@ class _Counting:
             return jnp.broadcast_to(row, (config.group, row.size)).reshape(-1)
 
         row = view.row_span.members
-        first_block = block_of(view.first_query, sweep_config.query_block)
-        block = spread(block_of(row, sweep_config.query_block) - first_block)
+        block = block_of(row, sweep_config.query_block)
+        block = spread(block - block_of(view.first_query, sweep_config.query_block))
         head = jnp.repeat(np.arange(config.group, dtype=np.int32), tiling.blocking.queries)
         column = np.arange(config.group * tiling.query_blocks, dtype=np.int32)
         membership = (head * np.int32(tiling.query_blocks) + block)[:, None] == column[None]
@@ -151,14 +148,12 @@ class _Counting:
         return _RowBlock(view, query, norm, own, own_norm, position, membership.astype(config.dtype), asked)
 
     def _normalise(self, row_view: TileView, number: Any, query: Array) -> Norm:
-        """Return what the scores of a row block are lessened by.
-
-        Found from tiles of one shape with those that are counted: their scores have the same roundings.
-        """
+        """Return what the scores of a row block are lessened by."""
         if self.lse is not None:
             lse = row_view.row_vector(self.lse)[None]
             return Norm(lse, jnp.zeros_like(lse))
 
+        # Tiles have the shape of those that are counted: their scores have the same roundings.
         def body(start: Any, partly: Any, running: tuple[Array, Array]) -> tuple[Array, Array]:
             view = self.tiling.view(row_view.leading, row_view.first_query, start)
             scores = self.tiling.scores(query, view, partly)

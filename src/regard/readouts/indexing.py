@@ -179,13 +179,11 @@ def index_divergence(
     return _diverge(inputs, own, read_number("attention_scale", attention_scale), indices, problem)
 
 
-def _check_attention(
-    attention: Any, leading: tuple[int, ...], length: int, num_keys: int
-) -> tuple[Array, Array]:
-    if not isinstance(attention, tuple | list) or len(attention) != 2:
-        raise TypeError(f"attention: expected a pair of arrays, query and key, got {attention!r}")
-    query = float_array("attention[0]", attention[0], 3)
-    key = float_array("attention[1]", attention[1], 3)
+def _check_attention(pair: Any, leading: tuple[int, ...], length: int, num_keys: int) -> tuple[Array, Array]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(f"attention: expected a pair of arrays, query and key, got {pair!r}")
+    query = float_array("attention[0]", pair[0], 3)
+    key = float_array("attention[1]", pair[1], 3)
     heads, key_heads = query.shape[-3], key.shape[-3]
     fits = (query.shape[-2], key.shape[-2], query.shape[-1]) == (length, num_keys, key.shape[-1])
     if not fits or not key_heads or heads % key_heads or not heads:
@@ -199,9 +197,8 @@ def _check_attention(
 
 def _check_indices(indices: Any, shape: tuple[int, ...]) -> Array:
     chosen = integers("indices", indices)
-    if chosen.ndim != len(shape) + 1 or any(
-        own not in (1, size) for own, size in zip(chosen.shape, shape, strict=False)
-    ):
+    sizes = zip(chosen.shape, shape, strict=False)
+    if chosen.ndim != len(shape) + 1 or any(own not in (1, size) for own, size in sizes):
         raise ValueError(f"indices: expected shape (*B, T, C) with (*B, T) = {shape}, got {chosen.shape}")
     return jnp.asarray(chosen)
 
@@ -258,8 +255,9 @@ def _choose(query: Array, key: Array, weights: Any, scale: Any, problem: Problem
 
     def step(start: Array) -> Array:
         rows = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
+        queries = rows(query, axis=-2)
         own = None if weights is None else rows(weights, axis=-1)
-        scores = _score("...td,...sd->...ts", rows(query, axis=-2), key, own, scale)
+        scores = _score("...td,...sd->...ts", queries, key, own, scale)
         keep = _keep(problem, start, size)
         scores = scores if keep is None else jnp.where(keep, scores, -jnp.inf)
         best, chosen = jax.lax.top_k(jnp.where(jnp.isnan(scores), -jnp.inf, scores), count)

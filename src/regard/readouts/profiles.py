@@ -19,10 +19,8 @@ def bin_of(distance: Array) -> Array:
 
 
 def sum_diagonals(tile: Array) -> Array:
-    """Sum diagonals, (C, G, R) -> (G, C + R + 1): entry C + d sums the cells (c, r) with r - c = d.
-
-    Rows of the tile laid one after the other, and cut into rows one longer than they are, move by one a row.
-    """
+    """Sum diagonals, (C, G, R) -> (G, C + R + 1): entry C + d sums the cells (c, r) with r - c = d."""
+    # Rows of the tile one after the other, cut into rows one longer than they are, move by one a row.
     columns, group, rows = tile.shape
     width = columns + rows
     laid = jnp.pad(jnp.moveaxis(tile, 1, 0), ((0, 0), (0, 0), (columns, 0))).reshape((group, -1))

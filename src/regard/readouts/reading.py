@@ -95,13 +95,10 @@ def read(
     if top_k > most:
         raise ValueError(f"top_k: expected at most {most} with {problem.S} keys, got {top_k}")
     _place(problem, options.get("query_offset"), options.get("key_offset"))
-    sweep_config = SweepConfig.choose(
-        problem,
-        whole_number("grid", grid, 1),
-        None if first is None else whole_number("first", first, 0, clamp=True),
-        None if local is None else whole_number("local", local, 0, clamp=True),
-        top_k,
-    )
+    grid = whole_number("grid", grid, 1)
+    first = None if first is None else whole_number("first", first, 0, clamp=True)
+    local = None if local is None else whole_number("local", local, 0, clamp=True)
+    sweep_config = SweepConfig.choose(problem, grid, first, local, top_k)
     ids = None if tokens is None else _check_tokens(problem, tokens, query_tokens, delimiters)
     for name, more in (("query_tokens", query_tokens), ("delimiters", delimiters)):
         if tokens is None and more is not None and np.size(more):
@@ -243,15 +240,7 @@ def _find_nothing(problem: Problem, tokens: Tokens | None, sweep_config: SweepCo
     blocks = [-(-problem.T // sweep_config.query_block), -(-problem.S // sweep_config.key_block)]
     grid = jnp.zeros((*batch, *blocks), dtype)
     sinks = jnp.full_like(rows, -jnp.inf) if problem.sinks is None else sink_logits(problem)
-    return Found(
-        Norm(sinks, rows),
-        PerQuery.like(rows, tokens),
-        rows.astype(jnp.int32),
-        jnp.full(listed, -jnp.inf, dtype),
-        jnp.full(listed, -1, jnp.int32),
-        keys,
-        keys,
-        grid,
-        grid,
-        jnp.zeros((*batch, NUM_BINS), dtype),
-    )
+    norm, sums, count = Norm(sinks, rows), PerQuery.like(rows, tokens), rows.astype(jnp.int32)
+    top_scores, top_keys = jnp.full(listed, -jnp.inf, dtype), jnp.full(listed, -1, jnp.int32)
+    distances = jnp.zeros((*batch, NUM_BINS), dtype)
+    return Found(norm, sums, count, top_scores, top_keys, keys, keys, grid, grid, distances)

@@ -77,10 +77,8 @@ class Tiling:
     def pyramid(self) -> tuple[int, int]:
         """The numbers of query blocks and key blocks that all tiles touch."""
         rows, columns = (self.row_blocks - 1) * self.blocking.queries, self.width - self.keys
-        return (
-            rows // self.sweep_config.query_block + self.query_blocks,
-            columns // self.sweep_config.key_block + self.key_blocks,
-        )
+        height = rows // self.sweep_config.query_block + self.query_blocks
+        return height, columns // self.sweep_config.key_block + self.key_blocks
 
     def view(self, leading: Sequence[Any], first_query: Any, first_key: Any = 0) -> TileView:
         return TileView(self.config, self.blocking, leading, first_query, first_key)

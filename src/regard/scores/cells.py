@@ -174,11 +174,8 @@ def _entries(table: Array, rows: Array) -> Array:
 
 
 def _entries_of_pairs(table: Array, rows: Array) -> Array:
-    """Look up table[rows] for every pair, (..., heads | 1, T, S), by comparing with each row of the table.
-
-    What is compared and added up is fused: no gather, which is slow, and no scatter in the gradient, which
-    adds in any order.
-    """
+    """Look up table[rows] for every pair, (..., heads | 1, T, S), by comparing with each row of the table."""
+    # It is fused: no gather, which is slow, and no scatter in the gradient, which adds in any order.
     rows = rows.reshape((*(1,) * (3 - rows.ndim), *rows.shape))[..., None]
     kinds = jnp.arange(len(table), dtype=rows.dtype).reshape((*(1,) * (rows.ndim - 1), -1))
     entries = table.T.reshape((*(1,) * (rows.ndim - 4), table.shape[1], 1, 1, len(table)))
@@ -186,11 +183,9 @@ def _entries_of_pairs(table: Array, rows: Array) -> Array:
 
 
 def _toeplitz(entries: Array, height: int, width: int) -> Array:
-    """Return out[..., i, j] = entries[..., height - 1 + j - i], of height + width entries.
-
-    Entries written again and again, and cut into rows one shorter than they are, move by one a row: no
-    gather, which is slow on the CPU.
-    """
+    """Return out[..., i, j] = entries[..., height - 1 + j - i], of height + width entries."""
+    # Entries again and again, cut into rows one shorter than they are, move by one a row: no gather, which
+    # is slow on the CPU.
     shorter = height + width - 1
     again = jnp.tile(entries, height)[..., height - 1 : height - 1 + height * shorter]
     return again.reshape((*entries.shape[:-1], height, shorter))[..., :width]

@@ -125,10 +125,7 @@ def attention(
 
 
 def gradients(
-    forward: Forward,
-    d_output: Array,
-    d_lse: Array | None = None,
-    step: LineHook = lambda line, array: array,
+    forward: Forward, d_output: Array, d_lse: Array | None = None, step: LineHook = lambda line, array: array
 ) -> dict[str, Array]:
     """Go back line by line, from gradients of output and lse to those of the arguments.
 

@@ -72,16 +72,11 @@ def equilibrium(scores: Any, temperature: Any = 1.0, keep: Any = None) -> Equili
     entropy = (jnp.log(total) - mean)[..., 0]
     alive, mean, peak, total = alive[..., 0], mean[..., 0], peak[..., 0], total[..., 0]
     temperature = temperature[..., 0]
-    return Equilibrium(
-        weights,
-        jnp.where(alive, _divide(peak, temperature) + jnp.log(total), -jnp.inf),
-        jnp.where(alive, -(peak + temperature * jnp.log(total)), jnp.inf),
-        jnp.where(alive, -(peak + temperature * mean), 0),
-        capacity * temperature**2,
-        entropy,
-        capacity,
-        jnp.where(alive, jnp.exp(entropy), 0),
-    )
+    log_partition = jnp.where(alive, _divide(peak, temperature) + jnp.log(total), -jnp.inf)
+    free_energy = jnp.where(alive, -(peak + temperature * jnp.log(total)), jnp.inf)
+    mean_energy = jnp.where(alive, -(peak + temperature * mean), 0)
+    variance, states = capacity * temperature**2, jnp.where(alive, jnp.exp(entropy), 0)
+    return Equilibrium(weights, log_partition, free_energy, mean_energy, variance, entropy, capacity, states)
 
 
 def log_partition(scores: Any, temperature: Any = 1.0, keep: Any = None) -> Array:

@@ -127,10 +127,7 @@ def attention_steps(
     scale = jnp.asarray(scale).astype(dtype)
     options = {"metric": metric, "softcap": softcap, "slopes": slopes}
     options |= {"bias": bias, "sinks": sinks, "dropout": dropout}
-    arrays = {
-        name: None if option is None else jnp.asarray(option).astype(dtype)
-        for name, option in options.items()
-    }
+    arrays = {name: None if x is None else jnp.asarray(x).astype(dtype) for name, x in options.items()}
     for name, number in (("scale", scale), ("softcap", arrays["softcap"])):
         if number is not None and number.ndim:
             raise ValueError(f"{name}: expected one number, got shape {number.shape}")
