@@ -77,11 +77,12 @@ def test_heads_are_cut_within_the_same_program_as_by_hand(by, caplog):
     with jax.log_compiles(), caplog.at_level("WARNING"):
         trace = recorder.record(tokens, "", [(0, 1), (1, 2), *[(1, 0, 7, 3)] * (by == "zero")], by)
     assert "Compiling" not in caplog.text
-    _, outputs = inspection.observe(lambda: model(ids), lambda problem, output: output)()
+    observed = inspection.observe(lambda: model(ids), lambda problem, output: output)
+    outputs = jax.jit(lambda: observed()[1])()
     new = {"zero": {"output": 0.0}, "uniform": {"query": 0.0}}
     first = new.get(by, {"output": outputs[0].mean(-2, keepdims=True)})
     with inspection.intervene({0: inspection.Change(**first, heads=(1,))}):
-        _, outputs = inspection.observe(lambda: model(ids), lambda problem, output: output)()
+        outputs = jax.jit(lambda: observed()[1])()
     last = new.get(by, {"output": outputs[1].mean(-2, keepdims=True)})
     edges = {"edges": ((0, 7, 3),)} if by == "zero" else {}
     last = inspection.Change(**last, **edges, heads=(2,))
