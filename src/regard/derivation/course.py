@@ -8,26 +8,14 @@ import numpy as np
 
 from regard.axes import Array
 from regard.derivation.letters import Notation, spell
-from regard.derivation.step import Step
+from regard.derivation.step import Equation, Step
 from regard.engine.call.problem import Problem
 from regard.engine.softmax import dropout
 from regard.engine.softmax.exponential import finite_base
 from regard.engine.softmax.products import product as multiply
 from regard.engine.softmax.score_rows import chosen_indices, score_stages
 from regard.engine.softmax.sinks import sink
-from regard.formulas import (
-    Equation,
-    Exponential,
-    Formula,
-    Fraction,
-    Function,
-    Number,
-    Row,
-    Sum,
-    Symbol,
-    Terms,
-    product,
-)
+from regard.formulas import Exponential, Formula, Fraction, Function, Number, Row, Sum, Symbol, Terms, product
 from regard.masks.grid import Grid
 from regard.masks.offsets import positions_of
 from regard.scores.bilinear_forms import Bilinear
