@@ -68,7 +68,8 @@ def _take(array: Any, devices: int, axis: int, *, back: bool) -> Array:
         raise ValueError(f"axis: expected a sequence axis, of an array of shape {array.shape}; got {axis!r}")
     length = array.shape[axis]
     size = max(-(-length // (2 * devices)), 1)
-    chunks = chunk_order(devices)
+    first = np.arange(devices)
+    chunks = np.stack([first, 2 * devices - 1 - first], -1).reshape(-1)  # as devices hold them
     if length == 2 * devices * size:
         order = np.argsort(chunks) if back else chunks
         axis %= rank
@@ -80,9 +81,3 @@ def _take(array: Any, devices: int, axis: int, *, back: bool) -> Array:
     order = order[order < length]
     order = np.argsort(order) if back else order
     return jnp.take(array, jnp.asarray(order.astype(np.int32)), axis)
-
-
-def chunk_order(devices: int) -> np.ndarray:
-    """List the chunks of the sequence in the order of the devices that hold them."""
-    first = np.arange(devices)
-    return np.stack([first, 2 * devices - 1 - first], -1).reshape(-1)
