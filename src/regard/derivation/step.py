@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from regard.axes import Array
-from regard.formulas import Equation as Equation
+from regard.formulas import Equation
 from regard.theory.notation import Contraction, explain_einsum
 
 
