@@ -39,7 +39,7 @@ def refuses(problem: Problem) -> str | None:
     return _refuses_options(problem) or _refuses_pairs(problem)
 
 
-def leaves(problem: Problem) -> str | None:
+def leaves_to_others(problem: Problem) -> str | None:
     """Return why others should serve a call that does not name the kernel, or None."""
     if problem.T < _FEWEST:
         return f"a block of it has 128 rows, and this call {problem.T}: it serves by name"

@@ -79,7 +79,7 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
     for candidate in candidates:  # those after the first that serves are not asked
         refusal = BACKENDS[candidate].refuses(problem)
         if candidate == "mosaic_gpu":
-            refusal = refusal or mosaic_gpu.leaves(problem)
+            refusal = refusal or mosaic_gpu.leaves_to_others(problem)
         if refusal is None:
             break
         refused[candidate] = refusal

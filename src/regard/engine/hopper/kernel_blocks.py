@@ -15,12 +15,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from regard.axes import Array
-from regard.engine.hopper.pair_programs import COLUMN, HEAD, ROW, PairProgram, Pairs
+from regard.engine.hopper.pair_programs import BLOCK, COLUMN, COMPUTING, HEAD, ROW, ROWS, PairProgram, Pairs
 
-ROWS = 64  # of a warpgroup's products
-BLOCK = 2 * ROWS
 STAGES = 2  # tiles that are read ahead
-_COMPUTING, _LOADING = 232, 40  # registers of a thread
+_COMPUTE_REGISTERS, _LOAD_REGISTERS = 232, 40  # registers of a thread
 _LOG2_E = np.float32(1 / np.log(2))
 
 gpu: Any = mosaic_gpu  # as of jax 0.12
@@ -43,7 +41,7 @@ class KernelBlock:
         ring: Sequence[Ref],
         ready: Sequence[Ref],
         free: Sequence[Ref],
-        turns: Ref | None,
+        pingpong: Ref | None,
         weights: Ref | None,
         staged: Sequence[Ref | None],
         last_first: bool,
@@ -53,12 +51,14 @@ class KernelBlock:
         (self.starts, self.counts), self.scale_ref, *self.arrays = operands
         self.resident, self.resident_ready, self.weights = resident, resident_ready, weights
         self.staged = [own or resident[number] for number, own in enumerate(staged)]
-        self.ring, self.ready, self.free, self.turns = ring, ready, free, turns
+        self.ring, self.ready, self.free, self.pingpong = ring, ready, free, pingpong
         self.batch, self.head, self.number = map(lax.axis_index, ("batch", "head", "block"))
         if last_first:
             self.number = np.int32(self.counts.shape[2] - 1) - self.number
         self.warpgroup = lax.axis_index("warpgroup")
-        self.first = pl.multiple_of(self.number * BLOCK + lax.rem(self.warpgroup, np.int32(2)) * ROWS, ROWS)
+        self.first = pl.multiple_of(
+            self.number * BLOCK + lax.rem(self.warpgroup, np.int32(COMPUTING)) * ROWS, ROWS
+        )
         self.tile = ring[0].shape[1]
 
     def at(self, ref: Ref, head: Any, heads: int) -> tuple[Any, Any]:
@@ -90,14 +90,14 @@ class KernelBlock:
         difference = self.in_logits(scores) - spread(base, scores, axis)
         return jnp.exp2(difference * _LOG2_E - spread(log2_total, scores, axis))
 
-    def change_turns(self, meanwhile: Ref | None = None) -> None:
+    def pass_turn(self, meanwhile: Ref | None = None) -> None:
         """Let the other warpgroup multiply, and wait until it has, and until a tile is there."""
-        if self.turns is not None:
-            gpu.barrier_arrive(self.turns)
+        if self.pingpong is not None:
+            gpu.barrier_arrive(self.pingpong)
         if meanwhile is not None:
             gpu.barrier_wait(meanwhile)
-        if self.turns is not None:
-            gpu.barrier_wait(self.turns)
+        if self.pingpong is not None:
+            gpu.barrier_wait(self.pingpong)
 
     def stream(self, total: Any, tile_at: Callable[[Any], Any], sources: Callable[[Any], list[Ref]]) -> None:
         """Load tiles into the ring, each once its place is free."""
@@ -177,10 +177,10 @@ class KernelBlock:
         if keep is not None:
             scores = jnp.where(keep, scores, -jnp.inf)
 
-        def pull(change: Array) -> Array:
-            return change if pairs.pull is None else run(pairs.pull, 2, raw, change)
+        def vjp(change: Array) -> Array:
+            return change if pairs.vjp is None else run(pairs.vjp, 2, raw, change)
 
-        return Finished(scores, pull)
+        return Finished(scores, vjp)
 
     def factor(self, tile: Array) -> Any:
         """Return a tile of registers as a product takes it."""
@@ -208,22 +208,22 @@ class KernelBlock:
         return slots[0], slots[1], slots[2]
 
     def divide_work(self, compute: Callable[[], None], load: Callable[[], None]) -> None:
-        """Let two warpgroups compute, and the third load for both."""
+        """Let the computing warpgroups compute, and the last one load for them."""
 
-        @pl.when(self.warpgroup < 2)
+        @pl.when(self.warpgroup < COMPUTING)
         def _compute() -> None:
-            gpu.set_max_registers(_COMPUTING, action="increase")
+            gpu.set_max_registers(_COMPUTE_REGISTERS, action="increase")
             compute()
 
-        @pl.when(self.warpgroup == 2)
+        @pl.when(self.warpgroup == COMPUTING)
         def _load() -> None:
-            gpu.set_max_registers(_LOADING, action="decrease")
+            gpu.set_max_registers(_LOAD_REGISTERS, action="decrease")
             load()
 
 
 class Finished(NamedTuple):
     scores: Array
-    pull: Callable[[Array], Array]  # from the cotangent of the scores to that of the products
+    vjp: Callable[[Array], Array]  # from the cotangent of the scores to that of the products
 
 
 def multiply(a: Any, b: Any, meanwhile: Callable[[], None] = lambda: None) -> Array:

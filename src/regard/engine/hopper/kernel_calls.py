@@ -22,14 +22,13 @@ from regard.engine.flash.primitives import Leaves, Spec, result_shapes
 from regard.engine.flash.sparsity import TileLists
 from regard.engine.flash.tile_calls import TileSpec
 from regard.engine.flash.tiles import TileView
-from regard.engine.hopper.pair_programs import Lists, PairFunction, PairProgram, Pairs, Side
+from regard.engine.hopper.pair_programs import BLOCK, ROWS, Lists, PairFunction, PairProgram, Pairs, Side
 from regard.engine.softmax.exponential import nan_where_total_is
 from regard.masks.offsets import signed_distance
 from regard.scores import Score
 from regard.scores.cells import Block, Bucket, Cells
 from regard.scores.pointwise import Softcap
 
-BLOCK, ROWS = 128, 64  # rows of a block and keys of a tile; queries of a tile that the gradient of keys reads
 FORWARD, BACKWARD = Blocking(BLOCK, BLOCK), Blocking(ROWS, BLOCK)
 LANES = 64  # widths are padded to a multiple
 _ROUNDED = ("output", "query", "key", "value")
@@ -363,7 +362,7 @@ def trace_pairs(inputs: Operands, context: Context, config: TileConfig) -> Pairs
         parameters = [view.parameter(array) for name, array in named.items() if name.startswith(PARAMETER)]
         return _for_kernel(context.scoring.join(tuple(parameters))).apply(raw, cells)
 
-    def pull(number: Array, head: Array, rows: Array, columns: Array, raw: Array, change: Array) -> Array:
+    def vjp(number: Array, head: Array, rows: Array, columns: Array, raw: Array, change: Array) -> Array:
         return jax.vjp(lambda raw: apply(number, head, rows, columns, raw), raw)[1](change)[0]
 
     def trace(function: PairFunction, tiles: int) -> PairProgram:
@@ -374,5 +373,5 @@ def trace_pairs(inputs: Operands, context: Context, config: TileConfig) -> Pairs
         return Pairs(
             trace(keep, 0) if masked else None,
             trace(apply, 1) if scored else None,
-            trace(pull, 2) if scored else None,
+            trace(vjp, 2) if scored else None,
         )

@@ -17,7 +17,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from regard.axes import Array
-from regard.engine.hopper.kernel_blocks import ROWS, KernelBlock, Ref, fill, gpu, multiply, spread, visit
+from regard.engine.hopper.kernel_blocks import KernelBlock, Ref, fill, gpu, multiply, spread, visit
+from regard.engine.hopper.pair_programs import ROWS
 
 
 def attend(block: KernelBlock) -> None:
@@ -32,7 +33,7 @@ def attend(block: KernelBlock) -> None:
             weighted, total, peak = carry
             (keys, values), ready, free = block.ring_at(turn)
             gpu.barrier_wait(ready[0])
-            products = multiply(rows, keys.T, meanwhile=block.change_turns)
+            products = multiply(rows, keys.T, meanwhile=block.pass_turn)
             gpu.barrier_arrive(free[0])
             start = pl.multiple_of(start_of(turn), block.tile)
             scores = block.finish(products, start, head, masked).scores
@@ -45,29 +46,31 @@ def attend(block: KernelBlock) -> None:
             weighted, total, peak, factor = block.settle(
                 weighted * spread(shrink, weighted), total, new_peak, block.factor(weights)
             )
-            block.change_turns(meanwhile=ready[1])
+            block.pass_turn(meanwhile=ready[1])
             weighted = block.add_product(weighted, factor, values)
             gpu.barrier_arrive(free[1])
             return weighted, total, peak
 
         empty = fill((ROWS, value.shape[3]), 0), fill((ROWS,), 0), fill((ROWS,), -np.inf)
         # One warpgroup multiplies while the other exponentiates.
-        pl.when(block.warpgroup == 1)(block.change_turns)
+        pl.when(block.warpgroup == 1)(block.pass_turn)
         weighted, total, peak = visit(full, count, step, empty)
-        pl.when(block.warpgroup == 0)(block.change_turns)
+        pl.when(block.warpgroup == 0)(block.pass_turn)
         total = jnp.where(total == 0.0, 1.0, total)
         block.put(weighted * spread(1.0 / total, weighted), jnp.log(total), block.in_logits(peak))
 
     block.divide_work(compute, lambda: block.stream_keys(count, start_of, key, value))
 
 
-def pull_queries(block: KernelBlock) -> None:
+def differentiate_queries(block: KernelBlock) -> None:
     query, key, value, cotangent, *vectors = block.arrays
     head, heads = block.head, block.heads
     full, count, start_of = block.list_tiles(heads)
 
     def compute() -> None:
-        rows, pulled = block.load_rows(*(ref.at[*block.at(ref, head, heads)] for ref in (query, cotangent)))
+        rows, output_cotangent = block.load_rows(
+            *(ref.at[*block.at(ref, head, heads)] for ref in (query, cotangent))
+        )
         row_vectors = [block.vector(ref, block.first, ROWS, 0, head) for ref in vectors]
         base, log2_total, delta = row_vectors
 
@@ -77,13 +80,14 @@ def pull_queries(block: KernelBlock) -> None:
                 gpu.barrier_wait(ready[0])
                 products = multiply(rows, keys.T)
                 start = pl.multiple_of(start_of(turn), block.tile)
-                scores, pull = block.finish(products, start, head, masked)
+                scores, score_vjp = block.finish(products, start, head, masked)
                 weights = block.weigh(scores, base, log2_total)
                 gpu.barrier_wait(ready[1])
-                change = multiply(pulled, values.T)
+                weight_cotangent = multiply(output_cotangent, values.T)
                 gpu.barrier_arrive(free[1])
-                change = pull(weights * (change - spread(delta, change)))
-                gpu.wgmma(sums, block.factor(change), keys)
+                row_cotangent = spread(delta, weight_cotangent)
+                product_cotangent = score_vjp(weights * (weight_cotangent - row_cotangent))
+                gpu.wgmma(sums, block.factor(product_cotangent), keys)
                 gpu.wgmma_wait(0)
                 gpu.barrier_arrive(free[0])
                 return none
@@ -96,7 +100,7 @@ def pull_queries(block: KernelBlock) -> None:
     block.divide_work(compute, lambda: block.stream_keys(count, start_of, key, value))
 
 
-def pull_keys(block: KernelBlock) -> None:
+def differentiate_keys(block: KernelBlock) -> None:
     query, key, value, cotangent, *vectors = block.arrays
     heads, key_heads = block.heads, block.key_heads
     group = np.int32(heads // key_heads)
@@ -112,20 +116,21 @@ def pull_keys(block: KernelBlock) -> None:
                 head = block.head * group + member
 
                 def step(number: Any, none: Any, masked: bool) -> Any:
-                    (rows, pulled), ready, free = block.ring_at(member * count + number)
+                    (rows, output_cotangent), ready, free = block.ring_at(member * count + number)
                     start = pl.multiple_of(start_of(number), block.tile)
                     row_vectors = [block.vector(ref, start, ROWS, 1, head) for ref in vectors]
                     base, log2_total, delta = row_vectors
                     gpu.barrier_wait(ready[0])
                     products = multiply(keys, rows.T)
-                    scores, pull = block.finish(products, start, head, masked, across=True)
+                    scores, score_vjp = block.finish(products, start, head, masked, across=True)
                     weights = block.weigh(scores, base, log2_total, axis=1)
                     gpu.barrier_wait(ready[1])
-                    gpu.wgmma(value_sums, block.factor(weights), pulled)
-                    change = multiply(values, pulled.T)  # waits for both
+                    gpu.wgmma(value_sums, block.factor(weights), output_cotangent)
+                    weight_cotangent = multiply(values, output_cotangent.T)  # waits for both
                     gpu.barrier_arrive(free[1])
-                    change = pull(weights * (change - spread(delta, change, 1)))
-                    gpu.wgmma(key_sums, block.factor(change), rows)
+                    row_cotangent = spread(delta, weight_cotangent, 1)
+                    product_cotangent = score_vjp(weights * (weight_cotangent - row_cotangent))
+                    gpu.wgmma(key_sums, block.factor(product_cotangent), rows)
                     gpu.wgmma_wait(0)
                     gpu.barrier_arrive(free[0])
                     return none

@@ -15,8 +15,8 @@ import numpy as np
 
 from regard.axes import Array
 from regard.engine.hopper import kernels
-from regard.engine.hopper.kernel_blocks import BLOCK, ROWS, STAGES, KernelBlock, Ref, gpu
-from regard.engine.hopper.pair_programs import Lists, Pairs
+from regard.engine.hopper.kernel_blocks import STAGES, KernelBlock, Ref, gpu
+from regard.engine.hopper.pair_programs import BLOCK, COMPUTING, ROWS, Lists, Pairs
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Launch:
         operands = (lists, scale, query, key, value, *rest)
         resident = (query, rest[0])
         return self._run(
-            kernels.pull_queries, [result], resident, (key, value), BLOCK, *operands, last_first=True
+            kernels.differentiate_queries, [result], resident, (key, value), BLOCK, *operands, last_first=True
         )[0]
 
     def key_gradients(
@@ -60,7 +60,7 @@ class Launch:
         shapes = [(self.batch, self.key_heads, *array.shape[2:]) for array in (key, value)]
         results = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
         operands = (lists, scale, query, key, value, *rest)
-        return self._run(kernels.pull_keys, results, (key, value), (query, rest[0]), ROWS, *operands)
+        return self._run(kernels.differentiate_keys, results, (key, value), (query, rest[0]), ROWS, *operands)
 
     def _buffers(
         self, resident: Sequence[Array], streamed: Sequence[Array], tile: int, results: Sequence[Any]
@@ -76,16 +76,16 @@ class Launch:
             return gpu.SMEM(shape, jnp.bfloat16, transforms=layout)
 
         return {
-            "resident": [buffer(2, ROWS, array.shape[3]) for array in resident],
-            "resident_ready": gpu.Barrier(num_barriers=2, num_arrivals=len(resident)),
+            "resident": [buffer(COMPUTING, ROWS, array.shape[3]) for array in resident],
+            "resident_ready": gpu.Barrier(num_barriers=COMPUTING, num_arrivals=len(resident)),
             "ring": [buffer(STAGES, tile, array.shape[3]) for array in streamed],
             "ready": [gpu.Barrier(num_barriers=STAGES) for _ in streamed],
-            "free": [gpu.Barrier(num_barriers=STAGES, num_arrivals=2) for _ in streamed],
+            "free": [gpu.Barrier(num_barriers=STAGES, num_arrivals=COMPUTING) for _ in streamed],
             # The interpreter has fewer threads than may wait, and multiplies no registers.
-            "turns": None if self.interpret else gpu.Barrier(num_arrivals=2),
-            "weights": buffer(2, ROWS, tile) if self.interpret else None,
+            "pingpong": None if self.interpret else gpu.Barrier(num_arrivals=COMPUTING),
+            "weights": buffer(COMPUTING, ROWS, tile) if self.interpret else None,
             "staged": [
-                None if array.shape[3] == width else buffer(2, ROWS, width)
+                None if array.shape[3] == width else buffer(COMPUTING, ROWS, width)
                 for array, width in zip(resident, written, strict=False)
             ],
         }
@@ -123,7 +123,7 @@ class Launch:
                 scratch_types=self._buffers(resident, streamed, tile, results),
                 grid=(heads, length // BLOCK, self.batch),
                 grid_names=("head", "block", "batch"),
-                num_threads=3,
+                num_threads=COMPUTING + 1,
                 thread_name="warpgroup",
                 compiler_params=gpu.CompilerParams(approx_math=True),
                 interpret=gpu.InterpretGPUParams(detect_races=True) if self.interpret else False,

@@ -19,6 +19,9 @@ import numpy as np
 
 from regard.axes import Array
 
+COMPUTING = 2  # warpgroups that compute; one more loads
+ROWS = 64  # of a warpgroup's products; queries of a tile that the gradient of keys reads
+BLOCK = COMPUTING * ROWS  # rows of a block, and keys of a tile
 ROW, COLUMN, BATCH, HEAD, TILE = "row", "column", "batch", "head", "tile"
 
 # Function(batch, head, rows, columns, *tiles) -> pairs
@@ -279,18 +282,18 @@ class Lists(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairs:
-    """Functions of pairs: which are kept, their scores, and the pull-back of these."""
+    """Functions of pairs: which are kept, their scores, and the derivatives of these."""
 
     keep: PairProgram | None
     apply: PairProgram | None
-    pull: PairProgram | None
+    vjp: PairProgram | None
 
     @property
     def programs(self) -> list[PairProgram]:
-        return [program for program in (self.keep, self.apply, self.pull) if program is not None]
+        return [program for program in (self.keep, self.apply, self.vjp) if program is not None]
 
     def operands(self) -> list[list[Array]]:
         """Compute what the functions read."""
         return [
-            [] if program is None else program.operands() for program in (self.keep, self.apply, self.pull)
+            [] if program is None else program.operands() for program in (self.keep, self.apply, self.vjp)
         ]
