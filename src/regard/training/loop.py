@@ -109,6 +109,9 @@ def train(
         profile: steps, after the first, that JAX's profiler traces into the directory profile, which
             TensorBoard and Perfetto open; 0 traces none.
 
+    Returns:
+        The step and the metrics at the end.
+
     Raises:
         DivergenceError: when a metric is NaN or infinite; the last good checkpoint stays.
         checkpoints.CheckpointError: when the starting checkpoint does not fit the model; nothing is written.

@@ -46,9 +46,18 @@ VISIBLE = {" ": "␣", "\n": "⏎", "\t": "→", "\r": "←"}
 
 def configure(sizes: DecoderSizes, vocab_size: int, length: int) -> models.TransformerConfig:
     """Return the configuration of the decoder that learns text."""
-    kind: dict[str, Any] = {"positions": "rotary", "norm_kind": "rms", "activation": "silu", "gated": True}
-    kind |= {"attention_bias": False, "feed_forward_bias": False, "head_bias": False}
-    return models.TransformerConfig(vocab_size=vocab_size, max_length=length, **asdict(sizes), **kind)
+    return models.TransformerConfig(
+        **asdict(sizes),
+        vocab_size=vocab_size,
+        max_length=length,
+        positions="rotary",
+        norm_kind="rms",
+        activation="silu",
+        gated=True,
+        attention_bias=False,
+        feed_forward_bias=False,
+        head_bias=False,
+    )
 
 
 @dataclass(frozen=True)
@@ -134,10 +143,11 @@ class Text(Task):
 
     def _recall(self, name: str) -> str | None:
         """Return a file that the run kept; None for a new run."""
-        if self.kept is None or name in self.kept:
-            return None if self.kept is None else self.kept[name]
-        remedy = "bring it back as it was, or train again with another --out"
-        raise ValueError(f"{name} of this run is gone; {remedy}")
+        if self.kept is not None and name not in self.kept:
+            raise ValueError(
+                f"{name} of this run is gone; bring it back as it was, or train again with another --out"
+            )
+        return None if self.kept is None else self.kept[name]
 
     @property
     def config(self) -> models.TransformerConfig:
