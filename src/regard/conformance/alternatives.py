@@ -45,9 +45,14 @@ def without(*names: str) -> Change:
 
 def hooking(line: str, function: Callable[[Any, Any, Call], Any]) -> Change:
     """Return a change of what one line gives, from that, all lines before and the call."""
-    return lambda call: (
-        call | {"steps": call.get("steps", {}) | {line: lambda array, lines: function(array, lines, call)}}
-    )
+
+    def change(call: Call) -> Call:
+        def hook(array: Any, lines: Any) -> Any:
+            return function(array, lines, call)
+
+        return call | {"steps": {**call.get("steps", {}), line: hook}}
+
+    return change
 
 
 def ending(name: str, function: Callable[[Any, Any, Call], Any]) -> Change:
