@@ -143,7 +143,8 @@ def average_shared(call: Call) -> Call:
     return call | {"results": average}
 
 
-mistake, convention = Alternative, partial(Alternative, is_convention=True)
+mistake = Alternative
+convention = partial(Alternative, is_convention=True)
 BLOCKS = (1024, 512, 256, 128, 64, 32, 16, 8)
 BOTTOM_RIGHT = "bottom-right: the last query sits at the last key"
 ROUNDED = ("products", "scaled", "capped", "biased", "masked", "weights")

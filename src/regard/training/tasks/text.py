@@ -1,8 +1,9 @@
 """The text task: rows of documents, what a token may see in them, and what the text costs in bits per byte.
 
-Documents lie end to end in one stream, a mark before, between and after them; a training row is the stream
-from a random place on. The mark belongs to the document after it, whose last token predicts the next mark:
-every token is predicted from its own document alone, and none is left out.
+Documents lie end to end in one stream, a mark before, between and after them. A training row is the stream
+from a random place on. The mark belongs to the document after it: there a token sees the mark and what has
+been read since, and predicts the next; the last one predicts the next mark. So every token is predicted from
+its own document alone, and none is left out.
 """
 
 from __future__ import annotations
