@@ -35,12 +35,14 @@ class KVCache(Rows):
     `cache.attend` attends to what is stored. Or pass `query_offset` and `key_offset=cache.start` to
     `regard.attend`; with `first`, `key_positions=cache.positions`. Slots that hold no token are zero until
     written, and keep what they held after `rewind` or `reset`. A causal mask hides them from queries of real
-    tokens; `mask & cache.valid` hides them from all, padded queries included.
+    tokens; `mask & cache.valid` hides them from all, padded queries included, and what is hidden from all
+    reaches no output, even if it is NaN.
 
     With `window`, memory stays bounded for ever: when a chunk would not fit, the newest `window` tokens move
     to the front and `start` grows. With a capacity of twice the window, one token moves per token appended.
 
-    With `first`, the first tokens of each row stay in its first slots: see `masks.streaming(window, first)`.
+    With `first`, the first tokens of each row stay for ever, too, in its first slots: many models lean on
+    them (attention sinks). A mask that says so is `causal() & (sliding_window(window) | prefix(first))`.
 
     Under jit nothing can be raised. Tokens without room are dropped there, never written over others, while
     `lengths` counts on, and `overflowed` says which rows are no longer right.
@@ -60,7 +62,8 @@ class KVCache(Rows):
         ([5, 5], True)
 
     Reference: Shazeer, "Fast Transformer Decoding", 2019, on incremental multi-head attention; first tokens
-    beside a window from Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024.
+    beside a window from Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024,
+    section 3.2, where positions are numbered within the cache; here they stay those of the text.
     """
 
     key: Float[Array, "batch K capacity D"] | Quantized

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple, Self, Unpack
 
 import jax
@@ -31,9 +30,6 @@ class Rows:
     spare: int = 0
     _axes: tuple[str, ...]  # sizes of what is stored, in order
     _stored: tuple[Any, Any]  # keys and values, as they are written
-    _extend: Callable[[Chunk], Any]  # adds checked tokens that there is room for
-    _shorten: Callable[[Array], Any]  # keeps so many tokens per row
-    _loss: Callable[[np.ndarray], str]  # says which rows lost what, and how to avoid it
 
     @property
     def batch(self) -> int:
@@ -68,7 +64,8 @@ class Rows:
         output_te = sum_s softmax_s(score_ts) value_se over the tokens s in the cache that t may attend to
 
         As `regard.attend` with the cache's keys and values, their positions filled in, and slots without a
-        token hidden. A decoding step on a CPU reads int8 numbers and pages as they lie; others read a copy.
+        token hidden. A decoding step on a CPU reads int8 numbers and pages as they lie, block by block, and
+        of pages only those that hold tokens; many queries, and other devices, read a copy as arrays.
 
         Args:
             query: `(batch, H, n, D)`, of the n tokens of the last `append`; H may be a multiple of K.
@@ -92,6 +89,9 @@ class Rows:
             >>> x = jnp.ones((2, 1, 3, 4))
             >>> cache.append(x, x).attend(x, mask=masks.causal())[0, 0, 0].tolist()
             [1.0, 1.0, 1.0, 1.0]
+
+        Reference: Shazeer, "Fast Transformer Decoding", 2019; pages as in Kwon et al., "Efficient Memory
+        Management for Large Language Model Serving with PagedAttention", 2023, section 4.1.
         """
         for name in ("query_offset", "key_offset", "query_positions", "key_positions"):
             if options.get(name) is not None:
@@ -196,6 +196,18 @@ class Rows:
         if lost.size:
             raise ValueError(f"cache: expected that no row overflows, got {self._loss(lost)}")
         return self
+
+    def _loss(self, rows: np.ndarray) -> str:
+        """Say which rows lost what, and how to avoid it."""
+        raise NotImplementedError
+
+    def _extend(self, chunk: Chunk) -> Self:
+        """Add checked tokens that there is room for."""
+        raise NotImplementedError
+
+    def _shorten(self, lengths: Array) -> Self:
+        """Keep so many tokens per row."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         (key, value), lengths, name = self._stored, self.lengths, type(self).__name__

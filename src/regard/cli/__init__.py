@@ -1,7 +1,8 @@
 """The command line: `main` runs one of the commands that `commands.COMMANDS` lists.
 
 Only tyro, rich and plain settings load before the arguments are understood, so that help and mistakes
-answer at once; versions, the overview and commands without an `EXTRA` do without tyro and rich, too.
+answer at once; versions, the overview and commands without an `EXTRA` do without tyro and rich, too. Exit
+codes: 0 done, 1 the run failed, 2 a wrong argument or setting, 130 interrupted.
 """
 
 import codecs

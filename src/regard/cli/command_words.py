@@ -60,6 +60,7 @@ def parse_arguments(words: Sequence[str]) -> Command:
     for name, value in _list_values(parsed):
         if value == () and _spell_flag(name) in words:
             _refuse(program, f"{_spell_flag(name)} needs at least one value")
+    for _, value in _list_values(parsed):
         several = value if isinstance(value, tuple) else (value,)
         for path in (path for path in several if isinstance(path, Path)):
             if refusal := describe_store(path):

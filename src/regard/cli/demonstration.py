@@ -75,7 +75,7 @@ def run_demonstration(command: Demo, console: Console) -> int:
         console.say("drawing figures ...")
         figures = draw_figures(entries, out / "figures")
         console.say("writing pages ...")
-        pages = write_pages(out)
+        pages = write_pages(entries, out)
         seconds = time.perf_counter() - start
         summary = {
             "tasks": {entry.task.name: entry.summarise() for entry in entries},
@@ -120,12 +120,13 @@ def draw_figures(entries: list[Entry], folder: Path) -> list[Path]:
     return written + pictures.save_pictures(common, folder, "png")
 
 
-def write_pages(out: Path) -> list[Path]:
+def write_pages(entries: list[Entry], out: Path) -> list[Path]:
     """Write the explorer's page of every task that has one; return the files."""
-    written = []
+    written, trained = [], {entry.task.name: entry for entry in entries}
     for name, page in PAGES.items():
-        task, model = runs.load_run(out / name)
-        written.append(task.watch(model).explore(out / page, training=history.training_document(out / name)))
+        task, directory = trained[name].task, trained[name].run.directory
+        trace = task.watch(runs.load_model(task, directory))
+        written.append(trace.explore(out / page, training=history.training_document(directory)))
     return written
 
 

@@ -95,8 +95,10 @@ def _check_arguments(command: Inspect) -> None:
     if command.model is not None and not command.model.is_dir():
         is_file = command.model.is_file()
         there = f"{command.model} is a file" if is_file else f"there is no {command.model}"
-        seen = f"; what is kept in a file is shown by: {continuation.spell_command('view', command.model)}"
-        seen = seen if is_file and command.model.suffix == ".regard" else ""
+        seen = ""
+        if is_file and command.model.suffix == ".regard":
+            view = continuation.spell_command("view", command.model)
+            seen = f"; what is kept in a file is shown by: {view}"
         raise UsageError(f"{there}; give the folder of a run, or of a Hugging Face model{seen}")
 
 

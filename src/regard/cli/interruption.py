@@ -61,8 +61,10 @@ def catch_interrupts(ask: Callable[[], None] | None = None) -> Iterator[Callable
         is_requested = True
         # Not through the console: the interrupted code may be in the middle of printing.
         when = "within seconds, together" if ask else "after this step"
-        by = "" if number == signal.SIGINT else f"{signal.Signals(number).name}: "
-        _write(f"\n{by}stopping {when}; Ctrl-C{'' if by else ' again'} leaves at once\n".encode())
+        by, leaving = "", "Ctrl-C again"
+        if number != signal.SIGINT:
+            by, leaving = f"{signal.Signals(number).name}: ", "Ctrl-C"
+        _write(f"\n{by}stopping {when}; {leaving} leaves at once\n".encode())
         _leave_lost_terminal()
         if ask:
             ask()

@@ -37,8 +37,11 @@ def draw_trace(trace: Trace) -> Iterator[Picture]:
         groups.setdefault((call.kind, call.rows, call.keys), []).append(call)
     for number, ((_, rows, keys), calls) in enumerate(groups.items()):
         if calls[0].heads and rows > 1 and keys > 1:
-            labels = [shorten_name(call.name) for call in calls]
-            drawing = figures.head_atlas([*map(Call.readout, calls)], layer_labels=labels, title=trace.title)
+            drawing = figures.head_atlas(
+                [call.readout() for call in calls],
+                layer_labels=[shorten_name(call.name) for call in calls],
+                title=trace.title,
+            )
             yield f"atlas-{number}" if number else "atlas", drawing
 
 

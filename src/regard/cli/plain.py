@@ -89,7 +89,7 @@ def _add_options(parser: Any, kind: Any) -> None:
         else:
             options |= {"default": field.default, "required": is_required, "metavar": mark.metavar}
             kinds = (hint, *get_args(hint), str)
-            options["type"] = next(number for number in (int, float, str) if number in kinds)
+            options["type"] = next(plain for plain in (int, float, str) if plain in kinds)
             options["choices"] = get_args(hint) if get_origin(hint) is Literal else None
         parser.add_argument("--" + field.name.replace("_", "-"), **options)
 

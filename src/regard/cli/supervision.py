@@ -1,7 +1,8 @@
 """Supervision of one of several processes that train: a parent outlives it and says what ended it.
 
 When JAX loses the other processes, it ends this one on the spot: no exception, no exit code of ours. So the
-command starts itself once more as a child, which ends when its parent is gone.
+command starts itself once more as a child, passes signals on to it, and puts its end into words. A child
+whose parent is gone ends too: what was killed does not go on training.
 """
 
 import os
@@ -137,8 +138,10 @@ def _take_part(command: Train, console: Console, membership: Membership, patienc
         code = run_training(command, console)
     except (UsageError, processes.PeerError) as error:
         is_loss = not isinstance(error, processes.PeerError) and _is_loss(error.__cause__)
-        loss = explain_loss(_shorten(error), command, console.words, membership)
-        console.fail(loss if is_loss else str(error))
+        if is_loss:
+            console.fail(explain_loss(_shorten(error), command, console.words, membership))
+        else:
+            console.fail(str(error))
         code = FAILED if is_loss else getattr(error, "code", MISUSED)
         _tell(line, TOLD)
         if is_loss or (code == FAILED and not processes.is_known(error.__cause__)):

@@ -87,7 +87,7 @@ def _open_pretrained(directory: Path) -> TextModel:
         return TokenizerSpelling(tokenizer, prompt if start is None else ())
 
     title = f"{loaded.kind}, {tokenizer.get_vocab_size()} tokens"
-    return TextModel(model, title, encode, spell, ends, start)
+    return TextModel(model, title, encode, spell, stop_tokens=ends, start_token=start)
 
 
 def _read_tokens(directory: Path, settings: dict[str, Any], name: str) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
 """`regard train`: open the run, say what runs where, train, say what to do next."""
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +78,15 @@ def open_together(directory: Path, task: tasks.Task, **options: Any) -> runs.Run
         if path in damaged:
             raise checkpoints.CheckpointError(damaged[path])
 
-    open_once = partial(runs.open_run, directory, task, check=check, **options)
+    def look() -> runs.Run:
+        return runs.open_run(directory, task, check=check, **options)
+
+    def look_in_turn() -> runs.Run:
+        first = processes.alone(look)
+        return processes.everyone(lambda: first or look())
+
     while True:
-        first = processes.alone(open_once)
-        run = processes.everyone(lambda first=first: first or open_once())
+        run = look_in_turn()
         processes.demand_same("checkpoint", str(run.start and run.start.step))
         faults = processes.gather("" if run.start is None else find_damage(run.start))
         if run.start is None or not any(faults):
@@ -116,13 +120,14 @@ def advance_run(
     """Train, shown and ready to stop; return None after a divergence, which is reported."""
     steps, done = run.task.optimization.steps, run.start.step if run.start else 0
     together = jax.process_count() > 1
+    agreed = processes.watch_for_stop(done) if together else None
     try:
         with (
             enough_memory(run.task.name, SMALLER),
             interruption.catch_interrupts(processes.ask_to_stop if together else None) as is_interrupted,
             displays.open_display(console, run.task.name, steps, done) as progress,
         ):
-            stop = processes.watch_for_stop(done) if together else is_interrupted
+            stop = agreed or is_interrupted
             return loop.train(run, progress=progress, stop=stop, deployment=deployment, profile=profile)
     except loop.DivergenceError as error:
         if processes.is_first():

@@ -45,9 +45,14 @@ def without(*names: str) -> Change:
 
 def hooking(line: str, function: Callable[[Any, Any, Call], Any]) -> Change:
     """Return a change of what one line gives, from that, all lines before and the call."""
-    return lambda call: (
-        call | {"steps": call.get("steps", {}) | {line: lambda array, lines: function(array, lines, call)}}
-    )
+
+    def change(call: Call) -> Call:
+        def hook(array: Any, lines: Any) -> Any:
+            return function(array, lines, call)
+
+        return call | {"steps": {**call.get("steps", {}), line: hook}}
+
+    return change
 
 
 def ending(name: str, function: Callable[[Any, Any, Call], Any]) -> Change:
@@ -138,7 +143,8 @@ def average_shared(call: Call) -> Call:
     return call | {"results": average}
 
 
-mistake, convention = Alternative, partial(Alternative, is_convention=True)
+mistake = Alternative
+convention = partial(Alternative, is_convention=True)
 BLOCKS = (1024, 512, 256, 128, 64, 32, 16, 8)
 BOTTOM_RIGHT = "bottom-right: the last query sits at the last key"
 ROUNDED = ("products", "scaled", "capped", "biased", "masked", "weights")

@@ -36,9 +36,10 @@ def check(
 ) -> Report:
     """Check what a function of attention promises, against the definition.
 
-    Every promise is one `Row`. Conventions that are found, such as a mask whose True hides, are followed from
-    then on. A value holds when its error is at most `tolerance` times that of a plain evaluation in the same
-    dtype, in NumPy, of `theory.definition`, which is also what its line is of.
+    Every promise is one row: it holds, differs by a convention that has a name, is wrong, or is refused by
+    an error of the function's own. Conventions that are found, such as a mask whose True hides, are followed
+    from then on. A value holds when its error is at most `tolerance` times that of a plain evaluation in the
+    same dtype, in NumPy, of `theory.definition`, which is also what its line is of.
 
     Args:
         fn: called as `fn(query, key, value, **options)`; returns the output, or a tuple that begins with it.
@@ -92,7 +93,13 @@ def check(
     return Report(name, axes, rows, absent, time.monotonic() - started)
 
 
-def _run(judge: Judge, sizes: str, dtypes: Sequence[str], only: str, progress: Any) -> Iterator[Row]:
+def _run(
+    judge: Judge,
+    sizes: str,
+    dtypes: tuple[str, ...],
+    only: str,
+    progress: Callable[[int, int, str], None] | None,
+) -> Iterator[Row]:
     """Yield the rows of all promises that the function can be asked for."""
     promises = [
         (promise.name, partial(judge.keep_promise, promise))

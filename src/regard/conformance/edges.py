@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from regard.conformance.expectations import as_expected, expect, find_pairs, is_empty
+from regard.conformance.expectations import as_expected, expect, find_empty, find_pairs
 from regard.conformance.judging import Judge
 from regard.conformance.promises import MASK, Promise
 from regard.conformance.report import Row
@@ -33,7 +33,7 @@ def check_empty_rows(judge: Judge) -> Iterator[Row]:
 def _check_empty_row(judge: Judge, name: str, case: Case, filled: Case) -> Iterator[Row]:
     call = judge.turn_mask(case.draw())
     spelled = judge.spell(call)
-    empty = is_empty(spelled)
+    empty = find_empty(spelled)
     noise = np.random.default_rng(1).normal(size=(*empty.shape, call["value"].shape[-1]))
     answer = judge.subject.answer(call, noise * empty[..., None], np.where(empty, 1.0, 0.0))
     write = judge.row_writer(name, case)

@@ -69,7 +69,7 @@ def find_pairs(call: Call) -> Array:
     return allowed
 
 
-def is_empty(call: Call) -> Array:
+def find_empty(call: Call) -> Array:
     """Return which rows may attend to nothing: (B, H, T)."""
     allowed = find_pairs(call)
     if "bias" in call:

@@ -26,7 +26,15 @@ KEYWORDS = {
 
 
 def find_features(fn: Callable[..., Any], features: Features | Iterable[str] | None) -> Features:
-    """Return how each feature that a function takes is passed to it: by a keyword, or by a function."""
+    """Return how each feature that a function takes is passed to it: by a keyword, or by a function.
+
+    Args:
+        fn: the function.
+        features: a mapping; names, which are keywords themselves; or None, which reads the signature.
+
+    Raises:
+        ValueError: for names that are no features.
+    """
     if features is None:
         return _read_signature(fn)
     declared = dict(features) if isinstance(features, Mapping) else {name: name for name in features}

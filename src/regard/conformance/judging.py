@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.conformance.alternatives import Alternative, propose
-from regard.conformance.expectations import Difference, Expected, expect, find_difference, is_empty, round_to
+from regard.conformance.expectations import (
+    HALF,
+    Difference,
+    Expected,
+    expect,
+    find_difference,
+    find_empty,
+    round_to,
+)
 from regard.conformance.features import pass_options
 from regard.conformance.promises import SIZES, Promise
 from regard.conformance.report import Row, Verdict
@@ -69,9 +77,9 @@ class Judge:
     def ask(self, call: Call, *, differentiate: bool = True, seed: int = 1) -> tuple[Answer, Cotangents]:
         """Call the function; return its answer and the cotangents of output and lse."""
         rng, kind = np.random.default_rng(seed), np.asarray(call["query"]).dtype
-        live = ~is_empty(self.spell(call))
+        live = ~find_empty(self.spell(call))
         d_output = round_to(rng.normal(size=(*live.shape, call["value"].shape[-1])), kind) * live[..., None]
-        d_lse = round_to(rng.normal(size=live.shape), kind if kind.itemsize == 2 else np.float32) * live
+        d_lse = round_to(rng.normal(size=live.shape), kind if kind.name in HALF else np.float32) * live
         d_lse = d_lse * ("lse" in call)
         return self.subject.answer(call, d_output, d_lse, differentiate=differentiate), (d_output, d_lse)
 
@@ -104,7 +112,7 @@ class Judge:
             yield row("value", verdict, answer.reason, line)
             return
         spelled = self.spell(call)
-        live = ~is_empty(spelled)
+        live = ~find_empty(spelled)
         explain = partial(self.explain, like=like)
         output, rows = {"output": answer.output}, live[..., None]
         value = explain(spelled, output, "value", answer.dtype, cotangents, rows, promise.line)

@@ -64,9 +64,13 @@ class Subject:
 
     def answer(self, call: Call, d_output: Array, d_lse: Array, *, differentiate: bool = True) -> Answer:
         """Call the function; nothing that it does is raised here."""
-        arrays = {name: self.arrange(name, x) for name, x in call.items() if isinstance(x, np.ndarray)}
-        before = {name: np.array(x) for name, x in arrays.items()}
-        arguments = call | {name: np.ascontiguousarray(x) for name, x in arrays.items()}
+        arguments = {
+            name: np.ascontiguousarray(self.arrange(name, option))
+            if isinstance(option, np.ndarray)
+            else option
+            for name, option in call.items()
+        }
+        before = {name: np.array(x) for name, x in arguments.items() if isinstance(x, np.ndarray)}
         turned = self.arrange("query", d_output)
         try:
             run = call_in_time(lambda: self._run(arguments, turned, d_lse, differentiate), self.seconds)

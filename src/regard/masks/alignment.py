@@ -16,7 +16,10 @@ from regard.masks.picture import CELLS, printable
 def settle_positions(
     side: str, offset: Offset, positions: Any, length: int, leading: tuple[int, ...] | None = None
 ) -> Offset:
-    """Return the one of offset and positions of a side, query or key, that is given, checked."""
+    """Return the one of offset and positions that is given, checked; `side` is query or key.
+
+    `leading` are the call's leading axes; None where nobody knows them.
+    """
     name, other = f"{side}_positions", f"{side}_offset"
     if positions is None:
         return None if offset is None else _check_offset(other, offset, length)

@@ -23,16 +23,20 @@ from regard.records import derived, record, static
 def blocks(table: ArrayLike, size: int | tuple[int, int]) -> Mask:
     """Keep whole blocks of queries and keys: block-sparse attention, at the cost of the blocks that are kept.
 
-    keep(b, q, k) = table[b, q // size, k // size], q and k counted from the first row and key of the call
+    keep(b, q, k) = table[b, q // size, k // size]
+
+    Rows and keys are counted from the first of the call's, whatever their positions are.
 
     Args:
         table: boolean or integer array `(*b, rows, columns)`, nonzero = the block may attend; `b` is aligned
-            with the first leading axes of query; may be traced. There are as many rows and columns as cover
-            the call: ceil(T / size) and ceil(S / size).
+            with the first leading axes of query, so `(batch, heads, rows, columns)` differs from head to
+            head; may be traced, so that a router decides in every step. There are as many rows and
+            columns as cover the call: ceil(T / size) and ceil(S / size).
         size: queries and keys of a block, or one number for each.
 
     Returns:
-        A mask that does not read positions.
+        A mask that does not read positions, whose blocks `attend` skips where the table is False: sizes of
+        128 and more are skipped one by one.
 
     Raises:
         TypeError: a float table, or one with fewer than two axes.

@@ -91,7 +91,8 @@ def check_broadcast(
 ) -> None:
     """Raise where an array does not broadcast to (*B, T, S), or a shape could be read in two ways that fit.
 
-    The last two axes of an array that the caller `wrapped` are stated.
+    Guessing there is how the mask of one example lands on a head, or on the queries, of another. The last
+    two axes of an array that the caller `wrapped` are stated.
     """
     leading, missing = full[:-2], len(full) - len(shape)
     spelled = f"{name}: expected an array that broadcasts to (*B, T, S) = {full}, got shape {shape}"

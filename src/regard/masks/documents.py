@@ -27,12 +27,14 @@ def segments(query_ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
 
     Args:
         query_ids: integer array `(batch, ..., T)`, aligned with the first leading axes of query; may be
-            traced, and is then compared in its own dtype. Ids need no order: a segment may come back after
-            another. Padding is a segment as any other: tokens with its id see each other and are seen by none
-            else. `& valid_keys(ids != pad)` makes empty rows of them.
+            traced. Ids need no order: a segment may come back after another. Padding is a segment as any
+            other: tokens with its id see each other and are seen by none else. `& valid_keys(ids != pad)`
+            makes empty rows of them.
         key_ids: integer array `(batch, ..., S)`. None means that `query_ids` holds one id per *key*, and a
             query reads that of the key where it sits, at position `query_offset + t` or
             `query_positions[t]`. With `key_positions` both are needed.
+
+    Ids are int32; traced ones of 64 bits are compared as such.
 
     Returns:
         A mask; with `key_ids` it does not read query positions.

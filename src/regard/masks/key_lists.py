@@ -24,8 +24,9 @@ def chosen_keys(indices: ArrayLike, ascending: bool = False) -> Mask:
 
     keep(b, q, k) = (k is among indices[b, q])
 
-    `attend` gathers these keys, and nothing else where it is joined with other masks by `&`: memory and time
-    are linear in T C, forward and backward.
+    `attend` gathers these keys, some queries at a time: memory and time are linear in T C, forward and
+    backward, where tiles would take all T S pairs. Join it with other masks by `&`: the pairs that they
+    remove of those listed are masked, nothing else is looked at.
 
     Args:
         indices: integer array `(*b, T, C)`, rows of key in any order; numbers outside 0..S-1, such as -1,

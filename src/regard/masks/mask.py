@@ -191,7 +191,8 @@ class Mask:
     ) -> Int[Array, ...]:
         """Classify every tile as EMPTY (0), PARTIAL (1) or FULL (2), without a T x S array.
 
-        EMPTY and FULL are promises; PARTIAL is always a safe answer.
+        EMPTY and FULL are promises; PARTIAL is always a safe answer. Built-in masks answer by interval
+        arithmetic; `predicate` and `from_array` look at the cells, one row of tiles at a time.
 
         Args:
             num_queries, num_keys: as in `dense`.

@@ -45,10 +45,13 @@ def predicate(
             Returns a boolean array that broadcasts to the pairs. It may close over arrays, traced ones too.
             It is part of the compiled program: define it once, because a new function object compiles again.
         classify: how tiles without work are found. "exact" evaluates fn at every pair once more before the
-            call, one row of tiles at a time, and for each batch row and head if fn takes them. "partial"
-            finds none: every tile is computed and masked. A function of (query_first, query_last, key_first,
+            call, one row of tiles at a time, and for each batch row and head if fn takes them: T x S work,
+            after which empty tiles are skipped and full ones not masked. "partial" finds none: every tile is
+            computed and masked; for masks without structure, and where the other masks that this one is
+            joined to by `&` skip what there is to skip. A function of (query_first, query_last, key_first,
             key_last), the positions at the ends of each tile as int32 arrays that broadcast, returns two
-            boolean arrays (empty, full): promises for every pair between the ends, batch row and head.
+            boolean arrays (empty, full): promises for every pair between the ends, batch row and head, in
+            O(tiles).
 
     Returns:
         A mask on positions. Batch rows and heads are those of a call; by itself, as in `dense` and `picture`,

@@ -21,7 +21,8 @@ from regard.records import record
 class Stored(Mask):
     """A mask with arrays, whose leading axes are aligned with the first leading axes of query.
 
-    `ends` has a word for each axis of each array that is not leading: "query", "key", or one of its own.
+    `ends` says of each, by a word for each axis that is not leading, what that has an entry for: "query",
+    "key", or something of the mask's own.
     """
 
     ends: ClassVar[Mapping[str, str]]

@@ -39,7 +39,8 @@ def tree(parents: ArrayLike, start: ArrayLike = 0) -> Mask:
 
     Returns:
         A mask on positions. Positions after the last node, such as free slots of a cache, see nothing and are
-        seen by nobody. It holds a few numbers per node.
+        seen by nobody. It holds a few numbers per node: those of a walk through the tree, by which a subtree
+        is an interval.
 
     Raises:
         TypeError: arguments that are not integers, or parents without an axis.

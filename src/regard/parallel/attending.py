@@ -36,13 +36,16 @@ def ring_attend(
     output_te = sum over rounds r of softmax_s(score_ts) value_se, s on the device r steps before
 
     Each device keeps its queries. In every round it attends to the keys it has, while the next ones are on
-    their way, and joins the result to what it has by the rules of sums of exponentials. Rounds in which the
-    mask, as far as it is known before tracing, leaves no device any work are skipped. Nothing of size T x S
-    exists, and nothing of size T or S on one device, but for the mask's arrays, which are whole on each, and
-    a bias, whose rows are divided as those of query.
+    their way, and joins the result to what it has by the rules of sums of exponentials. In the backward
+    pass keys go around once more, with the gradients of keys and values, which then go home; in forward
+    mode their tangents go along. Rounds in which the mask, as far as it is known before tracing,
+    leaves no device any work are skipped. Nothing of size T x S exists, and nothing of size T or S on one
+    device, but for the mask's arrays, which are whole on each, and a bias, whose rows are divided as those of
+    query.
 
     Inside `jax.shard_map` over `axis`, query, key, value and a bias are this device's part, and so is what
-    comes back; all else is that of the whole call, and whole on every device.
+    comes back: T and S are the local lengths times the devices. All else is that of the whole call, and whole
+    on every device: masks and their data, sinks, parameters of scores, offsets, rng.
 
     Args:
         query: as in `attend`. Lengths need not be multiples of the number of devices.
@@ -61,7 +64,8 @@ def ring_attend(
 
     Returns:
         As `attend`, with derivatives of every kind and order, of a bias and score parameters too. Reverse
-        mode through reverse mode, and nothing else, keeps the keys of every round on each device.
+        mode through reverse mode keeps the keys of every round on each device; forward over reverse, as in a
+        Hessian-vector product, keeps those of one.
 
     Raises:
         TypeError: as `attend`; a mesh that is none.

@@ -65,7 +65,10 @@ def tangent(
             rows = Results(**_take(outputs, pair[0]))
             # Each chunk of keys adds to the sums that a tangent is.
             part = passes.tangent(inputs, context, rows, own, config, reversible=reversible)._asdict()
-            return {name: _put(x, pair[0], _take(x, pair[0]) + part[name]) for name, x in state.items()}
+            return {
+                name: _put(total, pair[0], _take(total, pair[0]) + part[name])
+                for name, total in state.items()
+            }
 
         return _each(meet, state, shard, cut | keys[0], number, pairs), None
 
@@ -107,9 +110,9 @@ def backward(
     state = vary({name: array for name, array in zeros.items() if name not in dkv}, varying)
     state, grads = ring_loop(shard.division, keys, body, state, with_dkv=bool(dkv))
     totals = state | (grads or dkv)
-    named = arrays.named()
     return {
-        name: _join(x, -2) if name in _LONG else x.reshape(named[name].shape) for name, x in totals.items()
+        name: _join(total, -2) if name in _LONG else total.reshape(arrays.named()[name].shape)
+        for name, total in totals.items()
     }
 
 

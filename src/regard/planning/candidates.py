@@ -125,8 +125,10 @@ def list_candidates(problem: Problem, devices: int, fixed: Mapping[str, int]) ->
         rest = devices // (data * heads)
         for exchange in _divisors(math.gcd(rest, key_heads // heads if key_heads > 1 else 1)):
             sizes = {"data": data, "sequence": rest // exchange, "exchange": exchange, "heads": heads}
+            if any(sizes[name] != size for name, size in fixed.items()):
+                continue
             # Fewer rows than devices are not worth a division.
-            if rest > min(problem.T, problem.S) or any(sizes[name] != size for name, size in fixed.items()):
+            if rest > min(problem.T, problem.S):
                 continue
             for layout in ("contiguous", "balanced") if sizes["sequence"] > 1 else ("contiguous",):
                 parts = 1 if layout == "contiguous" else 2

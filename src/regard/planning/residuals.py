@@ -24,8 +24,14 @@ def count_residuals(
 ) -> float:
     """Return the bytes per token that one of a decoder's blocks keeps, beside its parameters.
 
-    `heads` devices divide heads and widths; a block that is not dense has experts. Where a device `has_rows`,
-    whole ones of scores, short calls keep them.
+    Args:
+        config: the decoder's `TransformerConfig`.
+        length: tokens of a sequence.
+        heads: devices that divide the heads and the feed-forward width.
+        precision: the dtype in which is computed.
+        remat: what the backward pass computes again, as in the config.
+        is_dense: True for a block with one feed-forward branch, False for one with experts.
+        has_rows: True where a device has whole rows of scores, which short calls keep.
     """
     length = min(length, _LONGEST)
     own = _divide(config, heads, is_dense=is_dense)

@@ -132,7 +132,7 @@ def plan_step(
         >>> import dataclasses
         >>> from regard import planning
         >>> from regard.models import preset
-        >>> config = replace(preset("llama-3.1-8b").config, scan_layers=True, remat="full")
+        >>> config = dataclasses.replace(preset("llama-3.1-8b").config, scan_layers=True, remat="full")
         >>> step = planning.plan_step(config, length="8k", batch=64, devices=64, chip="h100")
         >>> step.candidate.devices, step.parameters
         (64, 8030261248)
@@ -175,7 +175,8 @@ def plan_step(
     times = {"attention": attention, **model.time(candidate)}
     request = {**sizes, "precision": precision, "remat": config.remat}
     axes = zip(AXES, (candidate.data // fsdp, fsdp, candidate.sequence, candidate.heads), strict=True)
-    mesh, held = {axis: size for axis, size in axes if size > 1}, model.hold(candidate)
+    mesh = {axis: size for axis, size in axes if size > 1}
+    held = model.hold(candidate)
     return Step(request, search.chip_of(candidate.devices), mesh, best, model.total, held, times)
 
 
@@ -262,7 +263,9 @@ class _Model:
         )
         # Beside what blocks keep: one that is differentiated, or the loss; attention alone has its own bytes.
         is_again = config.scan_layers or config.remat is not None
-        inside = is_again * max((self.keep(candidate, is_dense, None) for is_dense in branches), default=0.0)
+        inside = is_again and max(
+            (self.keep(candidate, is_dense, None) for is_dense in branches), default=0.0
+        )
         # In float32, with their gradient; and as they are computed.
         logits = 2 * (4 + self.size * (self.size < 4)) * (config.vocab_size or 0) / heads
         attention = self.peak(candidate) if is_again else 0.0
@@ -279,9 +282,12 @@ class _Model:
         """Return the bytes per token that a block keeps."""
         from regard.planning.residuals import count_residuals  # which loads models
 
-        sizes, has_rows = (self.sizes["length"], candidate.heads), candidate.sequence * candidate.heads == 1
-        options = {"remat": remat, "is_dense": is_dense, "has_rows": has_rows}
-        return count_residuals(self.config, *sizes, self.precision, **options)
+        options = {
+            "remat": remat,
+            "is_dense": is_dense,
+            "has_rows": candidate.sequence * candidate.heads == 1,
+        }
+        return count_residuals(self.config, self.sizes["length"], candidate.heads, self.precision, **options)
 
     def time(self, candidate: Candidate, fsdp: int | None = None) -> dict[str, float]:
         """Return seconds by part."""

@@ -40,7 +40,8 @@ def choose_keys(
     chosen_t = the `count` keys s with the largest score_ts among those that the mask lets t attend to
     score_ts = sum_h weights_ht relu(scale sum_d query_htd key_sd)
 
-    Memory is linear in T and S. A choice has no gradient: an indexer is trained by `index_divergence`.
+    The scores of a step are formed and dropped: memory is linear in T and S. A choice has no gradient; an
+    indexer is trained on `index_scores` of what it chose.
 
     Args:
         query: floating-point array `(*B, H, T, D)` of the indexer's heads.
@@ -137,7 +138,8 @@ def index_divergence(
     target_ts = (1/N) sum_n softmax_s(attention_scale sum_a q_nta k_nsa)
 
     Both softmaxes, and the sum, run over the same keys: all that the mask keeps, or the chosen ones alone
-    with `indices`. Memory is linear in T and S, with gradients, too.
+    with `indices`. Dense training of an indexer takes the first, training beside sparse attention the second.
+    Scores of some queries are formed at a time and again for the gradient, so memory is linear in T and S.
 
     Args:
         query, key, weights, scale: of the indexer, as in `choose_keys`.

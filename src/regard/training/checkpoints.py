@@ -3,10 +3,13 @@
 A checkpoint is a folder named after its step with the arrays (written by orbax) and `checkpoint.json`, which
 lists every array's shape and dtype and every file (`checkpoint_files`). It is assembled under a hidden name
 and moved into place in one step, so a kill leaves either the old checkpoints or the old ones and the new one.
-Nothing in it depends on the mesh over which its arrays were divided.
 
 Orbax writes while training goes on. Its CheckpointManager would number, commit and drop checkpoints too, but
-has no public hook between its last write and its commit, where the digests must be taken.
+has no public hook between its last write and its commit, where the digests must be taken; without them,
+damage to metadata passes unseen.
+
+Arrays that are divided over a mesh are written by the processes that hold them, and read back in whatever
+parts are wanted: nothing in a checkpoint depends on the mesh.
 """
 
 import functools
@@ -119,11 +122,12 @@ def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, k
 def start_saving(
     directory: Path, step: int, state: Any, record: Mapping[str, Any], *, keep: int = 2
 ) -> Saving:
-    """Save a state so that it appears complete or not at all, then drop all but the `keep` newest ones.
+    """Save a state so that it appears complete or not at all, then drop all but the newest checkpoints.
 
     Returns when the state was copied: an update may then take its memory. Where there are several processes,
     all of them call this; each writes what it holds. `step`, the updates done so far, names the checkpoint,
-    and `record` holds JSON values to keep beside the arrays. Wait for one checkpoint before the next.
+    `record` holds JSON values to keep beside the arrays, and `keep`, at least 1, counts the checkpoints to
+    keep. One checkpoint is written at a time: wait for it before the next. Nothing is overwritten.
     """
     target, draft = directory / f"{step:08d}", directory / f".{step:08d}.draft"
     # Orbax gets arrays of one device as NumPy arrays; those that share memory with JAX's keep it.
@@ -252,14 +256,20 @@ def _writing(draft: Path, target: Path) -> Iterator[None]:
         with _hush_writers():
             yield
     except Exception as error:  # tensorstore tells troubles of the system in the text of a ValueError
-        deadline = time.monotonic() + 3
-        while draft.exists() and time.monotonic() < deadline:
-            shutil.rmtree(draft, ignore_errors=True)
-            time.sleep(0.1)  # writers that were still under way may put more there
+        _discard(draft)
         code = re.search(r"os_error_code='(\d+)'", str(error))
         if code is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(target)) from error
+
+
+def _discard(draft: Path) -> None:
+    """Remove a draft that failed, and what writers that were still under way put there."""
+    for _ in range(30):
+        shutil.rmtree(draft, ignore_errors=True)
+        time.sleep(0.1)
+        if not draft.exists():
+            return
 
 
 @contextmanager

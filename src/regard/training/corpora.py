@@ -1,4 +1,7 @@
-"""Documents to learn a language from: Python's own manual, or places in files, which memory need not hold."""
+"""Documents to learn a language from: Python's own manual, or files of the user's; read, never written.
+
+Files may be larger than memory: documents are places in them, which are read when their text is wanted.
+"""
 
 import codecs
 import hashlib
@@ -87,9 +90,10 @@ class Documents:
 
 
 def read_manual() -> dict[str, str]:
-    """Read the topics of Python's manual that come with it for `help()`, without excerpts, sorted by name.
+    """Read the topics of Python's language manual that come with Python for `help()`, sorted by name.
 
-    Held out, an excerpt, as `while` is of `compound`, would measure what has been learned by heart.
+    A topic is left out when half of it stands line by line in larger ones, as `while` does in `compound`:
+    held out, it would measure what has been learned by heart.
 
     Reference: "The Python Language Reference", https://docs.python.org/3/reference, Python's licence.
     """

@@ -42,7 +42,8 @@ def training_document(run_directory: str | Path) -> dict[str, Any]:
         # A learning rate is not of one set of data.
         splits = {"train" if test[0] else None: _join(*train), "test": _join(*test)}
         shown = {split: points for split, points in splits.items() if points.shape[1]}
-        curves += [{"name": name, "unit": unit, "split": s, "points": points} for s, points in shown.items()]
+        for split, points in shown.items():
+            curves.append({"name": name, "unit": unit, "split": split, "points": points})
     rates = _measure_rates(*metrics.columns(lines, "seconds"))
     if rates.shape[1]:
         curves.append({"name": "steps_per_second", "unit": "1/s", "split": None, "points": rates})

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import jax
 import numpy as np
@@ -109,6 +109,9 @@ def train(
         profile: steps, after the first, that JAX's profiler traces into the directory profile, which
             TensorBoard and Perfetto open; 0 traces none.
 
+    Returns:
+        The step and the metrics at the end.
+
     Raises:
         DivergenceError: when a metric is NaN or infinite; the last good checkpoint stays.
         checkpoints.CheckpointError: when the starting checkpoint does not fit the model; nothing is written.
@@ -130,12 +133,21 @@ def train(
         return session.advance(stop)
 
 
-def _read_record(run: Run) -> dict[str, Any]:
+class _Record(TypedDict):
+    """What a checkpoint says of the sessions so far: their clocks in seconds, the last held-out metrics."""
+
+    seconds: float
+    compile_seconds: float
+    elapsed_seconds: float
+    held_out: dict[str, float]
+
+
+def _read_record(run: Run) -> _Record:
     """Return the clocks and metrics of the sessions before, from the checkpoint of a run that goes on."""
-    record: dict[str, Any] = {"seconds": 0.0, "compile_seconds": 0.0, "elapsed_seconds": 0.0, "held_out": {}}
+    fresh: _Record = {"seconds": 0.0, "compile_seconds": 0.0, "elapsed_seconds": 0.0, "held_out": {}}
     if run.start is None or run.source is not None:
-        return record
-    record = {name: run.start.record.get(name, value) for name, value in record.items()}
+        return fresh
+    record: Any = {name: run.start.record.get(name, value) for name, value in fresh.items()}
     *clocks, held_out = record.values()
     numbers = [*clocks, *held_out.values()] if isinstance(held_out, dict) else [None]
     if not all(type(number) in (int, float) for number in numbers):

@@ -1,6 +1,6 @@
 """The learning-rate schedule and the optimizer."""
 
-from functools import partial
+from typing import Any
 
 import jax
 import optax
@@ -27,5 +27,12 @@ def make_schedule(optimization: Optimization) -> optax.Schedule:
 def make_optimizer(optimization: Optimization) -> optax.GradientTransformation:
     """Return an optimizer: clipping by global norm, then Adam or AdamW with the schedule."""
     clip = optax.clip_by_global_norm(optimization.clip_norm) if optimization.clip_norm else optax.identity()
-    schedule, are_matrices = make_schedule(optimization), partial(jax.tree.map, lambda leaf: leaf.ndim > 1)
-    return optax.chain(clip, optax.adamw(schedule, weight_decay=optimization.weight_decay, mask=are_matrices))
+    adam = optax.adamw(
+        make_schedule(optimization), weight_decay=optimization.weight_decay, mask=_select_matrices
+    )
+    return optax.chain(clip, adam)
+
+
+def _select_matrices(params: Any) -> Any:
+    """Return True for the arrays to which weight decay applies."""
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)

@@ -5,8 +5,16 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
-_KINDS: dict[str, Any] = {"format": int, "task": str, "seed": int, "settings": dict, "versions": dict}
-_KINDS |= {"kept": dict, "mesh": str | None, "continued_from": str | None}
+_KINDS = {
+    "format": int,
+    "task": str,
+    "seed": int,
+    "settings": dict,
+    "versions": dict,
+    "kept": dict,
+    "mesh": str | None,
+    "continued_from": str | None,
+}
 _OPTIONAL = {"kept": {}, "mesh": None, "continued_from": None}  # runs of older versions are without
 
 
@@ -25,7 +33,11 @@ def describe_store(directory: Path) -> str | None:
 
 
 def check_entries(config: Any) -> dict[str, Any]:
-    """Return the entries of a config.json, with those that may be missing; raise where it is none."""
+    """Return the entries of a config.json; those that may be missing are filled in.
+
+    Raises:
+        ValueError: when it is no object, has another format, or an entry of another kind.
+    """
     if not isinstance(config, dict):
         raise ValueError(f"expected an object, got {str(config)[:80]!r}")
     config = _OPTIONAL | config

@@ -1,5 +1,7 @@
 """A run directory: config.json (settings and versions), metrics.jsonl, checkpoints/, and later figures/.
 
+A task may keep files of its own beside them: see `Task.keep`.
+
 Opening a run only reads, and decides to go on, to start or to refuse; `begin` is the first to write.
 """
 
@@ -10,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from flax import nnx
 from flax.traverse_util import flatten_dict
@@ -37,7 +39,8 @@ class Run:
         start: the checkpoint to go on from, or None for fresh parameters.
         source: the run directory that `start` comes from, when it is another one.
         note: what a reader should know about the start, such as other versions, or None.
-        mesh: the devices' mesh of this session, such as data=2,tensor=4; None means one device.
+        mesh: the devices' mesh of this session, such as data=2,tensor=4; None means one device. A run may go
+            on on another one.
         damaged: newer checkpoints than `start`, which are set aside as STEP.damaged.
         saved: the checkpoints that were there, and when each was written: see `tidy`.
         replaces: what Regard may have written in the directory for the run that this one replaces.
@@ -81,7 +84,11 @@ class Run:
             raise RunError(f"{self.directory} has changed since it was opened; give the same command again")
 
     def clear(self) -> Self:
-        """Delete the run to be replaced, config.json last, as a kill may come; return this run without it."""
+        """Delete the run that this one replaces, config.json last: a kill leaves a run to delete again.
+
+        Returns:
+            The same run, which replaces nothing any more.
+        """
         for name in reversed(self.replaces):
             path = self.directory / name
             if path.is_dir():
@@ -156,6 +163,16 @@ class Run:
         }
 
 
+class _Config(NamedTuple):
+    """The contents of config.json that decide how a run goes on."""
+
+    task: tasks.Task
+    seed: int
+    versions: dict[str, str]
+    digests: dict[str, str]  # of the files that the task keeps, by name
+    continued_from: str | None
+
+
 def open_run(
     directory: str | Path,
     task: tasks.Task,
@@ -194,7 +211,7 @@ def open_run(
         raise RunError(f"seed: expected a number from -2**63 to 2**63 - 1, got {seed}")
     locks.demand_free(directory)
     there = _read_config(directory)
-    replaces = (*OWN_ENTRIES, *there["task"].keeps) if there is not None and force else ()
+    replaces = (*OWN_ENTRIES, *there.task.keeps) if there is not None and force else ()
     options = {"mesh": mesh, "saved": _date_checkpoints(directory), "replaces": replaces}
     existing = None if force else there
     if existing is not None and resume == "never":
@@ -206,10 +223,10 @@ def open_run(
         _demand_same(directory, existing, task, seed, remedy)
         folder, skips = directory / "checkpoints", resume == "newest-whole"
         own, damaged = checkpoints.load_newest(folder, check=check, skip_damaged=skips)
-        changed = versions.compare_versions(existing["versions"])
+        changed = versions.compare_versions(existing.versions)
         note = _join_notes(changed, *map(str, damaged.values()), own and own.note)
     if own is not None or resume in ("auto", "newest-whole", "never"):
-        source = None if own is not None or existing is None else existing["continued_from"]
+        source = None if own is not None or existing is None else existing.continued_from
         if source is not None:
             remedy = f"give --resume {source}, or --force to start from nothing"
             was_to = f"was to start from {source} and has no checkpoint of its own yet"
@@ -230,7 +247,7 @@ def load_run(directory: str | Path) -> tuple[tasks.Task, Any]:
     config = _read_config(directory := read_path("directory", directory))
     if config is None:
         raise RunError(f"{directory} is not a Regard run: it has no config.json")
-    task = config["task"].restore(_read_kept(directory, config))
+    task = config.task.restore(_read_kept(directory, config))
     return task, load_model(task, directory)
 
 
@@ -242,7 +259,9 @@ def is_run(directory: Path) -> bool:
 def load_model(task: tasks.Task, directory: Path) -> Any:
     """Build a task's model, in evaluation mode, with the parameters of a run's latest checkpoint.
 
-    Raises what `load_run` does for a checkpoint that is missing, damaged, or of another model.
+    Raises:
+        RunError: when the run has no checkpoint yet.
+        checkpoints.CheckpointError: when the checkpoint is damaged or holds another model.
     """
     check_kind("task", task, tasks.Task)
     checkpoint, _ = checkpoints.load_newest(read_path("directory", directory) / "checkpoints")
@@ -262,17 +281,17 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
     return nnx.merge(structure, params, rest)
 
 
-def _read_kept(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def _read_kept(directory: Path, config: _Config) -> dict[str, str]:
     """Return the files that the task of a run keeps, text by name; none for a missing one."""
     kept_files = {}
-    for path in (directory / name for name in config["task"].keeps):
+    for path in (directory / name for name in config.task.keeps):
         if path.is_file():
             try:
                 kept_files[path.name] = path.read_bytes().decode()
             except (OSError, UnicodeError) as error:
                 raise RunError(f"{path} cannot be read ({error}); bring it back as it was") from error
     for name, digest in _digest(kept_files).items():
-        if config["kept"].get(name, digest) != digest:
+        if config.digests.get(name, digest) != digest:
             raise RunError(f"{directory / name} is not what this run began with; bring it back as it was")
     return kept_files
 
@@ -286,8 +305,8 @@ def _date_checkpoints(directory: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in saved}
 
 
-def _read_config(directory: Path) -> dict[str, Any] | None:
-    """Read config.json, with the task itself; None for a missing or empty directory, an error for no run."""
+def _read_config(directory: Path) -> _Config | None:
+    """Read config.json; None for a missing or empty directory, an error for anything but a run."""
     if refusal := run_configs.describe_store(directory):
         raise RunError(refusal)
     if not directory.exists():
@@ -304,23 +323,24 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
         raise RunError(f"{directory} is not empty and not a Regard run ({holds}); give another --out")
     try:
         config = run_configs.check_entries(json.loads(path.read_text(encoding="utf-8")))
-        return config | {"task": tasks.from_settings(config["task"], config["settings"])}
+        task = tasks.from_settings(config["task"], config["settings"])
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         problem = f"is damaged or not Regard's ({type(error).__name__}: {error})"
         remedy = "bring the file back from a copy, or train with another --out"
         raise RunError(f"{path} {problem}; {remedy}") from error
+    return _Config(task, config["seed"], config["versions"], config["kept"], config["continued_from"])
 
 
 def _demand_same(
-    directory: Path, config: Mapping[str, Any], task: tasks.Task, seed: int, remedy: str, *free: str
+    directory: Path, config: _Config, task: tasks.Task, seed: int, remedy: str, *free: str
 ) -> None:
     """Raise with every setting, but for the free ones, in which a run differs from the one asked for."""
-    saved = {"task": config["task"].name, "seed": config["seed"], **tasks.to_settings(config["task"])}
+    saved = {"task": config.task.name, "seed": config.seed, **tasks.to_settings(config.task)}
     wanted = {"task": task.name, "seed": seed, **tasks.to_settings(task)}
     there, asked = flatten_dict(saved, sep="."), flatten_dict(wanted, sep=".")
     differences = [
         f"  {name}: it has {there.get(name)!r}, asked for {asked.get(name)!r}"
-        for name in (asked | there if there["task"] == task.name else ["task"])
+        for name in (asked | there if config.task.name == task.name else ["task"])
         if there.get(name) != asked.get(name) and not name.startswith(free)
     ]
     if differences:
@@ -345,7 +365,7 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, check
     steps = task.optimization.steps
     if start.step >= steps:
         raise RunError(f"--resume {path} is at step {start.step} already; ask for more than --steps {steps}")
-    note = _join_notes(versions.compare_versions(config["versions"]), start.note)
+    note = _join_notes(versions.compare_versions(config.versions), start.note)
     return Run(directory, task.restore(_read_kept(source, config)), seed, start, source=source, note=note)
 
 

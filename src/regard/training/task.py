@@ -1,7 +1,7 @@
-"""The interface of a task. Importing this module loads no JAX, so that the command line reads settings fast.
+"""The interface of a task: settings, and from them a model, data, a measure, an example and pictures.
 
 Batches are pure functions of a random key, so the training step makes its own; held-out data never come from
-the stream of training.
+the stream of training. Importing this module loads no JAX, so that the command line can read settings fast.
 """
 
 from __future__ import annotations
@@ -227,6 +227,8 @@ def draw_heads(
 ) -> Iterator[Picture]:
     """Draw one head as an annotated heatmap (the one with most focus) and all heads side by side."""
     head = 0 if focus is None else int(np.argmax(focus))
-    labels: Any = {"query_labels": queries, "key_labels": keys}
-    yield name, figures.attention_heatmap(weights[head], **labels, title=f"{title} (head {head})")
-    yield f"{name}-heads", figures.head_grid(weights, **labels, title=title)
+    heatmap = figures.attention_heatmap(
+        weights[head], query_labels=queries, key_labels=keys, title=f"{title} (head {head})"
+    )
+    yield name, heatmap
+    yield f"{name}-heads", figures.head_grid(weights, query_labels=queries, key_labels=keys, title=title)

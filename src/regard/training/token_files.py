@@ -141,7 +141,10 @@ def keep(
 def write_tokens(
     path: Path, vocabulary: ByteVocabulary, documents: Documents, report: Callable[[int], None]
 ) -> tuple[int, str]:
-    """Write documents as tokens, with marks around each; return the number and, of int32, the SHA-256."""
+    """Write documents as tokens, with marks around each; return the number and, of int32, the SHA-256.
+
+    `report` is told, now and then, how many more bytes were encoded.
+    """
     mark, dtype = np.array([vocabulary.mark], np.int32), np.min_scalar_type(vocabulary.size - 1)
     digest, count = hashlib.sha256(), 0
 

@@ -52,7 +52,10 @@ class ByteVocabulary:
 
 
 class PairVocabulary(ByteVocabulary):
-    """Byte-level BPE: the 256 bytes, merges of frequent pairs, and then the mark, which no text holds.
+    """Byte-level BPE: the 256 bytes and merges of frequent pairs, and then the mark between documents.
+
+    The mark is no token of the tokenizer.json that `train_pairs` made: no text, whatever it holds, is encoded
+    to it.
 
     Reference: R. Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units", 2016,
     section 3.2; over bytes as in A. Radford et al., "Language Models are Unsupervised Multitask Learners",

@@ -45,8 +45,9 @@ class Copy(SyntheticTask):
 
     @property
     def config(self) -> models.TransformerConfig:
-        sizes = {"vocab_size": self.vocab_size + 2, "max_length": self.length + 1}
-        return models.TransformerConfig(**sizes, **asdict(self.model))
+        return models.TransformerConfig(
+            vocab_size=self.vocab_size + 2, max_length=self.length + 1, **asdict(self.model)
+        )
 
     def make_model(self, rngs: nnx.Rngs) -> models.Classifier:
         return models.Classifier(self.config, self.vocab_size + 2, pooling=None, rngs=rngs)

@@ -57,8 +57,9 @@ class Reverse(SyntheticTask):
 
     @property
     def config(self) -> models.TransformerConfig:
-        sizes = {"vocab_size": self.vocab_size + 3, "max_length": self.max_length + 1}
-        return models.TransformerConfig(**sizes, **asdict(self.model))
+        return models.TransformerConfig(
+            vocab_size=self.vocab_size + 3, max_length=self.max_length + 1, **asdict(self.model)
+        )
 
     def make_model(self, rngs: nnx.Rngs) -> models.EncoderDecoder:
         return models.EncoderDecoder(self.config, rngs=rngs)

@@ -1,8 +1,9 @@
 """The text task: rows of documents, what a token may see in them, and what the text costs in bits per byte.
 
-Documents lie end to end in one stream, a mark before, between and after them; a training row is the stream
-from a random place on. The mark belongs to the document after it, whose last token predicts the next mark:
-every token is predicted from its own document alone, and none is left out.
+Documents lie end to end in one stream, a mark before, between and after them. A training row is the stream
+from a random place on. The mark belongs to the document after it: there a token sees the mark and what has
+been read since, and predicts the next; the last one predicts the next mark. So every token is predicted from
+its own document alone, and none is left out.
 """
 
 from __future__ import annotations
@@ -46,9 +47,18 @@ VISIBLE = {" ": "␣", "\n": "⏎", "\t": "→", "\r": "←"}
 
 def configure(sizes: DecoderSizes, vocab_size: int, length: int) -> models.TransformerConfig:
     """Return the configuration of the decoder that learns text."""
-    kind: dict[str, Any] = {"positions": "rotary", "norm_kind": "rms", "activation": "silu", "gated": True}
-    kind |= {"attention_bias": False, "feed_forward_bias": False, "head_bias": False}
-    return models.TransformerConfig(vocab_size=vocab_size, max_length=length, **asdict(sizes), **kind)
+    return models.TransformerConfig(
+        **asdict(sizes),
+        vocab_size=vocab_size,
+        max_length=length,
+        positions="rotary",
+        norm_kind="rms",
+        activation="silu",
+        gated=True,
+        attention_bias=False,
+        feed_forward_bias=False,
+        head_bias=False,
+    )
 
 
 @dataclass(frozen=True)
@@ -134,10 +144,11 @@ class Text(Task):
 
     def _recall(self, name: str) -> str | None:
         """Return a file that the run kept; None for a new run."""
-        if self.kept is None or name in self.kept:
-            return None if self.kept is None else self.kept[name]
-        remedy = "bring it back as it was, or train again with another --out"
-        raise ValueError(f"{name} of this run is gone; {remedy}")
+        if self.kept is not None and name not in self.kept:
+            raise ValueError(
+                f"{name} of this run is gone; bring it back as it was, or train again with another --out"
+            )
+        return None if self.kept is None else self.kept[name]
 
     @property
     def config(self) -> models.TransformerConfig:

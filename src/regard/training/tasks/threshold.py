@@ -41,8 +41,9 @@ class Threshold(SyntheticTask):
 
     @property
     def config(self) -> models.TransformerConfig:
-        sizes = {"vocab_size": self.vocab_size, "max_length": self.length}
-        return models.TransformerConfig(**sizes, **asdict(self.model))
+        return models.TransformerConfig(
+            vocab_size=self.vocab_size, max_length=self.length, **asdict(self.model)
+        )
 
     def make_model(self, rngs: nnx.Rngs) -> models.Classifier:
         return models.Classifier(self.config, 2, pooling="mean", rngs=rngs)
