@@ -129,7 +129,7 @@ class Course:
         words = f"{heads} query heads share {shared} key heads, {size} each; none is copied."
         left_side = Function("g", (Symbol("h"),))
         right = Function("floor", (Fraction(Symbol("h"), Number(str(size))),))
-        self.add("groups", left_side, right, words, "key head", self.numbers.groups, ("h",))
+        self.add("groups", left_side, right, words, "key head", self.numbers.key_head, ("h",))
 
     def _place(self) -> Terms:
         """Return symbols for score functions; add positions where a mask or score reads them."""
@@ -256,7 +256,7 @@ class Course:
         problem, numbers = self.problem, self.numbers
         factor_symbol, rate = Symbol("d", self.pairs), f"{problem.dropout_rate:g}"
         words = f"A weight is dropped with chance {rate}; the others grow by 1 / (1 - {rate})."
-        self.add("dropout", factor_symbol, None, words, "factor", numbers.dropout, self.pair_names)
+        self.add("dropout", factor_symbol, None, words, "factor", numbers.dropout_factor, self.pair_names)
         weight_symbol, words = Symbol("D", self.pairs), "The weights that values are averaged with."
         right = product(factor_symbol, Symbol("A", self.pairs))
         weights = numbers.dropped_weights
@@ -267,7 +267,7 @@ class Course:
         names = self.notation.name((*problem.leading, problem.T, problem.E), "ib")
         value = self._step("value")
         words = "Every query takes home the values, each in its share."
-        if bool(self.numbers.hides_values):
+        if bool(self.numbers.hides_nonfinite_values):
             words += " A value that nobody may read counts as 0, whatever it holds."
         if problem.accumulation != problem.query.dtype:
             words += f" Added up in {problem.accumulation}, rounded to {problem.query.dtype}."

@@ -21,7 +21,7 @@ class CourseNumbers(NamedTuple):
 
     query_position: Array
     key_position: Array
-    groups: Array
+    key_head: Array
     """The key head of each head."""
     stages: list[Array]
     """Products, scaled, after each score, with bias, kept by the mask."""
@@ -31,13 +31,13 @@ class CourseNumbers(NamedTuple):
     weights: Array
     sink_weight: Array | None
     entropy: Array
-    dropout: Array | None
-    """What each weight is multiplied by."""
+    dropout_factor: Array | None
+    """What each weight is multiplied by: 0, or 1 / (1 - rate)."""
     dropped_weights: Array | None
     output: Array
     empty_rows: Array
     """The number of rows that may attend to nothing."""
-    hides_values: Array
+    hides_nonfinite_values: Array
     """Whether a value that nobody may read is not finite."""
 
 
@@ -58,7 +58,7 @@ def compute_numbers(problem: Problem) -> CourseNumbers:
     lse = jnp.where(alive, base + jnp.log(sums), -jnp.inf)
     weights = exponentials / sums[..., None]
     entropy = (-weights * jnp.log(jnp.where(weights > 0, weights, 1))).sum(-1)
-    key_share = sink_weight = factor = dropped_weights = None
+    key_share = sink_weight = dropout_factor = dropped_weights = None
     if problem.sinks is not None:
         sinks = _pick_heads(problem.sinks[..., None], -2, problem).astype(scores.dtype)
         sinks = sinks.reshape((*(1,) * (scores.ndim - 1 - sinks.ndim), *sinks.shape))
@@ -70,29 +70,29 @@ def compute_numbers(problem: Problem) -> CourseNumbers:
         seeds = _pick_heads(dropout.head_seeds(problem.rng, problem.leading), -1, problem)
         survivors = dropout.survivors(*dropout.pair_words(seeds, grid), problem.dropout_rate)
         grown = np.asarray(1 / (1 - problem.dropout_rate), weights.dtype)
-        factor = jnp.broadcast_to(jnp.where(survivors, grown, 0), weights.shape)
-        dropped_weights = weights * factor
+        dropout_factor = jnp.broadcast_to(jnp.where(survivors, grown, 0), weights.shape)
+        dropped_weights = weights * dropout_factor
         exponentials, sums = jnp.where(survivors, exponentials, 0), sums * (1 - problem.dropout_rate)
-    output, hides_values = _average(problem, heads, scores, exponentials, sums, key_share)
+    output, hides_nonfinite_values = _average(problem, heads, scores, exponentials, sums, key_share)
     keep = None
     if problem.mask is not None:
         keep = problem.mask.keep(grid)
         keep = jnp.broadcast_to(keep, (*keep.shape[:-2], rows.size, problem.S))
     return CourseNumbers(
-        grid.query_position[..., 0],
-        grid.key_position[..., 0, :],
-        heads // np.int32(problem.group),
-        stages,
-        keep,
-        lse,
-        weights,
-        sink_weight,
-        entropy,
-        factor,
-        dropped_weights,
-        output,
-        (~alive).sum(),
-        hides_values,
+        query_position=grid.query_position[..., 0],
+        key_position=grid.key_position[..., 0, :],
+        key_head=heads // np.int32(problem.group),
+        stages=stages,
+        keep=keep,
+        lse=lse,
+        weights=weights,
+        sink_weight=sink_weight,
+        entropy=entropy,
+        dropout_factor=dropout_factor,
+        dropped_weights=dropped_weights,
+        output=output,
+        empty_rows=(~alive).sum(),
+        hides_nonfinite_values=hides_nonfinite_values,
     )
 
 
@@ -115,7 +115,7 @@ def _average(
     values = jnp.broadcast_to(values, (*exponentials.shape[:-2], *values.shape[-2:]))
     readable = scores != -jnp.inf
     read = readable.any(-2)[..., None]
-    hides_values = ~jnp.isfinite(values).all() & ~read.all()
+    hides_nonfinite_values = ~jnp.isfinite(values).all() & ~read.all()
     values = jnp.where(read, values, 0)
     sums = problem.with_heads(sums[..., None])
     if problem.low_precision:
@@ -124,4 +124,4 @@ def _average(
     output = product(exponentials, values, problem.precision) / sums
     output = output if key_share is None else output * problem.with_heads(key_share[..., None])
     output = jnp.where(readable.any(-1, keepdims=True), output, 0)
-    return (output if problem.leading else output[0]).astype(problem.query.dtype), hides_values
+    return (output if problem.leading else output[0]).astype(problem.query.dtype), hides_nonfinite_values

@@ -22,18 +22,18 @@ class Decayed(NamedTuple):
 def decay_products(
     rows: Float[Array, "N C R D"],
     key: Float[Array, "N C D"],
-    keep: Float[Array, "N C D"],
+    factors: Float[Array, "N C D"],
     precision: Any = None,
 ) -> Decayed:
     """Multiply rows and keys, channel d of key s decayed by the factors of rows s+1..t on its way to row t.
 
-    products_trs = sum_d rows_trd key_sd prod_(s < i <= t) keep_id
+    products_trs = sum_d rows_trd key_sd prod_(s < i <= t) factor_id
     """
     count, size, heads, width = rows.shape
     if size == 1:
-        return Decayed(jnp.sum(rows * key[:, :, None], -1, keepdims=True), keep, jnp.ones_like(keep))
+        return Decayed(jnp.sum(rows * key[:, :, None], -1, keepdims=True), factors, jnp.ones_like(factors))
     half = size // 2
-    parts = decay_products(_halve(rows), _halve(key), _halve(keep), precision)
+    parts = decay_products(_halve(rows), _halve(key), _halve(factors), precision)
     # Rows of the later half read what keys of the earlier half wrote.
     reading = rows[:, half:] * _pair(parts.until)[1][:, :, None]
     written = key[:, :half] * _pair(parts.after)[0]
@@ -43,11 +43,11 @@ def decay_products(
     return _join(parts, lower.reshape((count, half, heads, half)))
 
 
-def decay_weights(keep: Float[Array, "N C 1"]) -> Decayed:
+def decay_weights(factors: Float[Array, "N C 1"]) -> Decayed:
     """Weigh at row t what row s wrote: `decay_products` of products of 1, with one factor per row."""
-    if keep.shape[1] == 1:
-        return Decayed(jnp.ones_like(keep)[..., None], keep, jnp.ones_like(keep))
-    parts = decay_weights(_halve(keep))
+    if factors.shape[1] == 1:
+        return Decayed(jnp.ones_like(factors)[..., None], factors, jnp.ones_like(factors))
+    parts = decay_weights(_halve(factors))
     lower = _pair(parts.until)[1][:, :, None] * jnp.swapaxes(_pair(parts.after)[0], -1, -2)[:, None]
     return _join(parts, lower)
 

@@ -1,4 +1,4 @@
-"""Exchanges between devices besides travelling keys: heads for sequence, halves for balance."""
+"""What devices send one another: keys on their way, heads for sequence, halves for balance."""
 
 from typing import Any
 

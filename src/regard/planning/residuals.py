@@ -20,21 +20,21 @@ _LONGEST = 4096  # beyond this what is kept grows with the tokens alone
 
 @functools.lru_cache(256)
 def count_residuals(
-    config: Any, length: int, heads: int, precision: str, *, remat: Any, is_dense: bool, has_rows: bool
+    config: Any, length: int, head_shards: int, precision: str, *, remat: Any, is_dense: bool, has_rows: bool
 ) -> float:
     """Return the bytes per token that one of a decoder's blocks keeps, beside its parameters.
 
     Args:
         config: the decoder's `TransformerConfig`.
         length: tokens of a sequence.
-        heads: devices that divide the heads and the feed-forward width.
+        head_shards: devices that divide the heads and the feed-forward width.
         precision: the dtype in which is computed.
         remat: what the backward pass computes again, as in the config.
         is_dense: True for a block with one feed-forward branch, False for one with experts.
         has_rows: True where a device has whole rows of scores, which short calls keep.
     """
     length = min(length, _LONGEST)
-    own = _divide(config, heads, is_dense=is_dense)
+    own = _divide(config, head_shards, is_dense=is_dense)
     block = nnx.eval_shape(lambda: Decoder(own, rngs=nnx.Rngs(0))).trunk.stack.blocks[0]
     graph, params, rest = nnx.split(block, nnx.Param, ...)
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, precision), params)
@@ -61,16 +61,16 @@ def _count(tree: Any) -> collections.Counter[tuple[tuple[int, ...], Any]]:
     return collections.Counter((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree))
 
 
-def _divide(config: Any, heads: int, *, is_dense: bool) -> Any:
+def _divide(config: Any, head_shards: int, *, is_dense: bool) -> Any:
     """Return the config of one block of a device that has its part of the heads and widths."""
     return dataclasses.replace(
         config,
         num_layers=1,
-        num_heads=config.num_heads // heads,
-        num_key_heads=max((config.num_key_heads or config.num_heads) // heads, 1),
+        num_heads=config.num_heads // head_shards,
+        num_key_heads=max((config.num_key_heads or config.num_heads) // head_shards, 1),
         head_dim=config.head_width,
-        d_ff=max(config.d_ff // heads, 1),
-        expert_width=config.expert_width and max(config.expert_width // heads, 1),
+        d_ff=max(config.d_ff // head_shards, 1),
+        expert_width=config.expert_width and max(config.expert_width // head_shards, 1),
         num_experts=None if is_dense else config.num_experts,
         experts_per_token=1 if is_dense else config.experts_per_token,
         dense_layers=(),

@@ -252,10 +252,10 @@ class _Model:
 
     def hold(self, candidate: Candidate, fsdp: int | None = None) -> dict[str, float]:
         """Return bytes per device."""
-        config, tokens, heads = self.config, self.tokens(candidate), candidate.heads
+        config, tokens, head_shards = self.config, self.tokens(candidate), candidate.heads
         fsdp = self.fsdp(candidate) if fsdp is None else fsdp
         sizes = {"parameters": _STATE["parameters"], "gradients": self.size, "optimizer": _STATE["optimizer"]}
-        held = {name: size * self.total / (fsdp * heads) for name, size in sizes.items()}
+        held = {name: size * self.total / (fsdp * head_shards) for name, size in sizes.items()}
         dense, sparse = count_branches(config)
         branches = {is_dense: count for is_dense, count in ((True, dense), (False, sparse)) if count}
         blocks = sum(
@@ -267,7 +267,7 @@ class _Model:
             (self.keep(candidate, is_dense, None) for is_dense in branches), default=0.0
         )
         # In float32, with their gradient; and as they are computed.
-        logits = 2 * (4 + self.size * (self.size < 4)) * (config.vocab_size or 0) / heads
+        logits = 2 * (4 + self.size * (self.size < 4)) * (config.vocab_size or 0) / head_shards
         attention = self.peak(candidate) if is_again else 0.0
         working = max(tokens * max(inside, logits) - attention, 0.0)
         # Those outside of blocks, this layer's and the next one's; or those of all. One map's of all tiles.
@@ -275,7 +275,7 @@ class _Model:
         copied = outside + 2 * self.block if config.scan_layers else self.total
         gathered = (fsdp > 1 or self.size < 4) * copied
         gathered += sparse and self.lay(tokens)[0] * config.d_model * (config.expert_width or config.d_ff)
-        held |= {"gathered": self.size * gathered / heads, "activations": tokens * blocks}
+        held |= {"gathered": self.size * gathered / head_shards, "activations": tokens * blocks}
         return held | {"attention": attention, "working": working}
 
     def keep(self, candidate: Candidate, is_dense: bool, remat: Any) -> float:
@@ -294,26 +294,36 @@ class _Model:
         config, shares, chip = self.config, self.shares, self.chip
         fsdp = self.fsdp(candidate) if fsdp is None else fsdp
         chip = chip.divide(candidate.devices) if chip.shared else chip
-        tokens, heads, devices = self.tokens(candidate), candidate.heads, candidate.devices
+        tokens, head_shards, devices = self.tokens(candidate), candidate.heads, candidate.devices
         trips = 3 if config.remat is None else 4
         dense, sparse = count_branches(config)
         rows = sparse and math.prod(self.lay(tokens))
         multiplied = tokens * sum(self.parts[name] for name in ("attention", "feed_forward", "routers"))
         multiplied += rows * self.parts["experts"] / (config.num_experts or 1)
-        flops = 2 * (trips * multiplied + 3 * tokens * config.d_model * (config.vocab_size or 0)) / heads
+        flops = (
+            2 * (trips * multiplied + 3 * tokens * config.d_model * (config.vocab_size or 0)) / head_shards
+        )
         # Gathered once, or by the layer forward and back; gradients summed into parts, or everywhere.
-        line = Line(devices // heads, heads)
+        line = Line(devices // head_shards, head_shards)
         ways = (3 if config.scan_layers else 2) if fsdp > 1 else 2
-        moved = ways * self.size * self.total / heads * (line.size - 1) / line.size
+        moved = ways * self.size * self.total / head_shards * (line.size - 1) / line.size
         count = ways * config.num_layers * (line.size > 1)
         # One sum after the feed-forward branch, forward and back, of all rows of experts; that after
         # attention is counted there.
-        summed = 2 * 2 * (heads - 1) / heads * self.size * (dense * tokens + sparse * rows) * config.d_model
-        along = Line(heads, 1)
-        state = (sum(_STATE.values()) + self.size) * self.total / (fsdp * heads)
+        summed = (
+            2
+            * 2
+            * (head_shards - 1)
+            / head_shards
+            * self.size
+            * (dense * tokens + sparse * rows)
+            * config.d_model
+        )
+        along = Line(head_shards, 1)
+        state = (sum(_STATE.values()) + self.size) * self.total / (fsdp * head_shards)
         return {
             "products": flops / (chip.flops[self.precision] * shares.compute_efficiency),
             "weights": shares.reach(sum_seconds(chip, line, moved), count),
-            "sums": shares.reach(sum_seconds(chip, along, summed), 2 * config.num_layers * (heads > 1)),
+            "sums": shares.reach(sum_seconds(chip, along, summed), 2 * config.num_layers * (head_shards > 1)),
             "update": 2 * state / (chip.memory_bandwidth * shares.memory_efficiency),
         }

@@ -72,14 +72,14 @@ def read_index(path: Path) -> dict[str, Any]:
         readable = f"{FORMAT} and {DIVIDED_FORMAT}"
         raise CheckpointError(f"{path / INDEX} has format {version}, this version of Regard reads {readable}")
     for expected, value in _list_faults(body):
-        raise _expected(path / INDEX, expected, value)
+        raise _damage_error(path / INDEX, expected, value)
     for file in sorted(path.glob("digests-*.json")):
         digests = _read_sealed(path, file)
         if not isinstance(digests, dict):
-            raise _expected(file, "an object", digests)
+            raise _damage_error(file, "an object", digests)
         for name, digest in digests.items():
             if name not in body["files"] or not isinstance(digest, str):
-                raise _expected(file, f"the SHA-256 of one of its files as {name!r}", digest)
+                raise _damage_error(file, f"the SHA-256 of one of its files as {name!r}", digest)
             body["files"][name][1] = digest
     return body
 
@@ -139,7 +139,7 @@ def _read_sealed(path: Path, file: Path) -> Any:
         raise CheckpointError(f"{file} is damaged: {error}") from error
 
 
-def _expected(file: Path, what: str, value: Any) -> CheckpointError:
+def _damage_error(file: Path, what: str, value: Any) -> CheckpointError:
     return CheckpointError(f"{file} is damaged: expected {what}, got {str(value)[:80]!r}")
 
 

@@ -88,7 +88,7 @@ class Quantized(Store):
             return jnp.einsum("prs,pse->pre", part, blocks.read(step, part.dtype), precision=precision)
 
         mixed = jax.lax.map(mix_block, jnp.arange(blocks.steps, dtype=jnp.int32))
-        mixed = mixed.reshape((-1, blocks.number, *mixed.shape[1:])).sum(1)
+        mixed = mixed.reshape((-1, blocks.count, *mixed.shape[1:])).sum(1)
         return mixed.reshape((*weights.shape[:-1], -1))
 
     def zero_unless(self, used: Array) -> Quantized:
@@ -144,14 +144,14 @@ class _Blocks(NamedTuple):
 
     tokens: Array  # (N / P, P, S, width)
     size: int
-    number: int
+    count: int
 
     @classmethod
     def divide(cls, values: Array) -> _Blocks:
         tokens = _pair_heads(values)
         _, heads, length, width = tokens.shape
-        number = -(-length // max(_CONVERTED // (heads * width), 1))
-        return cls(tokens, -(-length // number), number)
+        count = -(-length // max(_CONVERTED // (heads * width), 1))
+        return cls(tokens, -(-length // count), count)
 
     @property
     def length(self) -> int:
@@ -159,13 +159,13 @@ class _Blocks(NamedTuple):
 
     @property
     def steps(self) -> int:
-        return len(self.tokens) * self.number
+        return len(self.tokens) * self.count
 
     def row(self, step: Array) -> Array:
-        return step // self.number
+        return step // self.count
 
     def first(self, step: Array) -> Array:
-        return jnp.minimum(step % self.number * self.size, self.length - self.size)
+        return jnp.minimum(step % self.count * self.size, self.length - self.size)
 
     def read(self, step: Array, dtype: Any) -> Array:
         """Convert one block, (P, size, width)."""
