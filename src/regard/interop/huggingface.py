@@ -78,7 +78,8 @@ def load(
     is downloaded, and no pickle is opened. Gemma's norms hold what its files do, `scale_less_one`.
 
     Args:
-        directory: a folder with config.json and weights, in shards or not, or one of sentence-transformers.
+        directory: a folder with config.json and model.safetensors or its shards, as of
+            sentence-transformers, too.
         dtype: dtype of the parameters, such as jnp.bfloat16; None means each as stored, float64 as float32
             unless JAX's x64 mode is on.
         sharding: where parameters go: a `jax.sharding.Sharding` for all, or a function of a path and a shape
