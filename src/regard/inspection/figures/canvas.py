@@ -288,7 +288,9 @@ def read_numbers(
     return array.astype(np.float64)
 
 
-def read_labels(labels: Sequence | None, name: str, count: int, what: str, counted: str = "{}") -> list[str]:
+def read_labels(
+    labels: Sequence[object] | None, name: str, count: int, what: str, counted: str = "{}"
+) -> list[str]:
     """Return one text for each of `count` things; without labels, their numbers in the words of `counted`."""
     if labels is None:
         return [counted.format(index) for index in range(count)]
