@@ -75,7 +75,8 @@ def load(
     """Build the model that a folder describes and fill it with the folder's weights.
 
     Tensors are read, cast and placed one at a time, so that beside the model only one is in memory. Nothing
-    is downloaded, and no pickle is opened. Gemma's norms hold what its files do, `scale_less_one`.
+    is downloaded, and no pickle is opened. Gemma's norms hold what its files do, `scale_less_one`,
+    and add the 1 in float32.
 
     Args:
         directory: a folder with config.json and model.safetensors or its shards, as of

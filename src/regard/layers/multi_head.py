@@ -65,7 +65,7 @@ class MultiHeadAttention(nnx.Module):
         head_dim: D, the width of one head. None means `d_model // num_heads`.
         memory_width: width of the key and value inputs. None means `d_model`.
         use_bias, output_bias: whether the projections, and that of the output, have biases; None means alike.
-        project_output: whether the concatenated heads go through Wo.
+        project_output: whether the concatenated heads, `(*B, T, H * D)`, go through Wo.
         scale: what scores are multiplied by. None means 1/sqrt(D).
         rotary: how queries and keys are turned by their positions. None means not at all.
         query_key_norm: whether every head's queries and keys go through an RMSNorm first (`query_norm` and

@@ -49,7 +49,7 @@ def generate(
 
     The prompt is read by one compiled program, and a second one writes until every row has ended or is full.
     Both serve all calls of equal shapes, whatever the parameters of the model, the numbers in `sampling`, the
-    rng, or which tokens stop. Dropout is off. Works under `jax.jit`, too, with prompts as an array.
+    rng, or which tokens stop. Dropout is off. Works under `jax.jit` and `nnx.jit`, with prompts as an array.
 
     With a `draft`, decoding is speculative: the model reads `draft_tokens` tokens of the draft at once, and
     keeps each with probability
@@ -77,7 +77,8 @@ def generate(
         chunk: tokens of the prompt that are read at once, for less memory; None means all.
         padding: "right" or "left": the side of an array of prompts on which rows shorter than it are padded.
         cache: `cache` of an earlier call, whose rows go on with these prompts, which may be empty.
-        return_cache: whether the result has a `cache`; `capacity` is then that of the whole conversation.
+        return_cache: whether the result has a `cache`, of the draft, too; `capacity` is then that of the whole
+            conversation.
         draft: a smaller model of the same kind and vocabulary, which proposes tokens.
         draft_tokens: how many it proposes at a time, at least 1.
 
