@@ -77,8 +77,8 @@ def generate(
         chunk: tokens of the prompt that are read at once, for less memory; None means all.
         padding: "right" or "left": the side of an array of prompts on which rows shorter than it are padded.
         cache: `cache` of an earlier call, whose rows go on with these prompts, which may be empty.
-        return_cache: whether the result has a `cache`, of the draft, too; `capacity` is then that of the whole
-            conversation.
+        return_cache: whether the result has a `cache`, of the draft, too; `capacity` is then that of the
+            whole conversation.
         draft: a smaller model of the same kind and vocabulary, which proposes tokens.
         draft_tokens: how many it proposes at a time, at least 1.
 
