@@ -179,7 +179,8 @@ def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
         names = outer.name((*problem.leading[:-1], problem.T, layer.num_heads * layer.head_dim), "if")
         course.add("output", Symbol("Y", spell(names)), sides, words, FEATURES, whole, names)
         return
-    linear, names, weight = layer.output_projection, ("h", "b", "c"), Symbol("W", "hbc", "O")
+    linear = layer.output_projection
+    names, weight = ("h", "b", "c"), Symbol("W", "hbc", "O")
     kernel = linear.kernel[...].reshape((layer.num_heads, layer.head_dim, layer.d_model))
     kernel = course.pick(kernel, names)
     words = "How each head writes into the features of the layer."

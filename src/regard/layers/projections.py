@@ -45,7 +45,8 @@ class Line:
         weight = self._give("weight", "W", kernel, width + last, words)
         right: Formula = Sum(width, product(read, weight))
         if linear.bias is not None:
-            bias, words = linear.bias[...].reshape((heads, -1)), "Added whatever the features are."
+            bias = linear.bias[...].reshape((heads, -1))
+            words = "Added whatever the features are."
             right = Row((right, self._give("bias", "b", bias, last, words)), "+")
         value = split_heads(apply(linear, array), heads)
         result = "".join(self._name(value.shape, self.position + last))

@@ -120,8 +120,8 @@ class _LiveExplorer:
         self._record, self._explain, self._trace, self._options = record, explain, trace, options
         self._cuts = settings["cuts"]
         self._questions: dict[str, Callable[[str, IsWanted], dict[str, Any]]] = {"read": self._read_texts}
-        self._questions |= {"why": self._explain_cell} if explain else {}
-        self._questions |= {"paths": self._trace_paths} if trace else {}
+        self._questions |= {"why": self._explain_cell} if explain is not None else {}
+        self._questions |= {"paths": self._trace_paths} if trace is not None else {}
         script = shell.join_modules("live.js", "regard-live.js")
         style = shell.load_shell().style + shell.shrink_style(shell.read_source("live.css"))
         parts = {"TITLE": escape(show_text(title)), "STYLE": style, "SETTINGS": write_json(settings)}
