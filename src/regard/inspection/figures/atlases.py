@@ -23,7 +23,7 @@ STRIP = 0.07  # share of the map's side
 BLOCK_LABELS = {"mass": "Weight per row and block", "max": "Largest weight in the block"}
 
 # Where the colour bar ends in an arrow: weights below the last value of the logarithmic scale exist.
-ARROWS = {"log": "min", "linear": "neither"}
+ARROWS: dict[str, canvas.Arrow] = {"log": "min", "linear": "neither"}
 
 Channel = Literal["mass", "max"]
 Scale = Literal["log", "linear"]
