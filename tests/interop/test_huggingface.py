@@ -49,7 +49,7 @@ def assert_same_parameters(one, other):
 
 ORIGINAL = {"original_max_position_embeddings": 16}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-YARN = {"factor": 4.0, "attention_factor": 1.5, "truncate": False, "beta_fast": 8}
+YARN = {"factor": 4.0, "attention_factor": 1.5, "truncate": False, "beta_fast": 8, "mscale": 2.0}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -55,7 +55,8 @@ def sweep_heads(
     run = jax.jit(run)
     before = run(shares)
     effects = [np.zeros(share.shape, before.dtype) for share in shares]
-    heads: Any = [(n, head) for n, share in enumerate(shares) for head in range(len(share))]
+    every = [(n, head) for n, share in enumerate(shares) for head in range(len(share))]
+    heads: Iterable[tuple[int, int]] = every
     if progress:
         from rich.progress import track
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -101,7 +101,12 @@ class StreamReading(NamedTuple):
 
 
 def read_streams(
-    model: Any, ids: Array, streams: list[Array], events: list[CallEvent], count: int, targets: Any = None
+    model: Any,
+    ids: Array,
+    streams: Sequence[Array],
+    events: Sequence[CallEvent],
+    count: int,
+    targets: ArrayLike | None = None,
 ) -> StreamReading:
     """Read each layer's stream, `(T, M)`, as the last one is, and project what heads wrote on the targets."""
     norm = model.trunk.stack.final_norm

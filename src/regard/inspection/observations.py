@@ -86,11 +86,7 @@ def observe(
         >>> out.shape, statistics["entropy"].shape
         ((4, 4), (3, 4))
     """
-    names = () if callable(measure) else measure
-    is_named = not isinstance(names, str) and names and set(names) <= set(STATISTICS)
-    if not callable(measure) and not is_named:
-        expected = f"a function, or names among {', '.join(STATISTICS)}"
-        raise ValueError(f"measure: expected {expected}; got {names!r}")
+    names = () if callable(measure) else _check_statistics(measure)
     asked = tuple(dict.fromkeys("lse" if name == "readout" else name for name in names))
 
     def run(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -133,6 +129,14 @@ def close_over(
         return fn(*args, **kwargs)
 
     return call, [leaves[index] for index in indices]
+
+
+def _check_statistics(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names; raise for what is no statistic."""
+    if isinstance(names, str) or not names or not set(names) <= set(STATISTICS):
+        expected = f"a function, or names among {', '.join(STATISTICS)}"
+        raise ValueError(f"measure: expected {expected}; got {names!r}")
+    return tuple(names)
 
 
 def _read(problem: Problem, extra: dict[str, Array]) -> readouts.Readout:

@@ -167,7 +167,10 @@ def trace_padded(
 def _read_edges(
     graph: Any, state: Any, ids: Array, query: Any, target: Any, options: dict[str, Any], *, count: int
 ) -> tuple[Array, Array, list[tuple[Array, Array, Array]]]:
-    """Find the token, its logit behind a position, and the largest edges of every call to it."""
+    """Find the token, its logit behind a position, and the largest edges to it.
+
+    Of each call these are totals, direct parts and cells (head, query, key).
+    """
     from flax import nnx
 
     model = nnx.merge(graph, state)

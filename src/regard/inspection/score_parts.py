@@ -131,7 +131,8 @@ def decompose_score(
     attention, event = blocks[layer].attention, next(calls)
     residual = blocks[layer].attention_residual
     inputs = parts if residual.place == "post" else _hold_norm(parts, residual.norm)
-    group, sides = attention.num_heads // attention.num_key_heads, []
+    group = attention.num_heads // attention.num_key_heads
+    sides = []
     for side, (map_, head_norm) in enumerate(
         ((attention.query_projection, attention.query_norm), (attention.key_projection, attention.key_norm))
     ):
@@ -167,7 +168,9 @@ def _find_residual(block: Any) -> Any:
     return getattr(block, "delta_residual", None) or block.attention_residual
 
 
-def _add_block(parts: Parts, title: str, block: Any, branch: Parts, streams: list, places: list) -> Parts:
+def _add_block(
+    parts: Parts, title: str, block: Any, branch: Parts, streams: list[Any], places: list[int]
+) -> Parts:
     """Add what both branches of a block wrote, given the first and the streams before and after the block."""
     before, after = _read(streams[0])[0, places], _read(streams[1])[0, places]
     residual = _find_residual(block)

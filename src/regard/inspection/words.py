@@ -30,7 +30,10 @@ class WordReading:
         raise ValueError(f"word: expected one of {expected}; got {word!r}")
 
     def most_read(self, reader: int) -> tuple[np.ndarray, np.ndarray]:
-        """Find in each head the ordinary word that another reads most, and its share; -1, 0: none."""
+        """Find the word that a word reads most in each head, besides itself and special ones, and its share.
+
+        Indices and shares have the leading shape of `weights`; -1 and 0 where it reads no other word.
+        """
         row = np.array(self.weights[..., reader, :])
         row[..., np.asarray(self.is_special)] = -1.0
         row[..., reader] = -1.0

@@ -86,7 +86,8 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
                 f"key: expected a random key because the layer has dropout_p = {rate}, got None; pass one, or"
                 " inference=True"
             )
-        mask, rng = layouts.align_mask("mask", mask, full), key if rate else None
+        mask = layouts.align_mask("mask", mask, full)
+        rng = key if rate else None
         attended = layouts.attend(*arrays, mask=mask, dropout_rate=rate, rng=rng, **options)
         output, aux = attended if options.get("aux") else (attended, {})
         output = jax.vmap(self.output_proj)(layouts.swap_heads(output)[0].reshape((query.shape[0], -1)))

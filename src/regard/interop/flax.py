@@ -68,7 +68,7 @@ def attention_fn(
         bias: floating-point, added to the scaled scores; broadcasts to `(*B, H, Q, K)`.
         mask: nonzero = may attend; broadcasts to `(*B, H, Q, K)`. Floating-point masks are read, too, because
             those that Flax makes are float32, but may hold only 0 and 1: other numbers are refused, or, where
-            they are traced, make the output NaN.
+            they are traced, make the output NaN. None means all may.
         broadcast_dropout: taken, without effect: every weight is dropped by a draw of its own, also where
             Flax would share a draw among batch and heads. Both are right on average.
         dropout_rng: random key, needed where something drops. The pattern is that of `attend`, not Flax's.
@@ -110,11 +110,12 @@ def attention_fn(
     Reference: `flax.nnx.dot_product_attention` and `flax.linen.dot_product_attention` of Flax 0.12.
     """
     del broadcast_dropout
-    products = {"einsum_dot_general": einsum_dot_general, "qk_attn_weights_einsum": qk_attn_weights_einsum}
-    products |= {"attn_weights_value_einsum": attn_weights_value_einsum}
-    _refuse(products, "Regard forms no product by einsum; use Flax's own attention function")
-    hint = "rotate query and key with regard.positions.rotary in an attention_fn of your own, and call this"
-    _refuse({"input_positions": input_positions}, f"{hint} one from it")
+    reason = "Regard forms no product by einsum; use Flax's own attention function"
+    _refuse("einsum_dot_general", einsum_dot_general, reason)
+    _refuse("qk_attn_weights_einsum", qk_attn_weights_einsum, reason)
+    _refuse("attn_weights_value_einsum", attn_weights_value_einsum, reason)
+    reason = "rotate query and key with regard.positions.rotary in an attention_fn of your own, and call this"
+    _refuse("input_positions", input_positions, f"{reason} one from it")
     options = layouts.further_options(options, rng="dropout_rng")
     promoted = promote_dtype((query, key, value), dtype=dtype)
     unbatched = np.ndim(promoted[0]) == 3
@@ -156,10 +157,9 @@ def attention_fn(
     return (output, {name: aux[name] for name in asked}) if asked else output
 
 
-def _refuse(unsupported: dict[str, Any], reason: str) -> None:
-    for name, value in unsupported.items():
-        if value is not None:
-            raise NotImplementedError(f"{name}: expected None, got {type(value).__name__}; {reason}")
+def _refuse(name: str, value: Any, reason: str) -> None:
+    if value is not None:
+        raise NotImplementedError(f"{name}: expected None, got {type(value).__name__}; {reason}")
 
 
 def _read_mask(mask: Any) -> tuple[Any, Array | None]:

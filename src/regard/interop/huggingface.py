@@ -75,10 +75,12 @@ def load(
     """Build the model that a folder describes and fill it with the folder's weights.
 
     Tensors are read, cast and placed one at a time, so that beside the model only one is in memory. Nothing
-    is downloaded, and no pickle is opened. Gemma's norms hold what its files do, `scale_less_one`.
+    is downloaded, and no pickle is opened. Gemma's norms hold what its files do, `scale_less_one`,
+    and add the 1 in float32.
 
     Args:
-        directory: a folder with config.json and weights, in shards or not, or one of sentence-transformers.
+        directory: a folder with config.json and model.safetensors or its shards, as of
+            sentence-transformers, too.
         dtype: dtype of the parameters, such as jnp.bfloat16; None means each as stored, float64 as float32
             unless JAX's x64 mode is on.
         sharding: where parameters go: a `jax.sharding.Sharding` for all, or a function of a path and a shape

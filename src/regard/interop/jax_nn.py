@@ -46,18 +46,19 @@ def dot_product_attention(
       values, or NaN where a bias of -inf removed the keys.
     - Rank 2 is refused; jax.nn returns `value` as it came.
     - The softmax of float64 inputs is float64, that of others float32; jax.nn's is always float32.
-    - The residual is float32 (float64 for float64) and has a gradient; jax.nn rounds it and stops that.
+    - The residual is float32 (float64 for float64) and has a gradient; jax.nn rounds and stops it.
     - N may be a multiple of K, as in jax.nn, and the width of values may differ from H.
     - `options` of `attend` that jax.nn lacks, such as score, sinks, dropout_rate or query_offset, go with it.
 
     Args:
         query, key, value: floating-point, `(B, T, N, H)`, `(B, S, K, H)` and `(B, S, K, E)`, or without B.
         bias: floating-point, added to the scaled scores; broadcasts to `(B, N, T, S)`. -inf removes a key.
-        mask: a `masks.Mask`, or a boolean array (True = may attend) that broadcasts to `(B, N, T, S)`.
+        mask: a `masks.Mask`, or a boolean array (True = may attend) that broadcasts to `(B, N, T, S)`. None
+            means all may.
         scale: factor on the scores; None means 1/sqrt(H).
         is_causal: keep keys up to the query's position only.
-        query_seq_lengths: one integer per batch row, in 0..T; queries from there on have output 0.
-        key_value_seq_lengths: one integer per batch row, in 0..S; keys from there on are padding.
+        query_seq_lengths: one integer per batch row, in 0..T; queries from there on have output 0. None: T.
+        key_value_seq_lengths: one integer per batch row, in 0..S; keys from there on are padding. None: S.
         local_window_size: (left, right), how many keys before and after its own a query sees, or one number.
         implementation: None, "xla" or "cudnn", a hint that is not taken: Regard picks its own backend.
         return_residual: also return the log of the sum of exponentials.

@@ -39,7 +39,7 @@ def rotary_embedding(
 
     Args:
         features: floating-point, `(batch, num_heads, T, D)`, or packed `(batch, T, num_heads * D)`.
-        cos_cache: cosines of F pairs: with position_ids a table `(positions, F)`, else `(batch, T, F)`.
+        cos_cache: floats, cosines of F pairs: by position_ids a table `(positions, F)`, else `(batch, T, F)`.
         sin_cache: sines, of the same shape.
         position_ids: integers `(batch, T)`, rows of the tables, beyond which is NaN. None: caches per token.
         interleaved: nonzero pairs feature 2i with 2i + 1, zero i with i + F.

@@ -61,7 +61,8 @@ def attention(
             `(batch, q_num_heads, T, past + S)`. A shorter last axis is filled up with keys that nobody may
             attend to. None means all may.
         past_key, past_value: `(batch, kv_num_heads, past, D or E)`, put before `key` and `value`.
-        nonpad_kv_seqlen: how many keys of each batch row, from the first, are real; not beside `past_key`.
+        nonpad_kv_seqlen: how many keys of each batch row, from the first, are real; may be traced, and not be
+            beside `past_key`. None means all.
         is_causal: nonzero for key s <= p only.
         q_num_heads, kv_num_heads: heads of query, and of key and value; needed where inputs are packed.
         scale: factor on the scores; None means 1/sqrt(D).
@@ -209,7 +210,8 @@ def flex_attention(
     stored as a T x S matrix. A prob_mod needs the T x S weights.
 
     Args:
-        query, key, value: floating-point, as in `attention`, but not packed.
+        query: floating-point, `(batch, q_num_heads, T, D)`.
+        key, value: floating-point, `(batch, kv_num_heads, S, D or E)`; grouped as in `attend`.
         scale: factor on the scores; None means 1/sqrt(D).
         score_mod: an `onnx.GraphProto` from scores to scores `(batch, q_num_heads, T, S)`, of elementwise
             operators on scores, constants, and ranges made from the shape of the scores. None leaves them.
@@ -234,7 +236,8 @@ def flex_attention(
         >>> [f"{mean:.2f}" for mean in onnx_ops.flex_attention(x, x, x, score_mod=relu).ravel()]
         ['0.46', '-0.46']
 
-    Reference: ONNX preview operators, FlexAttention, version 1, as of ONNX 1.23; without keys it gives NaN.
+    Reference: ONNX preview operators, FlexAttention, version 1, as of ONNX 1.23, whose own evaluator gives
+    NaN where no key is left.
     """
     query, key, value = read_heads(query, key, value, None, None, 4)
     shape = (*query.shape[:3], key.shape[2])

@@ -44,12 +44,10 @@ def _read(directory: Path) -> Any:
             handle_chinese_chars=options.get("tokenize_chinese_chars", True),
         )
         return Tokenizer.from_str(pieces.to_str())
-    vocabulary, merges = directory / "vocab.json", directory / "merges.txt"
-    if read_settings(directory).get("model_type") != "gpt2" or not (
-        vocabulary.is_file() and merges.is_file()
-    ):
+    files = directory / "vocab.json", directory / "merges.txt"
+    if read_settings(directory).get("model_type") != "gpt2" or not all(file.is_file() for file in files):
         return None
-    pairs = ByteLevelBPETokenizer.from_file(str(vocabulary), str(merges))
+    pairs = ByteLevelBPETokenizer.from_file(*map(str, files))
     if pairs.token_to_id("<|endoftext|>") is not None:
         pairs.add_special_tokens(["<|endoftext|>"])
     return Tokenizer.from_str(pairs.to_str())

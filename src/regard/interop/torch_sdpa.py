@@ -80,7 +80,8 @@ def scaled_dot_product_attention(
         )
     causal = masks.causal() if check_flag("is_causal", is_causal) else None
     mask, bias = _read(attn_mask, full)
-    mask, options = layouts.all_of([mask, causal]), layouts.from_the_first(options, attn_mask, full)
+    mask = layouts.all_of([mask, causal])
+    options = layouts.from_the_first(options, attn_mask, full)
     return attend(*arrays, mask=mask, bias=bias, scale=scale, dropout_rate=dropout_p, rng=rng, **options)
 
 

@@ -55,9 +55,9 @@ def take_rows(index: int, sizes: int | Sequence[int]) -> Conversion:
 
     Parts are of these sizes, or so many of one size.
     """
-    ends = sizes if isinstance(sizes, int) else np.cumsum(sizes)[:-1]
+    cuts = sizes if isinstance(sizes, int) else np.cumsum(sizes)[:-1]
     return Conversion(
-        lambda tensor: np.split(tensor, ends)[index].T,
+        lambda tensor: np.split(tensor, cuts)[index].T,
         lambda parameters, _: np.concatenate([parameter.T for parameter in parameters]),
         lambda shape, _: (sizes * shape[-1] if isinstance(sizes, int) else sum(sizes), *shape[:-1]),
         index,

@@ -94,9 +94,10 @@ def derive(
     problem = dataclasses.replace(problem, rows=rows, heads=heads)
     check_size(problem)
     metric, _ = split_product(compose(options.get("score")))
-    width, alone = layer.head_dim, output.ndim == 2
+    width = layer.head_dim
     sizes = {"c": layer.d_model, "d": layer.memory_width, "e": width, "f": layer.num_heads * width}
     notation = name_axes(problem, **sizes)
+    alone = output.ndim == 2
     if alone:
         notation = dataclasses.replace(notation, leading=("", *notation.leading[1:]))
     course = Course(problem, notation)
@@ -133,7 +134,7 @@ def _enter(course: Course, layer: MultiHeadAttention, inputs: Any, metric: Bilin
     if layer.rotary is not None:
         course.add_positions()
     line = Line(course, "query", "Q", "i", "a" if metric is None else "e")
-    line.project(layer.query_projection, nnx.Linear.__call__, asking, query, layer.num_heads, None)
+    line.project(layer.query_projection, nnx.Linear.__call__, asking, query, layer.num_heads)
     line.adjust(layer.query_norm, layer.rotary, grid.query_position[..., 0])
     if metric is not None:
         line.measure(metric, problem.query)
@@ -145,8 +146,10 @@ def _enter(course: Course, layer: MultiHeadAttention, inputs: Any, metric: Bilin
         read = _give_input(course, "memory", "Y", "jd", key, words)
         array, apply = key, project_memory
     line = Line(course, "key", "K", "j", "a")
-    keys, values = (None, None) if memory is None else memory
-    line.project(layer.key_projection, apply, read, array, layer.num_key_heads, keys)
+    if memory is None:
+        line.project(layer.key_projection, apply, read, array, layer.num_key_heads)
+    else:
+        line.begin(memory.key)
     norm = layer.key_norm if memory is None else None
     line.adjust(norm, layer.rotary, grid.key_position[..., 0, :])
     line.finish(problem.key)
@@ -155,7 +158,10 @@ def _enter(course: Course, layer: MultiHeadAttention, inputs: Any, metric: Bilin
         words = "What the values are made of, in place of the memory."
         read, array = _give_input(course, "value_memory", "Z", "jd", value, words), value
     line = Line(course, "value", "V", "j", "b")
-    line.project(layer.value_projection, apply, read, array, layer.num_key_heads, values)
+    if memory is None:
+        line.project(layer.value_projection, apply, read, array, layer.num_key_heads)
+    else:
+        line.begin(memory.value)
     line.finish(problem.value)
 
 
@@ -173,7 +179,8 @@ def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
         names = outer.name((*problem.leading[:-1], problem.T, layer.num_heads * layer.head_dim), "if")
         course.add("output", Symbol("Y", spell(names)), sides, words, FEATURES, whole, names)
         return
-    linear, names, weight = layer.output_projection, ("h", "b", "c"), Symbol("W", "hbc", "O")
+    linear = layer.output_projection
+    names, weight = ("h", "b", "c"), Symbol("W", "hbc", "O")
     kernel = linear.kernel[...].reshape((layer.num_heads, layer.head_dim, layer.d_model))
     kernel = course.pick(kernel, names)
     words = "How each head writes into the features of the layer."

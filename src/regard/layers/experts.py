@@ -119,7 +119,8 @@ class Experts(nnx.Module):
         hidden = activate(self.activation, gate, self.widen(tiles, experts), self.gate_limit)
         outputs = self.narrow(self.dropout(hidden), experts).reshape((len(experts), -1, self.d_model))
         outputs = jax.vmap(lambda rows, places: rows.at[places].get(unique_indices=True))(outputs, places)
-        outputs, weights = outputs.reshape((*chosen.shape, self.d_model)), weights.astype(outputs.dtype)
+        outputs = outputs.reshape((*chosen.shape, self.d_model))
+        weights = weights.astype(outputs.dtype)
         return join(jnp.einsum("gnk,gnkm->gnm", weights, outputs, precision=self.widen.precision))
 
     def route(self, tokens: Array) -> tuple[Array, Array]:
@@ -144,11 +145,13 @@ def check_experts(num_experts: int, experts_per_token: int) -> None:
 class _ExpertLinear(nnx.Module):
     """A linear map for each expert, with the options of `nnx.Linear`."""
 
-    def __init__(self, num_experts: int, width: int, out_width: int, **options: Any):
+    def __init__(
+        self, num_experts: int, width: int, out_width: int, *, use_bias: bool, rngs: nnx.Rngs, **options: Any
+    ):
         self.dtype, self.precision = options["dtype"], options["precision"]
-        dtype, key = options["param_dtype"], options["rngs"].params
-        self.kernels = nnx.Param(options["kernel_init"](key(), (num_experts, width, out_width), dtype))
-        biases = options["bias_init"](key(), (num_experts, out_width), dtype) if options["use_bias"] else None
+        dtype, kernel_init = options["param_dtype"], options["kernel_init"]
+        self.kernels = nnx.Param(kernel_init(rngs.params(), (num_experts, width, out_width), dtype))
+        biases = options["bias_init"](rngs.params(), (num_experts, out_width), dtype) if use_bias else None
         self.biases = None if biases is None else nnx.Param(biases)
 
     def __call__(self, tiles: Array, experts: Array) -> Array:

@@ -65,10 +65,11 @@ class MultiHeadAttention(nnx.Module):
         head_dim: D, the width of one head. None means `d_model // num_heads`.
         memory_width: width of the key and value inputs. None means `d_model`.
         use_bias, output_bias: whether the projections, and that of the output, have biases; None means alike.
-        project_output: whether the concatenated heads go through Wo.
+        project_output: whether the concatenated heads, `(*B, T, H * D)`, go through Wo.
         scale: what scores are multiplied by. None means 1/sqrt(D).
         rotary: how queries and keys are turned by their positions. None means not at all.
-        query_key_norm: whether queries and keys go through an RMSNorm of all heads, which bounds the scores.
+        query_key_norm: whether every head's queries and keys go through an RMSNorm first (`query_norm` and
+            `key_norm`, one for all heads), which bounds the scores.
         norm_epsilon: of these norms.
         sinks: whether each head has a learned logit, `sinks`, that joins the softmax and reads nothing.
         output_gate: whether what the heads have read is multiplied by sigmoid(query Wz + bz), feature by
@@ -187,7 +188,8 @@ class MultiHeadAttention(nnx.Module):
             score: score functions, as in `attend`.
             query_offset: position of the first query; needed when T != S and positions are read.
             query_positions: in its place, where each query sits, `(T,)` or `(batch, T)`.
-            key_positions: where each key sits, `(S,)` or `(batch, S)`. None means 0..S-1, or query_positions.
+            key_positions: where each key sits, `(S,)` or `(batch, S)`. None means 0..S-1, or in
+                self-attention query_positions.
             cache: the tokens so far, for decoding: T new tokens `(batch, T, M)` are appended after them, and
                 attend to all. The mask must hide the future, as `masks.causal()` does.
             counts: with a cache, how many of the T tokens are real, `(batch,)`; None means all.

@@ -36,13 +36,8 @@ class Line:
         self.position, self.features = position, features
         self.stages: list[_Stage] = []
 
-    def project(
-        self, linear: nnx.Linear, apply: Any, read: Symbol, array: Array, heads: int, remembered: Any
-    ) -> None:
-        """Make them from rows of features, by a tensor that has heads, unless they are remembered."""
-        if remembered is not None:
-            words = "Projected before, and remembered."
-            return self._follow(f"remembered_{self.name}", None, words, remembered)
+    def project(self, linear: nnx.Linear, apply: Any, read: Symbol, array: Array, heads: int) -> None:
+        """Make them from rows of features, by a tensor that has heads."""
         last, width = self.features, read.indices[-1]
         kernel = linear.kernel[...]
         kernel = jnp.moveaxis(kernel.reshape((kernel.shape[0], heads, -1)), 1, 0)
@@ -50,13 +45,18 @@ class Line:
         weight = self._give("weight", "W", kernel, width + last, words)
         right: Formula = Sum(width, product(read, weight))
         if linear.bias is not None:
-            bias, words = linear.bias[...].reshape((heads, -1)), "Added whatever the features are."
+            bias = linear.bias[...].reshape((heads, -1))
+            words = "Added whatever the features are."
             right = Row((right, self._give("bias", "b", bias, last, words)), "+")
         value = split_heads(apply(linear, array), heads)
         result = "".join(self._name(value.shape, self.position + last))
         words = f"One {self.name} per head and position, {value.shape[-1]} numbers each."
         subscripts = f"{read.indices},{weight.indices}->{result}"
-        return self._follow(f"projected_{self.name}", lambda _: right, words, value, subscripts)
+        self._follow(f"projected_{self.name}", lambda _: right, words, value, subscripts)
+
+    def begin(self, value: Array) -> None:
+        """Take them as they are."""
+        self._follow(f"remembered_{self.name}", None, "Projected before, and remembered.", value)
 
     def adjust(self, norm: Any, rotary: Rotary | None, places: Array) -> None:
         """Norm queries or keys and rotate them by their positions."""
@@ -114,7 +114,9 @@ class Line:
             )
             symbol = after
 
-    def _follow(self, name: str, right: _Right, words: str, value: Array, subscripts: Any = None) -> None:
+    def _follow(
+        self, name: str, right: _Right, words: str, value: Array, subscripts: str | None = None
+    ) -> None:
         self.stages.append(_Stage(name, right, words, value, self.features, subscripts))
 
     def _give(self, what: str, letter: str, array: Array, tail: str, words: str) -> Any:

@@ -133,7 +133,12 @@ def beam_search(
 
 @functools.partial(jax.jit, static_argnames=("structure", "num_beams"))
 def _search(
-    structure: Structure, arrays: list[Any], request: Request, stops: Array, penalty: Any, num_beams: int
+    structure: Structure,
+    arrays: list[Any],
+    request: Request,
+    stops: Array,
+    penalty: Array | float,
+    num_beams: int,
 ) -> Beams:
     model = merge_model(structure, arrays)
     hidden, cache = read_prompts(model, request)

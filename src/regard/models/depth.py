@@ -15,7 +15,9 @@ from regard.axes import Array
 
 Call = Callable[[int, Any, Array], tuple[Array, Any]]  # of a block by its number: the stream, and what it saw
 Weights = list[Array]
-MOVES = ("sharding_constraint", "convert_element_type", "reshape", "transpose", "squeeze", "broadcast_in_dim")
+_MOVES = (
+    "sharding_constraint", "convert_element_type", "reshape", "transpose", "squeeze", "broadcast_in_dim",
+)  # fmt: skip
 
 
 class Loan(NamedTuple):
@@ -175,7 +177,7 @@ def recompute(run: Callable[..., Any], remat: Any, *, prevent_cse: bool) -> Call
 
 def _keep_all_but_gathered(primitive: Any, *_: Any, **params: Any) -> bool:
     """Save what a block of a loop computes, but nothing that was only moved, as what it borrowed is."""
-    return str(primitive) not in MOVES
+    return str(primitive) not in _MOVES
 
 
 def _find_period(parts: Sequence[tuple[Any, Any]], windows: Sequence[int | None]) -> int:

@@ -118,7 +118,8 @@ class TokenEmbedding(nnx.Module):
         """Add the positions from `offset` on, those given, or 0..T-1 on every row."""
         if self.config.positions not in ("sinusoidal", "learned"):
             return hidden
-        (num_positions, d_model), limit = hidden.shape[-2:], self.config.max_length
+        num_positions, d_model = hidden.shape[-2:]
+        limit = self.config.max_length
         index = jnp.arange(num_positions, dtype=jnp.int32)
         if offset is not None:
             index = jnp.asarray(offset)[:, None] + index[None]

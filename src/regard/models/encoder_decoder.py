@@ -73,7 +73,8 @@ class EncoderDecoder(nnx.Module):
             config, vocab_size=vocab_size, input_width=None, class_token=False, num_layers=num_layers
         )
         self.config, self.target_vocab_size = config, vocab_size
-        self.encoder, shared = Encoder(config, rngs=rngs), config.shared_embedding
+        self.encoder = Encoder(config, rngs=rngs)
+        shared = config.shared_embedding
         self.target_embedding = None if shared else TokenEmbedding(target_config, rngs=rngs)
         self.decoder = Stack(target_config, DecoderBlock, causal=True, rngs=rngs)
         self.head = build_head(config, vocab_size, rngs)
@@ -108,9 +109,9 @@ class EncoderDecoder(nnx.Module):
             raise ValueError(
                 f"target: expected the batch of source, {memory.shape[:-2]}; got {hidden.shape[:-2]}"
             )
-        masks: Any = {"mask": mask_padding(target_lengths)}
-        masks |= {"memory_mask": mask_padding(self.encoder.hidden_lengths(source_lengths))}
-        hidden, seen_decoder = self.decoder(hidden, memory, **masks, aux=aux)
+        mask = mask_padding(target_lengths)
+        memory_mask = mask_padding(self.encoder.hidden_lengths(source_lengths))
+        hidden, seen_decoder = self.decoder(hidden, memory, mask=mask, memory_mask=memory_mask, aux=aux)
         logits = self.predict(blank_padding(hidden, target_lengths))
         return (logits, {"encoder": seen_encoder["blocks"], "decoder": seen_decoder}) if aux else logits
 

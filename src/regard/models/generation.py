@@ -49,7 +49,7 @@ def generate(
 
     The prompt is read by one compiled program, and a second one writes until every row has ended or is full.
     Both serve all calls of equal shapes, whatever the parameters of the model, the numbers in `sampling`, the
-    rng, or which tokens stop. Dropout is off. Works under `jax.jit`, too, with prompts as an array.
+    rng, or which tokens stop. Dropout is off. Works under `jax.jit` and `nnx.jit`, with prompts as an array.
 
     With a `draft`, decoding is speculative: the model reads `draft_tokens` tokens of the draft at once, and
     keeps each with probability
@@ -70,13 +70,15 @@ def generate(
         rng: a random key, or keys `(batch,)`, as in `sampling.row_keys`. Token t of a row depends on its key,
             its prompt and t, not on other rows. None serves temperature 0 only.
         lengths: real tokens per row of an array of prompts; None means all.
-        start_token: put before every prompt, which may then be empty, or an encoder-decoder's every target.
+        start_token: put before every prompt, which may then be empty; an encoder-decoder needs one, before
+            every target.
         pad_token: what `tokens` holds behind the end of a row.
         capacity: places per row in the cache; equal ones spare new compilations. None means as needed.
         chunk: tokens of the prompt that are read at once, for less memory; None means all.
         padding: "right" or "left": the side of an array of prompts on which rows shorter than it are padded.
         cache: `cache` of an earlier call, whose rows go on with these prompts, which may be empty.
-        return_cache: whether the result has a `cache`; `capacity` is then that of the whole conversation.
+        return_cache: whether the result has a `cache`, of the draft, too; `capacity` is then that of the
+            whole conversation.
         draft: a smaller model of the same kind and vocabulary, which proposes tokens.
         draft_tokens: how many it proposes at a time, at least 1.
 
@@ -250,17 +252,19 @@ def _prefill(structure: Structure, arrays: list[Any], request: Request, rules: R
     model = merge_model(structure, arrays)
     hidden, cache = read_prompts(model, request)
     batch, size = request.start.shape
-    shape, yes, seen = (batch, request.max_tokens), jnp.ones(batch, bool), None
+    shape, yes = (batch, request.max_tokens), jnp.ones(batch, bool)
+    seen = None
     if rules.keep or rules.sampling.repetition_penalty is not None:  # a later call may have one
         count = size if request.counts is None else request.counts[:, None]
         real = jnp.arange(size, dtype=jnp.int32)[None] < count
         before = None if request.cache is None else request.cache.seen
         before = jnp.zeros((batch, vocabulary_size(model)), bool) if before is None else before
         seen = mark_tokens(before, jnp.asarray(request.start), real)
-    tokens, none = jnp.full(shape, rules.pad_token, jnp.int32), jnp.zeros(batch, jnp.int32)
+    tokens = jnp.full(shape, rules.pad_token, jnp.int32)
+    lengths = jnp.zeros(batch, jnp.int32)
     scores = jnp.zeros(shape, accumulation_dtype(hidden))
-    written = Generated(tokens, none, scores, finished=~yes, healthy=yes)
-    writing = Writing(written, none, yes, seen)
+    written = Generated(tokens, lengths, scores, finished=~yes, healthy=yes)
+    writing = Writing(written, jnp.zeros(batch, jnp.int32), yes, seen)
     return cache, write_next(writing, model.predict(hidden)[:, 0], rules)
 
 

@@ -138,9 +138,10 @@ class Stack(nnx.Module):
     def start_cache(
         self, embedding: nnx.Module, batch: int, capacity: int, chunk: int, *memory: Any, rewind: int = 0
     ) -> DecodingCache:
-        """Make room for `capacity` tokens read in chunks of up to `chunk`; windows, and `rewind`, bound it.
+        """Make room for `capacity` tokens read in chunks of up to `chunk`; windows bound it.
 
-        Keys and values keep the dtype that they have in a call on what `embedding` returns.
+        Windows keep as many tokens more as `rewind` takes back. Keys and values keep the dtype that they have
+        in a call on what `embedding` returns.
         """
         rewind, batch = whole_number("rewind", rewind, 0), whole_number("batch", batch, 1)
         capacity, chunk = whole_number("capacity", capacity, 1), whole_number("chunk", chunk, 1)

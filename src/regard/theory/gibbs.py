@@ -75,7 +75,8 @@ def equilibrium(scores: Any, temperature: Any = 1.0, keep: Any = None) -> Equili
     log_partition = jnp.where(alive, _divide(peak, temperature) + jnp.log(total), -jnp.inf)
     free_energy = jnp.where(alive, -(peak + temperature * jnp.log(total)), jnp.inf)
     mean_energy = jnp.where(alive, -(peak + temperature * mean), 0)
-    variance, states = capacity * temperature**2, jnp.where(alive, jnp.exp(entropy), 0)
+    variance = capacity * temperature**2
+    states = jnp.where(alive, jnp.exp(entropy), 0)
     return Equilibrium(weights, log_partition, free_energy, mean_energy, variance, entropy, capacity, states)
 
 

@@ -129,7 +129,8 @@ def retrieve(
         allowed = jnp.asarray(tolerance, state.dtype)
 
     def restless(carry: Any) -> Array:
-        return (~carry[2] & (carry[1] < max_steps)).any()
+        _, steps, converged = carry
+        return (~converged & (steps < max_steps)).any()
 
     def step(carry: Any) -> Any:
         state, steps, converged = carry

@@ -178,8 +178,10 @@ def attention_steps(
     log_partition = jnp.where(some, base + jnp.log(total), -jnp.inf)[..., 0]
     output = _contract("...ij,...jb->...ib", used, value)
     return Steps(
-        query, key, value, products, capped, scores, keep, weights, (rest / total)[..., 0], log_partition,
-        output, scale, arrays["metric"], arrays["softcap"], distance, arrays["dropout"], shapes,
+        query=query, key=key, value=value, products=products, capped=capped, scores=scores, keep=keep,
+        weights=weights, sink_weight=(rest / total)[..., 0], log_partition=log_partition, output=output,
+        scale=scale, metric=arrays["metric"], softcap=arrays["softcap"], distance=distance,
+        dropout=arrays["dropout"], shapes=shapes,
     )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ class Tiles:
         # A sweep over a whole head cannot be broken off: windows of few cells do not wait for it.
         self._forming, self._sweeping = threading.Lock(), threading.Lock()
         self._keeping = threading.Lock()
-        self._kept: OrderedDict[Any, np.ndarray] = OrderedDict()
+        self._kept: OrderedDict[tuple[Any, ...], np.ndarray] = OrderedDict()
         self._bytes = 0
 
     def tile(
@@ -116,7 +116,7 @@ class Tiles:
         return recorded
 
     def _keep(
-        self, name: Any, form: Callable[[], np.ndarray], is_wanted: IsWanted, lock: threading.Lock
+        self, name: tuple[Any, ...], form: Callable[[], np.ndarray], is_wanted: IsWanted, lock: threading.Lock
     ) -> np.ndarray:
         """Return an array from the cache, or form it: one at a time, as each keeps all cores busy."""
         array = self._recall(name)
@@ -134,7 +134,7 @@ class Tiles:
                         self._bytes -= self._kept.popitem(last=False)[1].nbytes
             return array
 
-    def _recall(self, name: Any) -> np.ndarray | None:
+    def _recall(self, name: tuple[Any, ...]) -> np.ndarray | None:
         with self._keeping:
             if name in self._kept:
                 self._kept.move_to_end(name)

@@ -108,12 +108,20 @@ class _Reading(NamedTuple):
 class _LiveExplorer:
     """The live page, and explorers of what was read."""
 
-    def __init__(self, record: Any, explain: Any, trace: Any, settings: Any, title: str, options: Any):
+    def __init__(
+        self,
+        record: Callable[..., Any],
+        explain: Callable[..., Any] | None,
+        trace: Callable[..., Any] | None,
+        settings: dict[str, Any],
+        title: str,
+        options: dict[str, Any],
+    ):
         self._record, self._explain, self._trace, self._options = record, explain, trace, options
         self._cuts = settings["cuts"]
         self._questions: dict[str, Callable[[str, IsWanted], dict[str, Any]]] = {"read": self._read_texts}
-        self._questions |= {"why": self._explain_cell} if explain else {}
-        self._questions |= {"paths": self._trace_paths} if trace else {}
+        self._questions |= {"why": self._explain_cell} if explain is not None else {}
+        self._questions |= {"paths": self._trace_paths} if trace is not None else {}
         script = shell.join_modules("live.js", "regard-live.js")
         style = shell.load_shell().style + shell.shrink_style(shell.read_source("live.css"))
         parts = {"TITLE": escape(show_text(title)), "STYLE": style, "SETTINGS": write_json(settings)}
@@ -174,6 +182,7 @@ class _LiveExplorer:
         return answer
 
     def _explain_cell(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
+        assert self._explain is not None
         fields = ("text", "call", "head", "query", "key")
         text, call, head, query, key = _parse_question("why", question, fields)
         with self._take_turn(is_wanted):
@@ -188,6 +197,7 @@ class _LiveExplorer:
         return {"score": parts.score, "parts": parts.largest(MOST_PARTS), "python": python}
 
     def _trace_paths(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
+        assert self._trace is not None
         text, query = _parse_question("paths", question, ("text", "query"), r"-1|\d{1,9}")
         with self._take_turn(is_wanted):
             paths, target, tokens = _ask(self._trace, text, query)
@@ -253,7 +263,7 @@ def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
     return [_Reading(texts[0]), _Reading(texts[-1], cut, by)]
 
 
-def _parse_question(kind: str, question: str, names: Sequence[str], number: str = r"\d{1,9}") -> Any:
+def _parse_question(kind: str, question: str, names: Sequence[str], number: str = r"\d{1,9}") -> tuple:
     """Return what a page asks about: a text, and numbers, as they may be written."""
     fields = dict(parse_qsl(question, keep_blank_values=True))
     numbers = [fields.get(name, "") for name in names[1:]]

@@ -176,14 +176,15 @@ class Writer:
         """Collect what is known of positions, each thing once, with the calls that it holds for."""
         numbered: list[tuple[int | None, dict[str, Any]]] = []
         for index, call in enumerate(self.traces[0].calls):
-            turn, table = getattr(call.positions, "rotary", None), getattr(call.positions, "table", None)
-            head_dim = turn and (call.description.width or turn.width)
-            if turn and head_dim:
+            positions = call.positions
+            turn = None if positions is None else positions.rotary
+            head_dim = None if turn is None else call.description.width or turn.width
+            if turn is not None and head_dim:
                 longest = max(_LONGEST_KERNEL, call.rows, call.keys)
                 numbered.append((index, rotary_curve(turn, head_dim, longest)))
-            if table is not None:
-                kind = call.positions.table_kind or "positions"
-                numbered.append((index, table_picture(kind, table, call.positions.trained_length)))
+            if positions is not None and positions.table is not None:
+                kind = positions.table_kind or "positions"
+                numbered.append((index, table_picture(kind, positions.table, positions.trained_length)))
             numbered += [(index, curve) for curve in bias_curves(call)]
         numbered += [(None, table_picture(name, table)) for name, table in tables.items()]
         panels = _merge(numbered)

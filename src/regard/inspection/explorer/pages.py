@@ -122,8 +122,8 @@ def fill_page(
     connect = "'self'" if served else "'none'"
     traces = [trace] if compare is None else [trace, compare]
     empty = shell.fill(title=name, document="", chunks="", connect=connect).encode()
-    shown |= {"max_bytes": None if max_mb is None else max_mb * 1e6, "shell_bytes": len(empty)}
-    payload = collect(traces, title=title, served=served, **shown)
+    most = None if max_mb is None else max_mb * 1e6
+    payload = collect(traces, title=title, max_bytes=most, shell_bytes=len(empty), served=served, **shown)
     chunks = "" if served else "".join(payload.blocks())
     document = write_json(payload.document)
     return payload, shell.fill(title=name, document=document, chunks=chunks, connect=connect).encode()

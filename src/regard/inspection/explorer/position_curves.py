@@ -23,6 +23,8 @@ def rotary_curve(turn: Rotary, head_dim: int, longest: int) -> dict[str, Any]:
 
     kernel(d) = ((D - width) + 2 a^2 sum_i cos(d frequency_i)) / D, a the amplitude of the scaling
 
+    Frequencies are in radians per token; a trained_length of None is not known.
+
     Example:
         >>> from regard.inspection.explorer.position_curves import rotary_curve
         >>> from regard.positions import Rotary, Scaling
@@ -36,14 +38,15 @@ def rotary_curve(turn: Rotary, head_dim: int, longest: int) -> dict[str, Any]:
     turned = np.cos(distances[:, None] * frequencies).sum(-1)
     kernel = (head_dim - width + 2 * amplitude**2 * turned) / head_dim
     short = [float(f"{frequency:.6g}") for frequency in frequencies]
-    about = {
+    return {
         "kind": "rotary",
         "name": f"rotary, base {turn.base:g}",
         "head_dim": head_dim,
         "frequencies": short,
+        "trained_length": getattr(rule, "trained_length", None),
+        "kernel": kernel,
+        "distances": distances.tolist(),
     }
-    trained = getattr(rule, "trained_length", None)
-    return about | {"trained_length": trained, "kernel": kernel, "distances": distances.tolist()}
 
 
 def bias_curves(call: Any) -> list[dict[str, Any]]:
@@ -97,10 +100,12 @@ def table_picture(name: str, table: Any, trained_length: int | None = None) -> d
 def split_scores(
     call: Any, head: int, rows: tuple[int, int] | None = None, columns: tuple[int, int] | None = None
 ) -> dict[str, Any] | None:
-    """Take scores apart, of a first row and column to the first no longer taken, or the last 256 of both.
+    """Take a head's scores apart: what the features say, and what scores by position and biases add.
 
-    both_ts = content_ts + bias_ts, not a number where the mask lets nothing through; None where queries and
-    keys are not kept, or nothing is added to what the features say
+    both_ts = content_ts + bias_ts, not a number where the mask lets nothing through
+
+    Rows and columns are a first one and the first no longer taken; None means the last 256. Returns None
+    where queries and keys are not kept or nothing is added.
     """
     problem = call.problem
     if problem is None or not (call.rows and call.keys and call.description.width):

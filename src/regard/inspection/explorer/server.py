@@ -41,8 +41,9 @@ class Serving(AbstractContextManager["Serving"]):
         self._server.site = site
         self.port: int = self._server.server_address[1]
         self.url = f"http://{ADDRESS}:{self.port}/{site.token}/"
-        serve, name = self._server.serve_forever, "regard-explorer"
-        self._thread = threading.Thread(target=serve, args=(SECONDS_TO_CLOSE,), name=name, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(SECONDS_TO_CLOSE,), name="regard-explorer", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:

@@ -17,7 +17,11 @@ _ANCHORS = np.array([[255, 255, 255], [158, 202, 225], [33, 113, 181], [8, 30, 7
 
 
 def draw_png(trace: Any) -> bytes:
-    """Draw the first heads as a PNG file, calls downwards: the darker, the larger the weights' logarithms."""
+    """Draw the heads of a trace, calls downwards and heads across, as the bytes of a PNG file.
+
+    The darker, the larger the largest weight in a block, on a log scale: white is below 2^-10. Of many calls
+    or heads, the first ones are drawn. The same trace gives the same bytes.
+    """
     calls = trace.calls[:_MOST_CALLS]
     across = min(max((call.heads for call in calls), default=1), _MOST_HEADS)
     step = _SIDE + _GAP

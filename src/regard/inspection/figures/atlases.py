@@ -23,7 +23,7 @@ STRIP = 0.07  # share of the map's side
 BLOCK_LABELS = {"mass": "Weight per row and block", "max": "Largest weight in the block"}
 
 # Where the colour bar ends in an arrow: weights below the last value of the logarithmic scale exist.
-ARROWS = {"log": "min", "linear": "neither"}
+ARROWS: dict[str, canvas.Arrow] = {"log": "min", "linear": "neither"}
 
 Channel = Literal["mass", "max"]
 Scale = Literal["log", "linear"]
@@ -76,12 +76,12 @@ def head_atlas(
     panel = (max(across * side, 1.2), max(len(grids) * side, 1.2))
     # Long names of layers need room before the panel gets its size.
     target, panels = canvas.open_panel(ax, panel, title, room=(2.5, 1.5))
-    half = (1 - GAP) / 2
+    half, shades = (1 - GAP) / 2, _shades(scale)
     images = []
     for layer, grid in enumerate(grids):
         for head, blocks in enumerate(grid):
             extent = (head - half, head + half, layer + half, layer - half)
-            images.append(_show(target, blocks, extent, "auto", scale))
+            images.append(_show(target, blocks, extent, "auto", shades))
     target.set(xlim=(-0.5, across - 0.5), ylim=(len(grids) - 0.5, -0.5), xlabel="Head", ylabel="Layer")
     cell_axes.mark_positions(target.xaxis, across)
     cell_axes.mark_positions(target.yaxis, len(grids), layer_labels)
@@ -159,7 +159,7 @@ def head_map(
     # The last block may hold fewer rows than the others: it reaches beyond, and the limits cut it.
     ends = rows[0] + grid.shape[0] * block[0], columns[0] + grid.shape[1] * block[1]
     extent = (columns[0] - 0.5, ends[1] - 0.5, ends[0] - 0.5, rows[0] - 0.5)
-    image = _show(target, grid, extent, cell_axes.matrix_aspect(*shape), scale)
+    image = _show(target, grid, extent, cell_axes.matrix_aspect(*shape), _shades(scale))
     target.set(xlim=(columns[0] - 0.5, columns[1] - 0.5), ylim=(rows[1] - 0.5, rows[0] - 0.5))
     cell_axes.mark_positions(target.yaxis, shape[0], start=rows[0])
     cell_axes.mark_positions(target.xaxis, shape[1], start=columns[0])
@@ -209,11 +209,14 @@ def _read_blocks(readout: Readout, channel: str, most: int = MOST_BLOCKS) -> NDA
     return blocks if blocks.ndim == 3 else blocks[None]
 
 
-def _show(ax: Axes, weights: NDArray, extent: Any, aspect: Any, scale: Scale) -> AxesImage:
-    """Lay weights on an axes, 0 in grey, so that no weight looks unlike little weight."""
+def _shades(scale: str) -> dict[str, Any]:
+    """Return the colours of weights; NaN is grey, and stands for 0: no weight looks unlike little weight."""
     if scale not in ("log", "linear"):
         raise ValueError(f"scale: expected 'log' or 'linear', got {scale!r}")
     norm = LogNorm(SMALLEST, 1.0) if scale == "log" else Normalize(0.0, 1.0)
-    shades: dict[str, Any] = {"cmap": palette.weight_colors().with_extremes(bad=palette.MASKED), "norm": norm}
+    return {"cmap": palette.weight_colors().with_extremes(bad=palette.MASKED), "norm": norm}
+
+
+def _show(ax: Axes, weights: NDArray, extent: Any, aspect: Any, shades: dict[str, Any]) -> AxesImage:
     shown = np.where(weights > 0, weights, np.nan)
     return ax.imshow(shown, extent=extent, aspect=aspect, interpolation="nearest", **shades)

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -30,6 +30,7 @@ DPI = 160
 TITLE_SIZE, LABEL_SIZE, TICK_SIZE = 10.0, 9.0, 8.0
 BAR_WIDTH, ROW_GAP = 0.12, 0.3  # inches
 Size = tuple[float, float]  # width and height in inches
+Arrow = Literal["max", "min", "neither"]  # of a colour bar
 
 # Dates and versions left out: the same figure gives the same bytes tomorrow.
 METADATA: dict[str, dict[str, str | None]] = {
@@ -176,7 +177,7 @@ class Panels:
     rows: int = 1
     columns: int = 1
 
-    def add_colorbar(self, mappable: ScalarMappable, label: str, extend: str = "neither") -> Colorbar:
+    def add_colorbar(self, mappable: ScalarMappable, label: str, extend: Arrow = "neither") -> Colorbar:
         """Add a thin colour bar beside the panels, as tall as they are."""
         height = self.rows * (self.size[1] + ROW_GAP) - ROW_GAP
         style: dict[str, Any] = {"pad": 0.02, "aspect": height / BAR_WIDTH, "extend": extend}
@@ -288,7 +289,9 @@ def read_numbers(
     return array.astype(np.float64)
 
 
-def read_labels(labels: Sequence | None, name: str, count: int, what: str, counted: str = "{}") -> list[str]:
+def read_labels(
+    labels: Sequence[object] | None, name: str, count: int, what: str, counted: str = "{}"
+) -> list[str]:
     """Return one text for each of `count` things; without labels, their numbers in the words of `counted`."""
     if labels is None:
         return [counted.format(index) for index in range(count)]

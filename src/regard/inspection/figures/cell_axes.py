@@ -21,11 +21,11 @@ LINE_HEIGHT, SMALLEST_LABEL = 1.15, 5.0  # of a label, in its size; points
 
 
 def mark_positions(
-    axis: Axis, size: int, labels: Sequence[object] | None = None, most: int = 12, start: int = 0, **fit: Any
+    axis: Axis, size: int, labels: Sequence[object] | None = None, most: int = 12, start: int = 0
 ) -> None:
-    """Set whole-number ticks, never one between two cells; or the labels that `name_positions` makes fit."""
+    """Set whole-number ticks, never one between two cells; or the labels, as many as fit."""
     if labels is not None:
-        name_positions(axis, labels, **fit)
+        name_positions(axis, labels)
     elif size <= most:
         axis.set_ticks(range(start, start + size))
     else:
@@ -35,9 +35,12 @@ def mark_positions(
 def name_positions(
     axis: Axis, labels: Sequence[object], room: float | None = None, weights: NDArray | None = None
 ) -> None:
-    """Name every position if inches allow; else those of the largest weight first, while they have room."""
+    """Name every position where that fits; else first those of the largest weight, each where it has room.
+
+    `room` is the axis's length in inches; None takes that of the axes as they are now.
+    """
     across, texts = isinstance(axis, XAxis), [literal(label) for label in labels]
-    if room is None:  # that of the axes as they are now
+    if room is None:
         box = axis.axes.get_window_extent()
         room = (box.width if across else box.height) / axis.axes.figure.figure.dpi
     pitch = 72 * room / len(texts)  # points from one to the next

@@ -168,8 +168,11 @@ def _show_matrix(
         width, height = cell * matrix.shape[1], cell * matrix.shape[0]
     largest = np.nan_to_num(matrix) if largest is None else largest
     for side, axis, room in ((0, ax.yaxis, height), (1, ax.xaxis, width)):
-        fit = {"room": room, "weights": largest.max(1 - side)}
-        cell_axes.mark_positions(axis, matrix.shape[side], labels[side], most_ticks, **fit)
+        names = labels[side]
+        if names is None:
+            cell_axes.mark_positions(axis, matrix.shape[side], most=most_ticks)
+        else:
+            cell_axes.name_positions(axis, names, room, largest.max(1 - side))
     return image
 
 

@@ -140,7 +140,12 @@ def scan_attention_grid(
 
 
 def _draw_scan(
-    ax: Axes, scan: NDArray, patches: NDArray, vmax: float, greys: Colormap, limits: Any = (None, None)
+    ax: Axes,
+    scan: NDArray,
+    patches: NDArray,
+    vmax: float,
+    greys: Colormap,
+    limits: tuple[float | None, float | None] = (None, None),
 ) -> tuple[tuple[AxesImage, AxesImage], tuple[LineCollection, LineCollection]]:
     """Draw the scan, the veil over it and the lines between patches, in pixel coordinates."""
     height, width = scan.shape

@@ -185,7 +185,11 @@ class Call:
         return np.broadcast_to(np.asarray(score_cells(problem, *chosen)) != -np.inf, shape)
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings of the call as a dict of plain values: mask and score as their expressions."""
+        """Return the settings of the call as a dict of plain values.
+
+        They are mask and score as their expressions or None, scale, whether there were bias and sinks,
+        dropout_rate, query_offset and key_offset, dtype, backend and width D.
+        """
         return asdict(self.description)
 
     def __repr__(self) -> str:

@@ -85,7 +85,8 @@ class Reader:
         if kind in _PLAIN:
             if type(data) is int and not -(2**31) <= data < 2**31:
                 wrong(path, "a number that fits int32", data)
-            return _demand(path, data, *((int, float) if kind is float else (kind,)))
+            kinds = (int, float) if kind is float else (kind,)
+            return _demand(path, data, *kinds)
         if get_origin(kind) is dict:
             items = _demand(path, data, dict).items()
             return {name: self.read(f"{path}[{name!r}]", entry, arguments[1], depth) for name, entry in items}

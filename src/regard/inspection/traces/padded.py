@@ -66,7 +66,7 @@ class PaddedCall(Call):
         chosen = []
         for name, selection, size in (("rows", rows, self.rows), ("columns", columns, self.keys)):
             index = read_indices(name, selection, size)
-            if not set(index) <= set(range(size)):
+            if any(not 0 <= number < size for number in index):
                 raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {index}")
             chosen.append(index)
         return self.whole.window(*map(_fill, chosen), heads)[:, : len(chosen[0]), : len(chosen[1])]

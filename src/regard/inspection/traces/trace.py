@@ -76,7 +76,8 @@ class Trace:
             query: instead, one array `(B, H, T, D)` for each layer, as it meets the keys, rotated and normed.
             key: with query, one array `(B, K, S, D)` for each layer; K divides H.
             tokens, example, title: as in `capture`; the mapping's names are "attention 0", "attention 1", ...
-            key_tokens: of cross-attention: those at the keys, tokens then at the queries. None: one text.
+            key_tokens: of cross-attention: what sits at the keys, a second text; tokens are then those at the
+                queries. None: queries and keys are of one text where T == S.
             **options: of `attend` that scores depend on; beside weights, mask, query_offset and key_offset
                 alone. A list of masks has one for each layer. With T != S, a query_offset says that the
                 queries are of the sequence of the keys; without, it is cross-attention.

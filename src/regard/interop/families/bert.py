@@ -24,10 +24,10 @@ class Bert(Family):
         "position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False,
     }  # fmt: skip
     # The pooler and heads on top of it are not loaded.
-    harmless = """
-        tie_word_embeddings directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
-        pooler_size_per_head pooler_type is_encoder_decoder
-    """
+    harmless: ClassVar = (
+        "tie_word_embeddings", "directionality", "pooler_fc_size", "pooler_num_attention_heads",
+        "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type", "is_encoder_decoder",
+    )  # fmt: skip
     weights = WeightMap(
         pairs=(
             Pair("embeddings.word_embeddings.weight", "embedding.entry.table.embedding"),

@@ -35,7 +35,7 @@ TOKENS = {"vocab_size": "vocab_size", "max_position_embeddings": "max_length"}
 class Family:
     """A family of models of transformers.
 
-    Subclass it in a file of its own and list an instance in `families.FAMILIES`; `huggingface.load` and
+    Subclass it in a file of its own and list it in `families/__init__.py`; `huggingface.load` and
     `huggingface.save` do the rest. What follows from more than one entry of config.json is read by
     `read_more` and written by `write_more`.
     """
@@ -51,7 +51,7 @@ class Family:
     layer_counts: ClassVar[tuple[str, ...]] = ("num_hidden_layers",)
     choices: ClassVar[Mapping[str, Any]] = {}  # fields of the whole family, and of entries that are left out
     required: ClassVar[Mapping[str, Any]] = {}  # entries of which one value is supported
-    harmless: ClassVar[str] = ""  # names of entries that change no number, beside `entries.HARMLESS`
+    harmless: ClassVar[tuple[str, ...]] = ()  # entries that change no number, beside `entries.HARMLESS`
     assumed: ClassVar[Mapping[str, Any]] = {}  # entries to write where `save` is not given them
     packings: ClassVar[tuple[str, ...]] = ()  # `quant_method` of weights that `unpack` reads exactly
     weights: ClassVar[WeightMap]
@@ -76,7 +76,7 @@ class Family:
             elif isinstance(getattr(TransformerConfig, field), bool):
                 read_flag(name, settings[name])
         fields |= self.read_more(settings, fields, length)
-        harmless = {*HARMLESS, *self.harmless.split(), *self.assumed}
+        harmless = {*HARMLESS, *self.harmless, *self.assumed}
         unread = {name: value for name, value in settings.list_unread().items() if name not in harmless}
         refuse_unread(self.kind, unread)
         return TransformerConfig(**fields)

@@ -74,7 +74,7 @@ class Gemma2(Llama):
     choices: ClassVar = GEMMA2
     required: ClassVar = {**Llama.required, "use_bidirectional_attention": False}
     # transformers, too, goes by hidden_activation alone.
-    harmless = f"{Llama.harmless} hidden_act"
+    harmless: ClassVar = (*Llama.harmless, "hidden_act")
     weights = build_map(
         *pair_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.attention_residual.norm"),
         *pair_norm(f"{LAYER}.post_attention_layernorm", f"{BLOCK}.attention_residual.branch_norm"),

@@ -24,7 +24,7 @@ class Gemma3(Gemma2):
     choices: ClassVar = GEMMA3
     required: ClassVar = {**Gemma2.required, "attn_logit_softcapping": None}
     # transformers writes its own copy of the pattern, and reads the entry without the underscore.
-    harmless = f"{Gemma2.harmless} _sliding_window_pattern"
+    harmless: ClassVar = (*Gemma2.harmless, "_sliding_window_pattern")
 
     def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         name, window = "sliding_window_pattern", settings.get("sliding_window", 4096)

@@ -29,10 +29,10 @@ class GPT2(Family):
     choices: ClassVar = CHOICES
     required: ClassVar = {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
     # How scores are rounded, and a head for several sentences.
-    harmless = """
-        n_ctx reorder_and_upcast_attn summary_activation summary_first_dropout summary_proj_to_labels
-        summary_type summary_use_proj is_decoder is_encoder_decoder
-    """
+    harmless: ClassVar = (
+        "n_ctx", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",
+        "summary_proj_to_labels", "summary_type", "summary_use_proj", "is_decoder", "is_encoder_decoder",
+    )  # fmt: skip
     weights = WeightMap(
         pairs=(
             Pair("wte.weight", "trunk.embedding.entry.table.embedding"),

@@ -33,7 +33,9 @@ class GptOss(Llama):
     choices: ClassVar = GPT_OSS
     # Its experts have an activation of their own, whatever hidden_act says.
     required: ClassVar = {**Llama.required, "hidden_act": "silu", "swiglu_alpha": 1.702}
-    harmless = f"{Llama.harmless} output_router_logits router_aux_loss_coef quantization_config"
+    harmless: ClassVar = (
+        *Llama.harmless, "output_router_logits", "router_aux_loss_coef", "quantization_config",
+    )  # fmt: skip
     packings: ClassVar = ("mxfp4",)
     weights = build_map(
         *NORMS,

@@ -52,7 +52,7 @@ class Llama(Family):
     required: ClassVar = {
         "rope_interleaved": False, "is_encoder_decoder": False, "add_cross_attention": False,
     }  # fmt: skip
-    harmless = "is_llama_config is_decoder"
+    harmless: ClassVar = ("is_llama_config", "is_decoder")
     weights = build_map(*NORMS)
     # Where config.json leaves them out; None is d_model / num_heads, and as many as queries have.
     head_dim: int | None = None

@@ -37,11 +37,12 @@ class ModernBert(Family):
     # transformers lets the old rope_scaling act in layers with a window, too.
     required: ClassVar = {"position_embedding_type": "absolute", "rope_scaling": None}
     # Heads are not loaded; the rest says how it was trained or made fast.
-    harmless = """
-        classifier_activation classifier_bias classifier_pooling decoder_bias deterministic_flash_attn
-        embedding_dropout initializer_cutoff_factor layer_norm_eps mlp_dropout reference_compile
-        repad_logits_with_grad sparse_pred_ignore_index sparse_prediction tie_word_embeddings
-    """
+    harmless: ClassVar = (
+        "classifier_activation", "classifier_bias", "classifier_pooling", "decoder_bias",
+        "deterministic_flash_attn", "embedding_dropout", "initializer_cutoff_factor", "layer_norm_eps",
+        "mlp_dropout", "reference_compile", "repad_logits_with_grad", "sparse_pred_ignore_index",
+        "sparse_prediction", "tie_word_embeddings",
+    )  # fmt: skip
     weights = WeightMap(
         pairs=(
             Pair("embeddings.tok_embeddings.weight", "embedding.entry.table.embedding"),

@@ -24,7 +24,10 @@ class Qwen3Moe(Llama):
     choices: ClassVar = {**Llama.choices, "query_key_norm": True, "normalize_chosen": False}
     required: ClassVar = {**Llama.required, "use_sliding_window": False}
     # Windows are off, and the loss of the router is one of training.
-    harmless = f"{Llama.harmless} sliding_window max_window_layers output_router_logits router_aux_loss_coef"
+    harmless: ClassVar = (
+        *Llama.harmless, "sliding_window", "max_window_layers", "output_router_logits",
+        "router_aux_loss_coef",
+    )  # fmt: skip
     weights = build_map(
         *NORMS,
         Pair(f"{LAYER}.mlp.gate.weight", f"{_BRANCH}.router.kernel", TRANSPOSED),

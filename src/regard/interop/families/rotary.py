@@ -111,8 +111,9 @@ def _read_scaling(
             factor = read_number("rope_scaling.factor", rules.get("factor") or max_length / trained)
             fast = read_number("rope_scaling.beta_fast", rules.get("beta_fast") or 32)
             slow = read_number("rope_scaling.beta_slow", rules.get("beta_slow") or 1)
+            sharpness = _read_sharpness(rules, factor)
             whole = read_flag("rope_scaling.truncate", rules.get("truncate", True))
-            return YaRN(factor, trained, fast, slow, _read_sharpness(rules, factor), whole)
+            return YaRN(factor, trained, fast, slow, sharpness, whole)
     raise ValueError(f"rope_type: expected one of {', '.join(KINDS)}; got {kind!r}, which is not supported")
 
 
@@ -137,9 +138,9 @@ def _number(rules: Mapping[str, Any], name: str) -> float:
 
 def _read_sharpness(rules: Mapping[str, Any], factor: float) -> float | None:
     """Return the factor of sines and cosines; None for YaRN's own formula."""
+    parts = [rules.get(name) for name in ("mscale", "mscale_all_dim")]  # known, also beside another factor
     if rules.get("attention_factor") is not None:
         return read_number("rope_scaling.attention_factor", rules["attention_factor"])
-    parts = [rules.get(name) for name in ("mscale", "mscale_all_dim")]
     if not all(parts):
         return None
     scales = [0.1 * read_number("rope_scaling.mscale", part) * math.log(factor) + 1 for part in parts]

@@ -44,7 +44,7 @@ class T5(Family):
     choices: ClassVar = CHOICES
     required: ClassVar = {"is_encoder_decoder": True}
     # Its positions are relative.
-    harmless = "n_positions is_decoder add_cross_attention"
+    harmless: ClassVar = ("n_positions", "is_decoder", "add_cross_attention")
 
     def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         gate, _, name = settings.get("feed_forward_proj", "relu").rpartition("-")

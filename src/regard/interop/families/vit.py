@@ -42,7 +42,9 @@ class ViT(Family):
         "layer_norm_eps": "norm_epsilon", "hidden_act": "activation", "qkv_bias": "attention_bias",
     }  # fmt: skip
     choices: ClassVar = {**VIT, "output_bias": True}
-    harmless = "encoder_stride pooler_act pooler_output_size tie_word_embeddings is_encoder_decoder"
+    harmless: ClassVar = (
+        "encoder_stride", "pooler_act", "pooler_output_size", "tie_word_embeddings", "is_encoder_decoder",
+    )  # fmt: skip
     assumed: ClassVar = {"image_size": 224, "patch_size": 16, "num_channels": 3}
     weights = WeightMap(
         pairs=(
@@ -85,7 +87,8 @@ def cut_patches(
     """Cut images into the patches that a vision Transformer reads, row by row.
 
     Args:
-        images: with the channels last, normalised as `preprocessor_config.json` says: 2 x - 1 of x in [0, 1].
+        images: with the channels last, normalised as `preprocessor_config.json` says: ViT's are 2 x - 1 of x
+            in [0, 1].
         settings: the model's config.json (`Pretrained.settings`), or the side of a patch.
 
     Returns:
