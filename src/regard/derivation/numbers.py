@@ -17,7 +17,7 @@ from regard.masks.grid import Grid
 
 
 class CourseNumbers(NamedTuple):
-    """What each step holds, of the chosen rows and heads; None where the call lacks the step."""
+    """Hold the values of each step, of the chosen rows and heads; None where the call lacks the step."""
 
     query_position: Array
     key_position: Array
@@ -26,19 +26,19 @@ class CourseNumbers(NamedTuple):
     stages: list[Array]
     """Products, scaled, after each score, with bias, kept by the mask."""
     keep: Array | None
-    """Which pairs the mask keeps; of all heads."""
+    """The pairs that the mask keeps; of all heads."""
     lse: Array
     weights: Array
     sink_weight: Array | None
     entropy: Array
     dropout_factor: Array | None
-    """What each weight is multiplied by: 0, or 1 / (1 - rate)."""
+    """The factor of each weight: 0, or 1 / (1 - rate)."""
     dropped_weights: Array | None
     output: Array
     empty_rows: Array
     """The number of rows that may attend to nothing."""
     hides_nonfinite_values: Array
-    """Whether a value that nobody may read is not finite."""
+    """True where a value that nobody may read is not finite."""
 
 
 @jax.jit

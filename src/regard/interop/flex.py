@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.arguments import whole_number
 from regard.masks import Mask, TileKind
-from regard.masks.alignment import place_mask
+from regard.masks.alignment import align_mask
 from regard.masks.grid import Grid
 from regard.masks.spans import Span
 
@@ -90,7 +90,7 @@ def _stored_blocks(
 
     Pairs come as `(stored, size, size)` booleans, those of EMPTY and of FULL blocks first.
     """
-    query, key, _ = place_mask(mask, num_queries, num_keys, (query_offset, key_offset), (None, None), 2)
+    query, key, _ = align_mask(mask, num_queries, num_keys, (query_offset, key_offset), (None, None), 2)
     offsets = {"query_offset": query_offset, "key_offset": key_offset, "leading_axes": 2}
     kinds = np.array(mask.tiles(num_queries, num_keys, query_block=size, key_block=size, **offsets))
     # As torch does, pairs of a block that sticks out count as left out.

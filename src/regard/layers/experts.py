@@ -193,9 +193,10 @@ def _lay_tiles(chosen: Array, num_experts: int) -> tuple[Array, Array]:
     used = min(num_experts, num_rows) if isinstance(num_rows, int) else num_experts
     num_tiles = (num_rows + used * (size - 1)) // size
     counts = jnp.bincount(chosen, length=num_experts)
-    ends = jnp.cumsum(-(-counts // size))
+    tiles = -(-counts // size)
+    ends = jnp.cumsum(tiles)
     ranks = jnp.argsort(jnp.argsort(chosen)) - (jnp.cumsum(counts) - counts)[chosen]
-    places = (ends + counts // -size)[chosen] * size + ranks
+    places = (ends - tiles)[chosen] * size + ranks
     experts = jnp.searchsorted(ends, jnp.arange(num_tiles, dtype=ends.dtype), side="right")
     # Tiles beyond the last are empty, whatever their expert.
     return jnp.minimum(experts, num_experts - 1), places

@@ -49,7 +49,7 @@ def check_heads(d_model: int, num_heads: int, num_key_heads: int, head_dim: int 
         )
 
 
-def name_mask(mask: Any, leading: tuple[Size, ...], T: Size, S: Size) -> masks.Mask | None:
+def as_mask(mask: Any, leading: tuple[Size, ...], T: Size, S: Size) -> masks.Mask | None:
     """Return a raw array as a mask, unless its shape has two readings."""
     if mask is None or isinstance(mask, masks.Mask):
         return mask
@@ -78,7 +78,7 @@ def place_mask(mask: Any, leading: tuple[Size, ...], T: Size, S: Size) -> masks.
             array = array.reshape((*array.shape[:-2], 1, *array.shape[-2:]))
         return masks.from_array(array)
 
-    mask = name_mask(mask, leading, T, S)
+    mask = as_mask(mask, leading, T, S)
     return jax.tree.map(place, mask, is_leaf=lambda node: isinstance(node, FromArray))
 
 

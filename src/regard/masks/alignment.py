@@ -75,7 +75,7 @@ def place_queries(
     )
 
 
-def place_mask(
+def align_mask(
     mask: Any,
     num_queries: int,
     num_keys: int,

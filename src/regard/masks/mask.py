@@ -12,7 +12,7 @@ import numpy as np
 
 from regard.arguments import whole_number
 from regard.axes import Array, ArrayLike, Bool, Int
-from regard.masks.alignment import place_mask
+from regard.masks.alignment import align_mask
 from regard.masks.bounds import Bounds
 from regard.masks.data import spell_record, suggest_call
 from regard.masks.grid import Blocks, Grid, Offset, is_concrete
@@ -173,7 +173,7 @@ class Mask:
         """
         num_keys = num_queries if num_keys is None else num_keys
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
-        query, key, axes = place_mask(self, num_queries, num_keys, offsets, positions, leading_axes)
+        query, key, axes = align_mask(self, num_queries, num_keys, offsets, positions, leading_axes)
         return _keep_everywhere(self, *_divide(query, key), axes, (num_queries, num_keys))
 
     def tiles(
@@ -215,7 +215,7 @@ class Mask:
         whole_number("key_block", key_block, 1)
         num_keys = num_queries if num_keys is None else num_keys
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
-        query, key, axes = place_mask(self, num_queries, num_keys, offsets, positions, leading_axes)
+        query, key, axes = align_mask(self, num_queries, num_keys, offsets, positions, leading_axes)
         sizes = (num_queries, num_keys, query_block, key_block)
         return _classify_everywhere(self, *_divide(query, key), axes, sizes)
 
@@ -263,7 +263,7 @@ class Mask:
         mask = self.number_leading(leading)
         mask.check(leading or None, num_queries, num_keys)
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
-        query, key, axes = place_mask(mask, num_queries, num_keys, offsets, positions, len(leading) or None)
+        query, key, axes = align_mask(mask, num_queries, num_keys, offsets, positions, len(leading) or None)
         query, key = 0 if query is None else query, 0 if key is None else key
         kinds = _classify_everywhere(mask, *_divide(query, key), axes, (num_queries, num_keys, block, block))
         tiles = KeptTiles.count(kinds, block)
@@ -301,7 +301,7 @@ class Mask:
             raise TypeError("picture: expected a mask with concrete arrays, got one inside a trace")
         num_keys = num_queries if num_keys is None else num_keys
         offsets, positions = (query_offset, None), (query_positions, key_positions)
-        query, key, _ = place_mask(self, num_queries, num_keys, offsets, positions)
+        query, key, _ = align_mask(self, num_queries, num_keys, offsets, positions)
         return draw_mask(self, num_queries, num_keys, query, key)
 
     def __and__(self, other: Mask) -> Mask:

@@ -11,7 +11,7 @@ from flax import nnx
 from regard.arguments import guided
 from regard.axes import ArrayLike
 from regard.layers import EncoderBlock
-from regard.layers.heads import name_mask
+from regard.layers.heads import as_mask
 from regard.masks import Mask
 from regard.masks.documents import Documents, Segments
 from regard.masks.grid import is_concrete
@@ -85,7 +85,7 @@ class Encoder(nnx.Module):
         options = {"lengths": lengths, "token_types": token_types, "positions": positions}
         hidden = embedding = self.embedding(inputs, **options)
         lengths = self.hidden_lengths(lengths)
-        mask = name_mask(mask, hidden.shape[:-2], hidden.shape[-2], hidden.shape[-2])
+        mask = as_mask(mask, hidden.shape[:-2], hidden.shape[-2], hidden.shape[-2])
         segments = find_segments(mask) if self.config.is_hybrid else None
         mask = mask_padding(lengths, mask, hidden.shape[-2] if positions is not None else None)
         hidden, seen = self.stack(hidden, mask=mask, positions=positions, segments=segments, aux=aux)

@@ -1,4 +1,4 @@
-"""What devices send one another: keys on their way, heads for sequence, halves for balance."""
+"""Messages between devices: keys on their way, heads for sequence, halves for balance."""
 
 from typing import Any
 

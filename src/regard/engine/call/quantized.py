@@ -82,8 +82,8 @@ class Quantized(Store):
             row, first = blocks.row(step), blocks.first(step)
             shape = (1, *scaled.shape[1:3], blocks.size)
             part = jax.lax.dynamic_slice(scaled, at(row, 0, 0, first), shape)[0]
-            if blocks.number * blocks.size != blocks.length:
-                own = first + jnp.arange(blocks.size, dtype=jnp.int32) >= step % blocks.number * blocks.size
+            if blocks.count * blocks.size != blocks.length:
+                own = first + jnp.arange(blocks.size, dtype=jnp.int32) >= step % blocks.count * blocks.size
                 part = jnp.where(own, part, 0)
             return jnp.einsum("prs,pse->pre", part, blocks.read(step, part.dtype), precision=precision)
 

@@ -19,7 +19,7 @@ class Bert(Family):
     entries: ClassVar = {
         "layer_norm_eps": "norm_epsilon", "hidden_act": "activation", "type_vocab_size": "num_token_types",
     }  # fmt: skip
-    choices: ClassVar = BERT
+    defaults: ClassVar = BERT
     required: ClassVar = {
         "position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False,
     }  # fmt: skip

@@ -49,7 +49,7 @@ class Family:
     entries: ClassVar[Mapping[str, str]] = {}
     # Entries that are numbers of layers, or of experts with tensors of their own.
     layer_counts: ClassVar[tuple[str, ...]] = ("num_hidden_layers",)
-    choices: ClassVar[Mapping[str, Any]] = {}  # fields of the whole family, and of entries that are left out
+    defaults: ClassVar[Mapping[str, Any]] = {}  # fields of the whole family, and of entries that are left out
     required: ClassVar[Mapping[str, Any]] = {}  # entries of which one value is supported
     harmless: ClassVar[tuple[str, ...]] = ()  # entries that change no number, beside `entries.HARMLESS`
     assumed: ClassVar[Mapping[str, Any]] = {}  # entries to write where `save` is not given them
@@ -65,7 +65,7 @@ class Family:
                     f"{name}: expected {expected!r} for {self.kind}, got {value!r}; not supported"
                 )
         source = f"the config.json of {self.kind}"
-        fields = dict(self.choices)
+        fields = dict(self.defaults)
         fields |= {field: read_size(name, settings.get(name), source) for name, field in self.sizes.items()}
         for name, field in self.entries.items():
             if name not in settings:
@@ -74,7 +74,7 @@ class Family:
             if field == "activation":
                 fields[field] = read_activation(settings[name])
             elif isinstance(getattr(TransformerConfig, field), bool):
-                read_flag(name, settings[name])
+                fields[field] = read_flag(name, settings[name])
         fields |= self.read_more(settings, fields, length)
         harmless = {*HARMLESS, *self.harmless, *self.assumed}
         unread = {name: value for name, value in settings.list_unread().items() if name not in harmless}

@@ -71,7 +71,7 @@ class Gemma2(Llama):
         "attn_logit_softcapping": "attention_softcap",
         "final_logit_softcapping": "output_softcap",
     }
-    choices: ClassVar = GEMMA2
+    defaults: ClassVar = GEMMA2
     required: ClassVar = {**Llama.required, "use_bidirectional_attention": False}
     # transformers, too, goes by hidden_activation alone.
     harmless: ClassVar = (*Llama.harmless, "hidden_act")

@@ -21,7 +21,7 @@ class Gemma3(Gemma2):
     entries: ClassVar = {
         name: field for name, field in Gemma2.entries.items() if field != "attention_softcap"
     }
-    choices: ClassVar = GEMMA3
+    defaults: ClassVar = GEMMA3
     required: ClassVar = {**Gemma2.required, "attn_logit_softcapping": None}
     # transformers writes its own copy of the pattern, and reads the entry without the underscore.
     harmless: ClassVar = (*Gemma2.harmless, "_sliding_window_pattern")

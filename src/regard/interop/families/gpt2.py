@@ -26,7 +26,7 @@ class GPT2(Family):
         "tie_word_embeddings": "tied_output",
     }  # fmt: skip
     layer_counts: ClassVar = ("n_layer",)
-    choices: ClassVar = CHOICES
+    defaults: ClassVar = CHOICES
     required: ClassVar = {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
     # How scores are rounded, and a head for several sentences.
     harmless: ClassVar = (

@@ -30,7 +30,7 @@ class GptOss(Llama):
     entries: ClassVar = {
         name: Llama.entries[name] for name in ("rms_norm_eps", "attention_bias", "tie_word_embeddings")
     }
-    choices: ClassVar = GPT_OSS
+    defaults: ClassVar = GPT_OSS
     # Its experts have an activation of their own, whatever hidden_act says.
     required: ClassVar = {**Llama.required, "hidden_act": "silu", "swiglu_alpha": 1.702}
     harmless: ClassVar = (

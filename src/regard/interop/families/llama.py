@@ -48,7 +48,7 @@ class Llama(Family):
         "rms_norm_eps": "norm_epsilon", "hidden_act": "activation", "attention_bias": "attention_bias",
         "mlp_bias": "feed_forward_bias", "tie_word_embeddings": "tied_output",
     }  # fmt: skip
-    choices: ClassVar = LLAMA
+    defaults: ClassVar = LLAMA
     required: ClassVar = {
         "rope_interleaved": False, "is_encoder_decoder": False, "add_cross_attention": False,
     }  # fmt: skip

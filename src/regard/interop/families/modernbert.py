@@ -33,7 +33,7 @@ class ModernBert(Family):
         "norm_eps": "norm_epsilon", "hidden_activation": "activation", "attention_bias": "attention_bias",
         "mlp_bias": "feed_forward_bias",
     }  # fmt: skip
-    choices: ClassVar = MODERNBERT
+    defaults: ClassVar = MODERNBERT
     # transformers lets the old rope_scaling act in layers with a window, too.
     required: ClassVar = {"position_embedding_type": "absolute", "rope_scaling": None}
     # Heads are not loaded; the rest says how it was trained or made fast.

@@ -13,7 +13,7 @@ class Qwen3(Llama):
 
     kind = "qwen3"
     architecture = "Qwen3ForCausalLM"
-    choices: ClassVar = {**Llama.choices, "query_key_norm": True}
+    defaults: ClassVar = {**Llama.defaults, "query_key_norm": True}
     required: ClassVar = {**Llama.required, "use_mrope": False}
     head_dim = 128
     num_key_heads = 32
@@ -36,5 +36,5 @@ class Qwen2(Qwen3):
 
     kind = "qwen2"
     architecture = "Qwen2ForCausalLM"
-    choices: ClassVar = {**Llama.choices, "attention_bias": True, "output_bias": False}
+    defaults: ClassVar = {**Llama.defaults, "attention_bias": True, "output_bias": False}
     head_dim = None

@@ -35,7 +35,7 @@ class Qwen35(Llama):
     kind = "qwen3_5_text"
     architecture = "Qwen3_5ForCausalLM"
     entries: ClassVar = {**Llama.entries, "linear_conv_kernel_dim": "conv_width"}
-    choices: ClassVar = QWEN3_5
+    defaults: ClassVar = QWEN3_5
     head_dim = 256
     num_key_heads = 4
 

@@ -21,7 +21,7 @@ class Qwen3Moe(Llama):
     }  # fmt: skip
     entries: ClassVar = {**Llama.entries, "norm_topk_prob": "normalize_chosen"}
     layer_counts: ClassVar = (*Llama.layer_counts, "num_experts", "num_local_experts")
-    choices: ClassVar = {**Llama.choices, "query_key_norm": True, "normalize_chosen": False}
+    defaults: ClassVar = {**Llama.defaults, "query_key_norm": True, "normalize_chosen": False}
     required: ClassVar = {**Llama.required, "use_sliding_window": False}
     # Windows are off, and the loss of the router is one of training.
     harmless: ClassVar = (

@@ -36,9 +36,9 @@ def read_rotary(
         if any(isinstance(value, Mapping) for value in rule.values()):
             raise ValueError(f"{name}: expected one rule for all layers, got one per kind of layer")
         entries = Entries(rule)
-        base = _read_once(settings, entries, "rope_theta", default_base)
+        base = _read_agreeing(settings, entries, "rope_theta", default_base)
         scaling = _read_scaling(settings, entries, max_length, length)
-        share = _read_once(settings, entries, "partial_rotary_factor", 1.0)
+        share = _read_agreeing(settings, entries, "partial_rotary_factor", 1.0)
         # With the rule "default", transformers passes over it in every family here; with another, it fails.
         if scaling is not None and share != 1:
             raise ValueError(
@@ -95,7 +95,7 @@ def _read_scaling(
     kind = kinds[0] or kinds[1] or "default"
     if kinds[1] not in (None, kind):
         raise ValueError(f"rope_type: expected the same as type, got {kind!r} beside {kinds[1]!r}")
-    trained = int(_read_once(settings, rules, "original_max_position_embeddings", max_length))
+    trained = int(_read_agreeing(settings, rules, "original_max_position_embeddings", max_length))
     match kind:
         case "default":
             return None
@@ -117,7 +117,7 @@ def _read_scaling(
     raise ValueError(f"rope_type: expected one of {', '.join(KINDS)}; got {kind!r}, which is not supported")
 
 
-def _read_once(settings: Mapping[str, Any], rules: Mapping[str, Any], name: str, default: float) -> float:
+def _read_agreeing(settings: Mapping[str, Any], rules: Mapping[str, Any], name: str, default: float) -> float:
     """Return a number that config.json holds beside its rule or in it."""
     stated = [where[name] for where in (rules, settings) if where.get(name) is not None] or [default]
     if stated[0] != stated[-1]:

@@ -41,7 +41,7 @@ class T5(Family):
         "relative_attention_max_distance": "relative_max_distance", "tie_word_embeddings": "tied_output",
     }  # fmt: skip
     layer_counts: ClassVar = ("num_layers", "num_decoder_layers")
-    choices: ClassVar = CHOICES
+    defaults: ClassVar = CHOICES
     required: ClassVar = {"is_encoder_decoder": True}
     # Its positions are relative.
     harmless: ClassVar = ("n_positions", "is_decoder", "add_cross_attention")

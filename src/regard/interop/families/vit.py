@@ -41,7 +41,7 @@ class ViT(Family):
     entries: ClassVar = {
         "layer_norm_eps": "norm_epsilon", "hidden_act": "activation", "qkv_bias": "attention_bias",
     }  # fmt: skip
-    choices: ClassVar = {**VIT, "output_bias": True}
+    defaults: ClassVar = {**VIT, "output_bias": True}
     harmless: ClassVar = (
         "encoder_stride", "pooler_act", "pooler_output_size", "tie_word_embeddings", "is_encoder_decoder",
     )  # fmt: skip
