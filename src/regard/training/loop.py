@@ -134,7 +134,7 @@ def train(
 
 
 class _Record(TypedDict):
-    """Keep what a checkpoint says of the sessions so far: their clocks in seconds, the last held-out metrics."""
+    """Keep what a checkpoint says of the sessions: their clocks in seconds, the last held-out metrics."""
 
     seconds: float
     compile_seconds: float
