@@ -4,7 +4,7 @@ import pytest
 
 from explorer_pages import WORDS, make_layers
 from page_traces import trace_of
-from regard.inspection.explorer import pages, payload
+from regard.inspection.explorer import budgets, pages
 from regard.inspection.explorer.shell import Shell
 
 SLOTS = '<title><!--TITLE--></title><script id="regard-document"><!--DOCUMENT--></script>\n<!--CHUNKS-->'
@@ -18,7 +18,7 @@ def bare(monkeypatch):
 @pytest.fixture
 def long(monkeypatch, bare):
     """Short calls are treated as if they were long."""
-    monkeypatch.setattr(payload, "LARGEST_EXACT", -1)
+    monkeypatch.setattr(budgets, "LARGEST_EXACT", -1)
 
 
 @pytest.fixture(scope="module")

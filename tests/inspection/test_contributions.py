@@ -11,7 +11,7 @@ from flax import nnx
 from refusals import check_refusals
 from regard import inspection, masks
 from regard.inspection.contributions import measure_values
-from regard.inspection.explorer import payload
+from regard.inspection.explorer import budgets
 from regard.inspection.explorer.payload import collect
 from regard.layers import LatentAttention, MultiHeadAttention
 from regard.models import Encoder
@@ -211,7 +211,7 @@ def test_files_keep_predictions_and_damaged_ones_are_refused(predicted, tmp_path
 def test_pages_carry_predictions_of_texts_that_are_not_long(predicted, monkeypatch):
     (shown,) = collect([predicted]).document["traces"]
     assert set(shown["predictions"]) == set(vars(predicted.predictions))
-    monkeypatch.setattr(payload, "LARGEST_PREDICTIONS", predicted.predictions.tokens.size - 1)
+    monkeypatch.setattr(budgets, "LARGEST_PREDICTIONS", predicted.predictions.tokens.size - 1)
     document = collect([predicted]).document
     assert "predictions" not in document["traces"][0]
     assert "What layers would predict is left out: the text is long." in document["notes"]

@@ -10,7 +10,7 @@ import pytest
 from javascript import WEB, run_node
 from page_traces import decode_linear8, decode_log8, opened, unpack, watch
 from regard import masks, readouts, scores
-from regard.inspection.explorer import codes, pages, payload
+from regard.inspection.explorer import budgets, codes, pages
 
 HALF = 2 ** (12 / 254)  # a factor of half a step of log8
 
@@ -111,7 +111,7 @@ def test_products_of_queries_and_keys_add_up_to_the_scores(bare, monkeypatch):
     wanted = 1.5 * case.query.astype(np.float64) @ np.repeat(case.key, 3, 0).swapaxes(-1, -2)
     one = 2 * 73 * 5
     for largest, pinned, carried in ((6 * one, 8, range(6)), (one, [(0, 4)], [4]), (one - 1, [(0, 4)], [])):
-        monkeypatch.setattr(payload, "LARGEST_FEATURES", largest)
+        monkeypatch.setattr(budgets, "LARGEST_FEATURES", largest)
         document, chunks = opened(pages.html(trace, pinned=pinned))
         heads = document["traces"][0]["calls"][0]["head"]
         assert [number for number, head in enumerate(heads) if {"query", "key"} & {*head}] == [*carried]
@@ -132,7 +132,7 @@ def test_lengths_of_values_stand_beside_exact_weights_alone(bare, monkeypatch):
         np.testing.assert_array_equal(read[call["head"][head]["value_norms"]], wanted)
         largest = np.nanmax(case.weights[head] * wanted)
         assert call["means"]["largest_addition"][head] == pytest.approx(largest, rel=1e-5)
-    monkeypatch.setattr(payload, "LARGEST_EXACT", -1)
+    monkeypatch.setattr(budgets, "LARGEST_EXACT", -1)
     call = opened(pages.html(trace))[0]["traces"][0]["calls"][0]
     assert "largest_addition" not in call["means"]
     assert not any("value_norms" in head for head in call["head"])

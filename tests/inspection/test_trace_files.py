@@ -172,10 +172,10 @@ def test_a_file_is_written_whole_or_not_at_all(sound, tmp_path, monkeypatch):
     whole = sound.save(path, keep="qk").read_bytes()  # a trace may be replaced
     assert first != whole == sound.save(path, keep="qk").read_bytes()
 
-    def fail(array):
+    def fail(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr(trace_files, "_method", fail)
+    monkeypatch.setattr(trace_files, "_entry", fail)
     with pytest.raises(OSError, match="no space left"):
         sound.save(path, keep="qk")
     assert path.read_bytes() == whole
