@@ -72,7 +72,7 @@ def test_padding_is_not_saved(caplog, tmp_path):
 def test_heads_are_cut_within_the_same_program_as_by_hand(by, caplog):
     model = build(Decoder, positions="rotary")
     tokens, spell = make_tokens(11), "<{}>".format
-    recorder, ids = Recorder(model, spell=spell), jnp.asarray(make_tokens(11).ids)[None]
+    recorder, ids = Recorder(model, spell=spell), jnp.asarray(tokens.ids)[None]
     recorder.record(make_tokens(13), "")
     with jax.log_compiles(), caplog.at_level("WARNING"):
         trace = recorder.record(tokens, "", [(0, 1), (1, 2), *[(1, 0, 7, 3)] * (by == "zero")], by)
@@ -84,8 +84,7 @@ def test_heads_are_cut_within_the_same_program_as_by_hand(by, caplog):
     with inspection.intervene({0: inspection.Change(**first, heads=(1,))}):
         outputs = jax.jit(lambda: observed()[1])()
     last = new.get(by, {"output": outputs[1].mean(-2, keepdims=True)})
-    edges = {"edges": ((0, 7, 3),)} if by == "zero" else {}
-    last = inspection.Change(**last, **edges, heads=(2,))
+    last = inspection.Change(**last, edges=((0, 7, 3),) if by == "zero" else None, heads=(2,))
     changes = {0: inspection.Change(**first, heads=(1,)), 1: last}
     with inspection.intervene(changes):
         logits, expected = inspection.record(model, ids, tokens=tokens)
@@ -98,8 +97,7 @@ def test_heads_are_cut_within_the_same_program_as_by_hand(by, caplog):
     for name, array in mine.items():
         np.testing.assert_allclose(array, theirs[name], rtol=2e-5, atol=2e-6, err_msg=name)
     logits = np.asarray(logits[0], np.float64)
-    coming = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    coming = coming[np.arange(10), tokens.ids[1:]]
+    coming = (logits - np.log(np.exp(logits).sum(-1, keepdims=True)))[np.arange(10), tokens.ids[1:]]
     np.testing.assert_allclose(trace.predictions.next_log_probability, coming, rtol=2e-5)
     check_refusals(
         (lambda: recorder.record(tokens, "", [(0, 3)]), r"layers 0\.\.1, heads 0\.\.2 .* got 0\.3"),

@@ -277,6 +277,7 @@ def _hush_writers() -> Iterator[None]:
     """Keep quiet what orbax's threads print about an error beside raising it, hundreds of lines."""
     logger, before = logging.getLogger("absl"), sys.unraisablehook
     was_disabled, logger.disabled = logger.disabled, True
+    logging.getLogger("asyncio").addFilter(_is_news)
 
     def print_others(raised: Any) -> None:
         if str(raised.exc_value) != "Event loop is closed":
@@ -288,6 +289,11 @@ def _hush_writers() -> Iterator[None]:
         sys.unraisablehook = before  # after an error writers that were still under way have more to say
     finally:
         logger.disabled = was_disabled
+
+
+def _is_news(entry: logging.LogRecord) -> bool:
+    """Return False where asyncio tells, at some time later, of a write whose failure was raised."""
+    return not (entry.exc_info and "os_error_code" in str(entry.exc_info[1]))
 
 
 def _make_empty(template: Any) -> Any:
