@@ -62,11 +62,11 @@ def describe_next(words: Sequence[str]) -> str:
 def describe_trouble(error: OSError, directory: Path, words: Sequence[str]) -> str:
     """Describe what the system refused to write, and how to go on."""
     remedy = REMEDIES.get(error.errno or 0, "see to it, then give the same command again")
-    said = f"{error.filename or directory}: {error.strerror or error}; {remedy}"
+    refusal = f"{error.filename or directory}: {error.strerror or error}; {remedy}"
     if error.errno not in BEGUN:
-        return said
+        return refusal
     again = f"this {describe_start(directory)}\n  {spell_continuation(words)}"
-    return f"{said}: what was saved before is whole, and {again}"
+    return f"{refusal}: what was saved before is whole, and {again}"
 
 
 def describe_start(directory: Path) -> str:

@@ -299,9 +299,8 @@ export class State extends EventTarget {
       // What was seen last before the step is where going back leads.
       this.renewAddress();
       this.lastHash = hash;
-      this.tryAddress(() => {
-        location.hash = hash;
-      });
+      // Not by `location.hash`: its event comes later, and would undo what was done in between.
+      this.tryAddress(() => history.pushState(null, "", hash));
     } else {
       this.lastHash = hash;
       this.renewal = setTimeout(() => this.renewAddress(), 120);
