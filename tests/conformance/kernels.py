@@ -9,7 +9,7 @@ import numpy as np
 
 def attention(
     query, key, value, *, mask=None, bias=None, causal=False, window=None, lengths=None, segments=None,
-    softcap=None, scale=None, sinks=None, offset=None, lse=False, fault="",
+    indices=None, softcap=None, scale=None, sinks=None, offset=None, lse=False, fault="",
 ):  # fmt: skip
     """Compute attention of (B, H, T, D) in NumPy, with a fault."""
     given, (B, H, T, D), S, K = query, query.shape, key.shape[2], key.shape[1]
@@ -58,6 +58,11 @@ def attention(
     if segments is not None and fault != "segments ignored":
         ids = segments[:1] if fault == "segments of the first row" else segments
         keep &= ids[:, None, :, None] == ids[:, None, None, :]
+    if indices is not None and fault != "indices ignored":
+        indices = indices % S if fault == "-1 is the last key" else indices
+        times = (indices[..., None] == np.arange(key.shape[2])).sum(-2)[:, None]
+        keep &= times > 0
+        scores = scores + np.log(np.maximum(times, 1)).astype(dtype) * (fault == "each listing counts")
     if mask is not None and mask.dtype != bool:
         raise TypeError("mask: expected booleans")
     if mask is not None and fault != "mask ignored":

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.conformance.expectations import find_positions, round_to
+from regard.conformance.expectations import count_listed, find_positions, round_to
 from regard.conformance.written_calls import Call
 
 Change = Callable[[Call], Call]
@@ -136,6 +136,11 @@ def repeat_sinks(block: int) -> Change:
                      + np.log(-(-call["key"].shape[-2] // block)))  # fmt: skip
 
 
+def count_repeats(call: Call) -> Call:
+    """Return a call in which a key counts as often as it is listed."""
+    return call | {"bias": call.get("bias", 0) + np.log(np.maximum(count_listed(call), 1))[:, None]}
+
+
 def average_shared(call: Call) -> Call:
     """Return a call whose gradients of key and value are means over the heads of a group."""
     share = call["key"].shape[1] / call["query"].shape[1]
@@ -150,7 +155,8 @@ BOTTOM_RIGHT = "bottom-right: the last query sits at the last key"
 ROUNDED = ("products", "scaled", "capped", "biased", "masked", "weights")
 IGNORED = {
     "mask": "masked", "causal": "masked", "window": "masked", "lengths": "masked", "segments": "masked",
-    "offset": "masked", "bias": "biased", "softcap": "capped", "sinks": "weights", "scale": "scaled",
+    "indices": "masked", "offset": "masked", "bias": "biased", "softcap": "capped", "sinks": "weights",
+    "scale": "scaled",
 }  # fmt: skip
 
 # In the order in which they are tried: the first that explains an answer names it.
@@ -163,6 +169,7 @@ ALTERNATIVES = [
                replacing(window=lambda call: (call["window"][0], 0))),
     convention("lengths", "masked", "lengths count from the end: the first keys are padding", keeping(
         lambda _, column, call: column >= column.size - call["lengths"].reshape(-1, 1, 1, 1), "lengths")),
+    convention("indices", "masked", "a key that is listed twice counts twice", count_repeats),
     convention("grouped", "products", "query heads take key heads in turn: h reads h mod K",
                replacing(group_order=lambda _: "interleaved")),
     convention("softcap", "biased", "the softcap comes after the bias", replacing(bias_first=lambda _: True)),
@@ -197,7 +204,11 @@ ALTERNATIVES = [
     mistake("lengths", "masked", "the key after the last counts",
             replacing(lengths=lambda call: call["lengths"] + 1)),
     *(mistake(name, "masked", f"all batch rows have the first row's {name}", repeat_first(name, 0))
-      for name in ("lengths", "segments", "mask")),
+      for name in ("lengths", "segments", "indices", "mask")),
+    mistake("indices", "masked", "-1 reads the first key",
+            replacing(indices=lambda call: np.maximum(call["indices"], 0))),
+    mistake("indices", "masked", "-1 reads the last key",
+            replacing(indices=lambda call: call["indices"] % call["key"].shape[-2])),
     mistake("mask", "masked", "all heads have the first head's mask", repeat_first("mask", 1)),
     mistake("mask", "masked", "a mask is added to the scores as 0 and 1", lambda call: without("mask")(
         call | {"bias": call.get("bias", 0) + call["mask"].astype(np.float32)})),

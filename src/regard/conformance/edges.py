@@ -21,8 +21,12 @@ def check_empty_rows(judge: Judge) -> Iterator[Row]:
     ways = {
         "an empty row of a mask": ("mask", f"{row} != 3", f"{row} != -1"),
         "an empty row of a bias": ("bias", f"np.where({row} == 3, -np.inf, 0.0)", pairs),
+        "an empty row of listed keys": (
+            "indices", "np.where(np.zeros((B, 1, S), int) + np.arange(T)[:, None] == 3, -1, np.arange(S))",
+            "np.broadcast_to(np.arange(S), (B, T, S))",
+        ),
         "an empty row by a length of 0": ("lengths", "np.array([0, 3])[:B]", "np.array([S, 3])[:B]"),
-    }
+    }  # fmt: skip
     for name, (option, empty, filled) in ways.items():
         if judge.subject.takes([option]):
             lse = {"lse": "True"} if judge.subject.takes(["lse"]) else {}
@@ -80,6 +84,7 @@ def check_masked_slots(judge: Judge) -> Iterator[Row]:
         "a mask": {"mask": "np.broadcast_to(np.arange(S) < S - 4, (B, H, T, S))"},
         "a bias of -inf": {"bias": "np.where(np.arange(S) < S - 4, 0.0, -np.inf) + np.zeros((B, H, T, S))"},
         "lengths": {"lengths": "np.array([S - 4, S - 4])[:B]"},
+        "listed keys": {"indices": "np.broadcast_to(np.arange(S - 4), (B, T, S - 4))"},
     }
     for way, options in ways.items():
         if judge.subject.takes(options):

@@ -64,9 +64,16 @@ def find_pairs(call: Call) -> Array:
     if "segments" in call:
         ids = call["segments"]
         allowed &= ids[:, None, :, None] == ids[:, None, None, :]
+    if "indices" in call:
+        allowed &= count_listed(call)[:, None] > 0
     if "mask" in call:
         allowed &= call["mask"] != 0
     return allowed
+
+
+def count_listed(call: Call) -> Array:
+    """Return how often each key is listed for each query: (B, T, S)."""
+    return (call["indices"][..., None] == np.arange(call["key"].shape[-2])).sum(-2)
 
 
 def find_empty(call: Call) -> Array:

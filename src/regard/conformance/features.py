@@ -14,6 +14,7 @@ KEYWORDS = {
     "window": ("window", "local_window_size", "window_size", "sliding_window"),
     "lengths": ("lengths", "key_value_seq_lengths", "key_lengths", "kv_lengths", "kv_seqlens"),
     "segments": ("segments", "segment_ids"),
+    "indices": ("indices", "topk_indices", "topk_idxs", "key_indices"),
     "softcap": ("softcap", "soft_cap", "logits_soft_cap", "logit_cap", "attn_logits_soft_cap"),
     "scale": ("scale", "sm_scale", "softmax_scale"),
     "sinks": ("sinks", "sink", "learnable_sink", "attention_sinks", "s_aux"),

@@ -19,6 +19,7 @@ def attend_by_keywords(
     window: tuple[int, int] | None = None,
     lengths: Any = None,
     segments: Any = None,
+    indices: Any = None,
     softcap: float | None = None,
     scale: float | None = None,
     sinks: Any = None,
@@ -34,6 +35,7 @@ def attend_by_keywords(
     parts += [masks.sliding_window(*window)] if window is not None else []
     parts += [masks.lengths(lengths)] if lengths is not None else []
     parts += [masks.segments(segments)] if segments is not None else []
+    parts += [masks.chosen_keys(indices)] if indices is not None else []
     mask = reduce(operator.and_, parts) if parts else mask
     score = None if softcap is None else scores.softcap(softcap)
     output, aux = attend(

@@ -45,6 +45,7 @@ MASK = "rng.random((B, H, T, S)) < 0.7"
 BIAS = "rng.normal(size=(B, H, T, S))"
 LENGTHS = "np.array([S - 5, 3])[:B]"
 SEGMENTS = "np.sort(rng.integers(0, 4, size=(B, T)), -1)"
+INDICES = "np.where(rng.random((B, T, min(17, S))) < 0.8, rng.random((B, T, S)).argsort()[..., :17], -1)"
 SINKS = "rng.normal(size=H)"
 
 OPTIONS = [
@@ -68,6 +69,10 @@ OPTIONS = [
     Promise("lengths", "masked", {"lengths": LENGTHS}),
     Promise("segments", "masked", {"segments": SEGMENTS}, {"T": 131, "S": 131}),
     Promise("segments and causal", "masked", {"segments": SEGMENTS, "causal": "True"}, {"T": 131, "S": 131}),
+    Promise("listed keys", "masked", {"indices": INDICES}, {"T": 101, "S": 131}),
+    Promise("listed keys, causal", "masked", {"indices": INDICES, "causal": "True"}, {"T": 131, "S": 131}),
+    Promise("listed keys and grouped heads", "masked", {"indices": INDICES}, {"H": 6, "K": 3}),
+    Promise("keys that are listed twice", "masked", {"indices": "rng.integers(-1, S, (B, T, 17))"}),
     Promise("a softcap", "capped", {"softcap": "2.0"}, magnitude=1.5),
     Promise("a softcap and a scale", "capped", {"softcap": "2.0", "scale": "0.7"}),
     Promise("a softcap and a bias", "biased", {"softcap": "2.0", "bias": BIAS}, magnitude=1.5),
@@ -90,6 +95,7 @@ _WHOLE = {
     "a mask": {"mask": MASK},
     "causal": {"causal": "True"},
     "a window": {"window": "(29, 0)", "causal": "True"},
+    "listed keys": {"indices": INDICES},
     "a bias": {"bias": "rng.normal(size=(1, H, T, S))"},
     "a softcap": {"softcap": "3.0", "causal": "True"},
     "sinks": {"sinks": SINKS, "causal": "True"},

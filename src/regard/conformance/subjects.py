@@ -53,7 +53,7 @@ class Subject:
             return array[leading].transpose([own.index(letter) for letter in self.layout])
         if name in ("mask", "bias"):
             return array[leading]
-        return array[0] if name in ("lengths", "segments") and "B" not in self.layout else array
+        return array[0] if name in ("lengths", "segments", "indices") and "B" not in self.layout else array
 
     def restore(self, array: Array) -> Array:
         """Give what is shaped as query the axes (B, H, T, D)."""
