@@ -17,7 +17,7 @@ from regard.axes import Array
 from regard.engine.flash.blocking import Blocking, TileConfig, Trips
 from regard.engine.flash.device_types import vary
 from regard.engine.flash.sparsity import TileLists
-from regard.engine.flash.tiles import slice_at
+from regard.engine.flash.tiles import PieceKind, slice_at
 
 Carry = TypeVar("Carry")
 
@@ -133,8 +133,8 @@ class TileLoop:
     ) -> Carry:
         """Loop over the tiles listed for one block: carry = body(start, whether PARTIAL, carry).
 
-        With pieces, `block` numbers several, and `start` is (blocks, pieces). In place of whether it is
-        PARTIAL stands 2 where any piece is, else 1 where a list is over, else 0.
+        With pieces, `block` numbers several, `start` is (blocks, pieces), and the step's `PieceKind` stands
+        in place of whether the tile is PARTIAL.
         """
 
         def listed(block: Any) -> tuple[Array, Array, Array]:
@@ -160,7 +160,8 @@ class TileLoop:
             start = jax.lax.dynamic_slice_in_dim(starts, first, pieces, 1, allow_negative_indices=False)
             partial = jnp.any((first + np.int32(pieces) > full) & (first < nonempty) & (full < nonempty))
             short = jnp.any(first + np.int32(pieces) > nonempty)
-            return body(start, jnp.where(partial, np.int32(2), short.astype(jnp.int32)), carry)
+            kind = jnp.where(short, np.int32(PieceKind.SHORT), np.int32(PieceKind.FULL))
+            return body(start, jnp.where(partial, np.int32(PieceKind.PARTIAL), kind), carry)
 
         if pieces:
             steps = jax.lax.div(nonempty.max() + np.int32(pieces - 1), np.int32(pieces))

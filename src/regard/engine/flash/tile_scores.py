@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.engine.flash.operands import PARAMETER, Context, Operands
-from regard.engine.flash.tiles import TileView
+from regard.engine.flash.tiles import PieceKind, TileView
 from regard.engine.softmax import dropout
 from regard.engine.softmax.products import product
 from regard.engine.softmax.scoring import finish_scores, scale_late
@@ -61,7 +61,7 @@ def score_tile(
 ) -> TileScores:
     """Score a tile of keys by one of queries that are scaled early; `across`, keys by queries.
 
-    Only PARTIAL tiles evaluate the mask.
+    Only where it is `partial` is the mask evaluated; of a step over pieces, that is its `PieceKind`.
     """
     config = view.config
     sides = (key, query) if across else (query, key)
@@ -79,10 +79,12 @@ def score_tile(
         return jax.lax.cond(chosen, way, lambda scores: scores, scores)
 
     def remove_where_partial(scores: Array) -> Array:
-        own = view.own_pieces(across=across)
-        if own is not None:  # of several pieces, some may hold what is another piece's, or nobody's
-            scores = choose(partial == 1, lambda scores: jnp.where(own, scores, -jnp.inf), scores)
-            return choose(partial == 2, remove, scores)
+        paired = view.own_pieces(across=across)
+        if paired is not None:  # of several pieces, some may hold what is another piece's, or nobody's
+            scores = choose(
+                partial == PieceKind.SHORT, lambda scores: jnp.where(paired, scores, -jnp.inf), scores
+            )
+            return choose(partial == PieceKind.PARTIAL, remove, scores)
         if not config.masked or partial is False:
             return scores
         return remove(scores) if partial is True else choose(partial, remove, scores)

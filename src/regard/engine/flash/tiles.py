@@ -7,6 +7,7 @@ where several key heads go together; the query heads of a group are rows of one 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,14 @@ from regard.masks.spans import Pieces, Run, Span
 from regard.scores.cells import Block
 
 Offsets = tuple[Offset, Offset]  # where the rows of query and of key sit
+
+
+class PieceKind(enum.IntEnum):
+    """Kinds of steps over pieces, by what must be looked at: each kind asks for what those before it do."""
+
+    FULL = 0
+    SHORT = 1  # a list is over: some pieces lie beyond the end
+    PARTIAL = 2  # of a piece, the mask keeps some pairs
 
 
 @dataclass(frozen=True)
