@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 PARITY = Path(__file__).parent / "parity"
-QWEN = ("qwen2", "qwen3", "qwen3_moe", "qwen3_5_text")
+QWEN = ("qwen2", "qwen3", "qwen3_moe", "qwen3_5_text", "qwen3_next")
 DECODERS = ("gpt2", "llama", "mistral", *QWEN, "gemma2", "gemma3_text", "gpt_oss")
 NAMES = ("bert", "modernbert", "vit", *DECODERS, "t5", "t5_gated")
 
@@ -31,9 +31,11 @@ def draw(name, shape, kind):
     if name.endswith("sinks"):
         return numbers * np.float32(2)
     if len(shape) == 1:  # the scale of a norm; Gemma adds one itself, and Qwen 3.5 but in linear attention
-        adds_one = kind.startswith("gemma") or (kind == "qwen3_5_text" and "linear_attn" not in name)
+        adds_one = kind.startswith("gemma") or (
+            kind in ("qwen3_5_text", "qwen3_next") and "linear_attn" not in name
+        )
         return numbers * np.float32(0.25) + np.float32(not adds_one)
-    if any(part in name for part in ("embed", "shared", "wte", "wpe", "cls_token", "relative")):
+    if any(part in name for part in ("embed", "shared.", "wte", "wpe", "cls_token", "relative")):
         return numbers
     gain = 0.6 if ".q." in name else 1.5  # T5 does not scale its scores
     return numbers * np.float32(gain * math.sqrt(3 / math.prod(shape[1:])))

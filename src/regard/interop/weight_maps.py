@@ -75,19 +75,20 @@ def take_taps(index: int, sizes: Sequence[int]) -> Conversion:
     )
 
 
-def take_half_of_heads(index: int, num_heads: int) -> Conversion:
-    """Make the conversion of one of two parameters whose heads take turns in the rows of a tensor."""
+def take_rows_of_heads(index: int, num_heads: int, sizes: Sequence[int]) -> Conversion:
+    """Make the conversion of one of several parameters, of which each head's rows of a tensor hold some."""
+    cuts = np.cumsum(sizes)[:-1]
 
     def load(tensor: np.ndarray) -> np.ndarray:
-        heads = tensor.reshape((num_heads, 2, -1, *tensor.shape[1:]))[:, index]
-        return heads.reshape((-1, *tensor.shape[1:])).T
+        heads = tensor.reshape((num_heads, sum(sizes), *tensor.shape[1:]))
+        return np.split(heads, cuts, axis=1)[index].reshape((-1, *tensor.shape[1:])).T
 
     def store(parameters: Sequence[np.ndarray], _: Settings) -> np.ndarray:
         rows = [parameter.T for parameter in parameters]
         heads = [array.reshape((num_heads, -1, *array.shape[1:])) for array in rows]
         return np.concatenate(heads, axis=1).reshape((-1, *rows[0].shape[1:]))
 
-    return Conversion(load, store, lambda shape, _: (2 * shape[-1], *shape[:-1]), index)
+    return Conversion(load, store, lambda shape, _: (num_heads * sum(sizes), *shape[:-1]), index)
 
 
 def take_every(index: int, count: int) -> Conversion:

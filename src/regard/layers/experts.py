@@ -18,7 +18,7 @@ from regard.engine.call.problem import accumulation_dtype
 from regard.engine.dispatch.placement import active
 from regard.layers.choices import check_initializers, check_options
 from regard.layers.dropout import build_dropout
-from regard.layers.feed_forward import activate, check_activation
+from regard.layers.feed_forward import FeedForward, activate, check_activation
 from regard.layers.multi_head import check_features
 
 _SYMBOLIC_ROWS = 64  # of a tile, where the number of tokens is known only when an exported program is called
@@ -37,10 +37,14 @@ class Experts(nnx.Module):
     number of tokens to an expert, so that at most about twice the rows needed are computed, and weights of
     experts that no token chose are not read. One program serves every way that tokens are sent.
 
+    A shared expert, which every token passes, is added: FeedForward_s(x), or sigmoid(x Ws) FeedForward_s(x).
+
     Args:
         d_model, d_ff: width M of input and output, and F in between, of one expert.
         num_experts, experts_per_token: how many there are, and how many each token passes.
         normalize_chosen: whether the weights of the chosen sum to 1.
+        shared_width: the width in between of the shared expert; None means that there is none.
+        shared_gate: whether each token weighs what the shared expert gives.
         use_bias: whether the router and the maps of the experts have biases.
         activation, gated, gate_limit, dropout_rate: as in `FeedForward`.
         dtype, param_dtype, kernel_init, bias_init, precision, rngs: as in `MultiHeadAttention`.
@@ -57,7 +61,8 @@ class Experts(nnx.Module):
         ((2, 11, 3), (5, 3, 7))
 
     Reference: Shazeer et al., "Outrageously Large Neural Networks", 2017, section 2, without its noise;
-    Gale et al., "MegaBlocks", 2023, section 4, for tiles in place of a capacity.
+    Gale et al., "MegaBlocks", 2023, section 4, for tiles in place of a capacity; Dai et al., "DeepSeekMoE",
+    2024, section 3.2, for shared experts.
     """
 
     def __init__(
@@ -68,6 +73,8 @@ class Experts(nnx.Module):
         num_experts: int,
         experts_per_token: int = 1,
         normalize_chosen: bool = True,
+        shared_width: int | None = None,
+        shared_gate: bool = False,
         activation: str = "gelu_tanh",
         gated: bool = False,
         gate_limit: float | None = None,
@@ -82,17 +89,24 @@ class Experts(nnx.Module):
     ):
         sizes = {"d_model": d_model, "d_ff": d_ff, "num_experts": num_experts}
         sizes |= {"experts_per_token": experts_per_token}
+        sizes |= {} if shared_width is None else {"shared_width": shared_width}
         shared = {"use_bias": use_bias, "dtype": dtype, "param_dtype": param_dtype, "precision": precision}
         shared |= {"rngs": rngs}
-        check_options(sizes, gated=gated, normalize_chosen=normalize_chosen, **shared)
+        flags = {"gated": gated, "normalize_chosen": normalize_chosen, "shared_gate": shared_gate}
+        check_options(sizes, **flags, **shared)
         check_initializers(kernel_init=kernel_init, bias_init=bias_init)
         check_experts(num_experts, experts_per_token)
+        check_shared(shared_width, shared_gate)
         check_activation(activation, gated, gate_limit)
         self.d_model, self.d_ff, self.activation, self.gate_limit = d_model, d_ff, activation, gate_limit
         self.num_experts, self.experts_per_token = num_experts, experts_per_token
         self.normalize_chosen = normalize_chosen
         shared |= {"bias_init": bias_init}
         self.router = nnx.Linear(d_model, num_experts, **shared)
+        branch = {"activation": activation, "gated": gated, "gate_limit": gate_limit}
+        branch |= {"dropout_rate": dropout_rate, **shared}
+        self.shared = None if shared_width is None else FeedForward(d_model, shared_width, **branch)
+        self.shared_gate = nnx.Linear(d_model, 1, **{**shared, "use_bias": False}) if shared_gate else None
         shared |= {"kernel_init": kernel_init}
         self.gate = _ExpertLinear(num_experts, d_model, d_ff, **shared) if gated else None
         self.widen = _ExpertLinear(num_experts, d_model, d_ff, **shared)
@@ -104,6 +118,14 @@ class Experts(nnx.Module):
         x = check_features("x", x, self.d_model)
         if not x.size:
             return x.astype(self.router(x).dtype)
+        output = self._apply_chosen(x)
+        if self.shared is None:
+            return output
+        shared = self.shared(x)
+        return output + (shared if self.shared_gate is None else jax.nn.sigmoid(self.shared_gate(x)) * shared)
+
+    def _apply_chosen(self, x: Array) -> Hidden:
+        """Return the weighted sum of what the chosen experts give."""
         # Each group by itself: a device sorts and computes its own tokens.
         groups, join = _group_tokens(x)
         weights, chosen = self.route(groups)
@@ -140,6 +162,12 @@ def check_experts(num_experts: int, experts_per_token: int) -> None:
         raise ValueError(
             f"experts_per_token: expected at most num_experts = {num_experts}, got {experts_per_token}"
         )
+
+
+def check_shared(shared_width: int | None, shared_gate: bool) -> None:
+    """Check that a gate has a shared expert to weigh."""
+    if shared_gate and shared_width is None:
+        raise ValueError("shared_gate: expected False without a shared expert; give its width, too")
 
 
 class _ExpertLinear(nnx.Module):

@@ -12,7 +12,7 @@ import numpy as np
 from regard.arguments import guided
 from regard.engine.call.canonicalization import check_flag, check_rate
 from regard.layers.choices import NormKind, NormPlace, check_choice, check_kind
-from regard.layers.experts import check_experts
+from regard.layers.experts import check_experts, check_shared
 from regard.layers.feed_forward import check_activation
 from regard.layers.heads import check_heads
 from regard.layers.residual import EPSILON
@@ -136,6 +136,10 @@ class TransformerConfig:
     """Width of the branch of one expert; None means d_ff."""
     normalize_chosen: bool = True
     """True if the weights of the chosen experts sum to 1; else they are shares of all experts."""
+    shared_width: int | None = None
+    """Width of an expert that every token passes beside those it chooses; None means none."""
+    shared_gate: bool = False
+    """True if a sigmoid of the layer's input weighs what the shared expert gives."""
     dense_layers: tuple[int, ...] = ()
     """Layers that have one branch for all tokens beside others that have experts."""
 
@@ -214,7 +218,7 @@ class TransformerConfig:
         """Return the width of a layer's feed-forward branch and its further arguments."""
         names, width = ["activation", "gated", "gate_limit"], self.d_ff
         if self.num_experts is not None and layer not in self.dense_layers:
-            names += ["num_experts", "experts_per_token", "normalize_chosen"]
+            names += ["num_experts", "experts_per_token", "normalize_chosen", "shared_width", "shared_gate"]
             width = self.expert_width or width
         options = {name: getattr(self, name) for name in names}
         return {"d_ff": width, "feed_forward": {**options, "use_bias": self.feed_forward_bias}}
@@ -283,6 +287,7 @@ class TransformerConfig:
         check_activation(self.activation, self.gated, self.gate_limit)
         if self.num_experts is not None:
             check_experts(self.num_experts, self.experts_per_token)
+            check_shared(self.shared_width, self.shared_gate)
         allowed, layers = range(self.num_layers if self.num_experts else 0), self.dense_layers
         if not isinstance(layers, tuple) or any(layer not in allowed for layer in layers):
             raise ValueError(

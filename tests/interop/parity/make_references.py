@@ -88,6 +88,12 @@ MODELS = {
         layer_types=["linear_attention", "linear_attention", "full_attention"],
         rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
     )),
+    "qwen3_next": (transformers.Qwen3NextForCausalLM, 13, transformers.Qwen3NextConfig(
+        **{**LLAMA, "num_hidden_layers": 4}, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=6,
+        linear_key_head_dim=5, linear_value_head_dim=7, num_experts=7, num_experts_per_tok=3,
+        moe_intermediate_size=11, shared_expert_intermediate_size=13, mlp_only_layers=[1],
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    )),
     "gpt_oss": (transformers.GptOssForCausalLM, 17, transformers.GptOssConfig(
         **{**LLAMA, "intermediate_size": 11}, head_dim=10, sliding_window=5, num_local_experts=5,
         num_experts_per_tok=2, swiglu_limit=0.75,

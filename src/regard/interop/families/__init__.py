@@ -15,9 +15,10 @@ from regard.interop.families.modernbert import ModernBert
 from regard.interop.families.qwen import Qwen2, Qwen3
 from regard.interop.families.qwen3_5 import Qwen35
 from regard.interop.families.qwen3_moe import Qwen3Moe
+from regard.interop.families.qwen3_next import Qwen3Next
 from regard.interop.families.t5 import T5
 from regard.interop.families.vit import ViT
 
 _CLASSES: list[type[Family]] = [Bert, ModernBert, ViT, GPT2, Llama, Mistral, Qwen2, Qwen3, Qwen3Moe, Qwen35]
-_CLASSES += [Gemma2, Gemma3, GptOss, T5]
+_CLASSES += [Qwen3Next, Gemma2, Gemma3, GptOss, T5]
 FAMILIES = {family.kind: family() for family in _CLASSES}

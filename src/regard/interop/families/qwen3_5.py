@@ -1,6 +1,6 @@
 """Qwen 3.5, of text: a hybrid of gated delta layers and attention."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from flax import nnx
 
@@ -10,13 +10,13 @@ from regard.interop.families.gemma2 import pair_norm, replace_norms
 from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
 from regard.interop.families.rotary import read_rotary, write_rotary
 from regard.interop.families.sliding_windows import FULL, shorten
-from regard.interop.weight_maps import Fields, Pair, Settings, WeightMap, linear
+from regard.interop.weight_maps import Fields, Pair, Settings, WeightMap, linear, take_rows
 from regard.models import Decoder, TransformerConfig
 from regard.models.presets import QWEN3_5
 
 _LINEAR = "linear_attention"
 _MIXERS = {_LINEAR: "gated_delta", FULL: "attention"}
-_DELTA, _STORED = f"{BLOCK}.delta", f"{LAYER}.linear_attn"
+DELTA, STORED = f"{BLOCK}.delta", f"{LAYER}.linear_attn"
 # How positions of images are laid out; those of text are the same in every part.
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 _SHARE = "partial_rotary_factor"
@@ -55,12 +55,10 @@ class Qwen35(Llama):
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:
         kinds = {mixer: kind for kind, mixer in _MIXERS.items()}
         mixers = [config.mixer(layer) for layer in range(config.num_layers)]
-        heads, width = config.delta_heads or config.num_heads, config.delta_head_dim or config.head_width
-        sizes = (heads, config.delta_key_heads or heads, width, config.delta_value_dim or width)
         return {
             **super().write_more(config),
             "layer_types": [kinds.get(mixer, mixer) for mixer in mixers],
-            **dict(zip(_SIZES, sizes, strict=True)),
+            **dict(zip(_SIZES, measure_delta(config), strict=True)),
         }
 
     def read_positions(self, settings: Settings, *sizes: Any) -> dict[str, Any]:
@@ -80,26 +78,24 @@ class Qwen35(Llama):
         return {**written, "rope_parameters": {**written["rope_parameters"], _SHARE: share}}
 
     def weight_map(self, config: TransformerConfig) -> WeightMap:
-        heads, width = config.delta_heads or config.num_heads, config.delta_head_dim or config.head_width
-        keys = (config.delta_key_heads or heads) * width
-        spans = (keys, keys, heads * (config.delta_value_dim or width))
-        joined = []
+        spans = measure_delta(config).features
+        attention, taps = [], []
         for index, name in enumerate(("query", "gate")):
-            half = weight_maps.take_half_of_heads(index, config.num_heads)
-            joined += linear(f"{LAYER}.self_attn.q_proj", f"{BLOCK}.attention.{name}_projection", half, half)
+            half = weight_maps.take_rows_of_heads(index, config.num_heads, (config.head_width,) * 2)
+            projection = f"{BLOCK}.attention.{name}_projection"
+            attention += linear(f"{LAYER}.self_attn.q_proj", projection, half, half)
         for index, name in enumerate(("query", "key", "value")):
-            kernel, taps = f"{_DELTA}.{name}_projection.kernel", f"{_DELTA}.{name}_taps"
-            joined.append(Pair(f"{_STORED}.in_proj_qkv.weight", kernel, weight_maps.take_rows(index, spans)))
-            joined.append(Pair(f"{_STORED}.conv1d.weight", taps, weight_maps.take_taps(index, spans)))
+            conversion = weight_maps.take_taps(index, spans)
+            taps.append(Pair(f"{STORED}.conv1d.weight", f"{DELTA}.{name}_taps", conversion))
         return build_map(
-            *joined,
-            *linear(f"{_STORED}.in_proj_z", f"{_DELTA}.gate_projection"),
-            *linear(f"{_STORED}.in_proj_b", f"{_DELTA}.rate_projection"),
-            *linear(f"{_STORED}.in_proj_a", f"{_DELTA}.forget_projection"),
-            *linear(f"{_STORED}.out_proj", f"{_DELTA}.output_projection"),
-            Pair(f"{_STORED}.A_log", f"{_DELTA}.log_speed"),
-            Pair(f"{_STORED}.dt_bias", f"{_DELTA}.forget_bias"),
-            Pair(f"{_STORED}.norm.weight", f"{_DELTA}.norm_scale"),
+            *attention,
+            *taps,
+            *self.pair_projections(config),
+            *self.pair_experts(),
+            *linear(f"{STORED}.out_proj", f"{DELTA}.output_projection"),
+            Pair(f"{STORED}.A_log", f"{DELTA}.log_speed"),
+            Pair(f"{STORED}.dt_bias", f"{DELTA}.forget_bias"),
+            Pair(f"{STORED}.norm.weight", f"{DELTA}.norm_scale"),
             *pair_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.delta_residual.norm"),
             *pair_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.attention_residual.norm"),
             *pair_norm(f"{LAYER}.post_attention_layernorm", f"{BLOCK}.feed_forward_residual.norm"),
@@ -108,8 +104,44 @@ class Qwen35(Llama):
             *pair_norm("norm", "trunk.stack.final_norm"),
         )
 
+    def pair_projections(self, config: TransformerConfig) -> list[Pair]:
+        """Pair the linear maps that the delta rule begins with."""
+        spans = measure_delta(config).features
+        pairs = [
+            Pair(f"{STORED}.in_proj_qkv.weight", f"{DELTA}.{name}_projection.kernel", take_rows(index, spans))
+            for index, name in enumerate(("query", "key", "value"))
+        ]
+        for ending, name in (("z", "gate"), ("b", "rate"), ("a", "forget")):
+            pairs += linear(f"{STORED}.in_proj_{ending}", f"{DELTA}.{name}_projection")
+        return pairs
+
+    def pair_experts(self) -> list[Pair]:
+        """Pair the tensors of experts, which a relative has."""
+        return []
+
     def build(self, config: TransformerConfig, settings: Settings, rngs: nnx.Rngs) -> Decoder:
         return replace_norms(Decoder(config, rngs=rngs))
+
+
+class DeltaSizes(NamedTuple):
+    """The sizes of a config's delta rule, with what None stands for."""
+
+    heads: int
+    key_heads: int
+    head_dim: int
+    value_dim: int
+
+    @property
+    def features(self) -> tuple[int, int, int]:
+        """Features of all heads' queries, keys and values."""
+        width = self.key_heads * self.head_dim
+        return width, width, self.heads * self.value_dim
+
+
+def measure_delta(config: TransformerConfig) -> DeltaSizes:
+    """Return the sizes of a config's delta rule."""
+    heads, width = config.delta_heads or config.num_heads, config.delta_head_dim or config.head_width
+    return DeltaSizes(heads, config.delta_key_heads or heads, width, config.delta_value_dim or width)
 
 
 def _read_mixers(settings: Settings, num_layers: int) -> tuple[Any, ...]:

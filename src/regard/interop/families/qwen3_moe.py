@@ -8,6 +8,14 @@ from regard.interop.weight_maps import TRANSPOSED, Fields, Pair, Settings
 from regard.models import TransformerConfig
 
 _BRANCH = f"{BLOCK}.feed_forward"
+EXPERTS = (
+    Pair(f"{LAYER}.mlp.gate.weight", f"{_BRANCH}.router.kernel", TRANSPOSED),
+    *(
+        Pair(f"{LAYER}.mlp.experts.{{e}}.{name}_proj.weight", f"{_BRANCH}.{part}.kernels", TRANSPOSED)
+        for name, part in (("gate", "gate"), ("up", "widen"), ("down", "narrow"))
+    ),
+)
+"""Tensors of a layer's router and experts."""
 
 
 class Qwen3Moe(Llama):
@@ -23,19 +31,13 @@ class Qwen3Moe(Llama):
     layer_counts: ClassVar = (*Llama.layer_counts, "num_experts", "num_local_experts")
     defaults: ClassVar = {**Llama.defaults, "query_key_norm": True, "normalize_chosen": False}
     required: ClassVar = {**Llama.required, "use_sliding_window": False}
+    assumed: ClassVar = {"use_sliding_window": False, "sliding_window": None}
     # Windows are off, and the loss of the router is one of training.
     harmless: ClassVar = (
         *Llama.harmless, "sliding_window", "max_window_layers", "output_router_logits",
         "router_aux_loss_coef",
     )  # fmt: skip
-    weights = build_map(
-        *NORMS,
-        Pair(f"{LAYER}.mlp.gate.weight", f"{_BRANCH}.router.kernel", TRANSPOSED),
-        *(
-            Pair(f"{LAYER}.mlp.experts.{{e}}.{name}_proj.weight", f"{_BRANCH}.{part}.kernels", TRANSPOSED)
-            for name, part in (("gate", "gate"), ("up", "widen"), ("down", "narrow"))
-        ),
-    )
+    weights = build_map(*NORMS, *EXPERTS)
 
     def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         # transformers 5 writes the second name.
@@ -61,6 +63,4 @@ class Qwen3Moe(Llama):
             "moe_intermediate_size": config.expert_width or config.d_ff,
             "decoder_sparse_step": 1,
             "mlp_only_layers": [*config.dense_layers],
-            "use_sliding_window": False,
-            "sliding_window": None,
         }
