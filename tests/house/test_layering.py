@@ -77,9 +77,9 @@ FOLDERS = {
     "interop": "layouts jax_nn flax equinox flex torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax"
     " onnx_ops weight_files weight_maps families.entries families.family families.sliding_windows"
     " families.rotary families.bert families.vit families.gpt2 families.llama families.mistral families.qwen"
-    " families.gemma2 families.gemma3 families.qwen3_moe families.qwen3_5 families.t5 families.gpt_oss"
-    " families.modernbert families huggingface_configs tokenizer_files sentence_modules huggingface"
-    " sentence_embeddings",
+    " families.gemma2 families.gemma3 families.qwen3_moe families.qwen3_5 families.qwen3_next"
+    " families.deepseek_v3 families.kimi_linear families.t5 families.gpt_oss families.modernbert families"
+    " huggingface_configs tokenizer_files sentence_modules huggingface sentence_embeddings",
     "cli": "plain console declaration continuation spelling text_models interruption displays overview"
     " pictures sources text_readers commands.conformance commands.demo commands.train commands.generate"
     " commands.plot commands.inspect commands.view commands.explain commands.plan commands.tune"

@@ -210,6 +210,15 @@ def test_qwen_3_has_experts_where_its_config_says():
     assert qwen(num_experts=None, num_local_experts=5).num_experts == 5
 
 
+def test_kimi_linear_is_read_as_it_was_released():
+    written, read = draw_tensors("kimi_linear")[0], lambda settings: huggingface.read_config(settings)[1]
+    anew = ("linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim", "layer_types", "mlp_layer_types")
+    released = {name: value for name, value in written.items() if name not in anew}
+    delta = {"num_heads": 3, "head_dim": 5, "short_conv_kernel_size": 4, "kda_layers": [1, 3]}
+    released |= {"linear_attn_config": {**delta, "full_attn_layers": [2]}, "first_k_dense_replace": 1}
+    assert read({**released, "mla_use_nope": True, "rope_theta": 1e4}) == read(written)
+
+
 def test_t5_scales_a_tied_head_alone():
     base = {"model_type": "t5", "d_model": 16, "num_heads": 2, "d_kv": 3, "d_ff": 5, "num_layers": 1}
     t5 = lambda **more: huggingface.read_config({**base, "vocab_size": 7, **more})[1]
@@ -250,6 +259,10 @@ REFUSED = (
     ("gpt_oss", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config: expected weig"),
     ("qwen3_moe", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config: expected wei"),
     ("qwen3_moe", {"num_experts": 8}, "num_local_experts: expected 8, as num_experts says, or no"),
+    ("deepseek_v3", {"topk_method": "greedy"}, "topk_method: expected 'noaux_tc' for deepseek_v3"),
+    ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope: expected True for kimi_linear, got False"),
+    ("kimi_linear", {"linear_attn_config": {"head_dim": 4}}, "linear_head_dim: expected 4, as linear_attn_c"),
+    ("kimi_linear", {"mlp_layer_types": ["dense"]}, "mlp_layer_types: expected dense or sparse for each of"),
     ("modernbert", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling: expected None for mo"),
     *((name, {"attention_sink_size": 4}, "got attention_sink_size = 4, which may change") for name in NAMES),
 )  # fmt: skip

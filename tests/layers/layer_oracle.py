@@ -97,14 +97,33 @@ def experts(layer, x):
         return row @ float64(part.kernels[expert]) + biases
 
     for place in np.ndindex(x.shape[:-1]):
-        scores = linear(layer.router, x[place])
-        chosen = sorted(range(layer.num_experts), key=lambda e: -scores[e])[: layer.experts_per_token]
-        among = scores[chosen] if layer.normalize_chosen else scores
-        for e in chosen:
+        chosen, weights = choose_experts(layer, linear(layer.router, x[place]))
+        for e, weight in zip(chosen, weights, strict=True):
             gate = None if layer.gate is None else apply(layer.gate, e, x[place])
             hidden = apply_gate(layer, gate, apply(layer.widen, e, x[place]))
-            out[place] += np.exp(scores[e]) / np.exp(among).sum() * apply(layer.narrow, e, hidden)
+            out[place] += layer.expert_scale * weight * apply(layer.narrow, e, hidden)
+        if layer.shared is not None:
+            weight = 1 if layer.shared_gate is None else logistic(linear(layer.shared_gate, x[place]))
+            out[place] += weight * feed_forward(layer.shared, x[place])
     return out
+
+
+def choose_experts(layer, scores):
+    """The best experts of one token, and their weights."""
+    if layer.choice_bias is None:
+        chosen = np.argsort(-scores)[: layer.experts_per_token]
+        return chosen, np.exp(scores[chosen]) / np.exp(
+            scores[chosen] if layer.normalize_chosen else scores
+        ).sum()
+    shares = logistic(scores)
+    groups = (shares + float64(layer.choice_bias)).reshape(layer.expert_groups, -1)
+    groups[np.argsort(-np.sort(groups)[:, -2:].sum(1))[layer.groups_per_token :]] = -np.inf
+    chosen = np.argsort(-groups.reshape(-1))[: layer.experts_per_token]
+    return chosen, shares[chosen] / (shares[chosen].sum() if layer.normalize_chosen else 1)
+
+
+def logistic(x):
+    return 1 / (1 + np.exp(-x))
 
 
 def assert_close(actual, expected, ulps=128):

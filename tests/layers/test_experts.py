@@ -12,6 +12,10 @@ from regard.layers import Experts
 
 B, T, M, F, E, K = 2, 11, 5, 7, 13, 3
 GPT_OSS = {"activation": "gelu_quick", "gated": True, "gate_limit": 0.75}
+DEEPSEEK = {
+    "activation": "silu", "gated": True, "use_bias": False, "num_experts": 12, "router_kind": "sigmoid",
+    "expert_groups": 4, "groups_per_token": 2, "expert_scale": 2.5, "shared_width": 3, "shared_gate": True,
+}  # fmt: skip
 QWEN = {"activation": "silu", "gated": True, "use_bias": False, "normalize_chosen": False}
 
 
@@ -20,11 +24,14 @@ def build(**options):
 
 
 def test_the_branch_is_the_definition():
-    layer, other, x = build(**GPT_OSS), build(**QWEN), draw(0, B, T, M)
+    layers, x = [build(**options) for options in (GPT_OSS, QWEN, DEEPSEEK)], draw(0, B, T, M)
     few = x[:1, :1]  # fewer choices than experts
-    found = nnx.jit(lambda layer, other, x, few: (layer(x), other(x), layer(few)))(layer, other, x, few)
-    for out, expected in zip(found, (experts(layer, x), experts(other, x), experts(layer, few)), strict=True):
-        assert_close(out, expected)
+    outputs = nnx.jit(lambda layers, *inputs: [[layer(x) for x in inputs] for layer in layers])(
+        layers, x, few
+    )
+    for layer, out in zip(layers, outputs, strict=True):
+        assert_close(out[0], experts(layer, x))
+        assert_close(out[1], experts(layer, few))
 
 
 def test_no_token_is_dropped_however_they_are_sent():

@@ -86,7 +86,7 @@ def decompose_score(
 
     Raises:
         TypeError: a model of another kind, numbers that are none.
-        ValueError: no such layer, head or position; a layer without attention.
+        ValueError: no such layer, head or position; a layer without attention, or latent attention.
 
     Example:
         >>> from flax import nnx
@@ -103,6 +103,11 @@ def decompose_score(
     from regard.models.encoder import find_segments
 
     check_decoder(model)
+    if model.config.latent_dim is not None:
+        raise ValueError(
+            "model: expected heads with keys of their own, whose scores can be split; got"
+            f" latent_dim={model.config.latent_dim}"
+        )
     ids = jnp.atleast_2d(integers("tokens", tokens))
     if ids.shape[0] != 1:
         raise ValueError(f"tokens: expected those of one row, (T,) or (1, T), got shape {ids.shape}")

@@ -1,8 +1,10 @@
 """Tables of stored tensors and the parameters that they fill, with conversions, read in both directions."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -155,6 +157,10 @@ class WeightMap:
 
     def ignores(self, name: str) -> bool:
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)
+
+    def ignoring(self, pattern: str) -> WeightMap:
+        """Return the table that passes over such tensors, too."""
+        return replace(self, ignored=(*self.ignored, pattern))
 
     def written(self, name: str) -> str:
         """Return the name under which a tensor of the table is saved."""

@@ -16,6 +16,7 @@ from regard.layers.delta import GatedDeltaNet, KimiDelta
 from regard.layers.delta_cache import DeltaCache
 from regard.layers.experts import Experts
 from regard.layers.feed_forward import FeedForward
+from regard.layers.latent_attention import LatentAttention
 from regard.layers.multi_head import Memory, MultiHeadAttention, check_features, unpack
 from regard.layers.residual import EPSILON, Residual
 from regard.masks import Mask
@@ -42,7 +43,8 @@ class EncoderBlock(nnx.Module):
         norm_epsilon: what the norms add to the variance or mean square.
         dropout_rate: in [0, 1), on both branches, and on the hidden layer of the feed-forward branch.
         norm_input: False leaves out the first norm of "pre" and "both", where the block reads what is normed.
-        attention: further arguments of `MultiHeadAttention`, such as {"num_key_heads": 2}.
+        attention: further arguments of `MultiHeadAttention`, such as {"num_key_heads": 2}; with "latent_dim"
+            among them, of `LatentAttention`, which then takes its place.
         feed_forward: further arguments of `FeedForward`, such as {"activation": "silu", "gated": True}; with
             "num_experts" among them, of `Experts`, which then takes its place.
         dtype, param_dtype, rngs: as in `MultiHeadAttention`.
@@ -81,9 +83,11 @@ class EncoderBlock(nnx.Module):
         rngs: nnx.Rngs,
     ):
         shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        _check_branches("attention", attention, MultiHeadAttention, feed_forward)
+        is_latent = isinstance(attention, Mapping) and "latent_dim" in attention
+        layer = LatentAttention if is_latent else MultiHeadAttention
+        _check_branches("attention", attention, layer, feed_forward)
         options = {"norm_epsilon": norm_epsilon, **(attention or {})}
-        self.attention = MultiHeadAttention(d_model, num_heads, **options, **shared)
+        self.attention = layer(d_model, num_heads, **options, **shared)
         self.feed_forward = _build_feed_forward(d_model, d_ff, feed_forward, dropout_rate, **shared)
         residual = {"place": norm, "kind": norm_kind, "epsilon": norm_epsilon, "dropout_rate": dropout_rate}
         self.attention_residual = Residual(d_model, norm_input=norm_input, **residual, **shared)
@@ -115,8 +119,13 @@ class EncoderBlock(nnx.Module):
             ValueError: an input of the wrong rank or width.
         """
         x = check_features("x", x, self.attention.d_model)
-        options = {"score": score, "query_offset": query_offset, "cache": cache, "counts": counts, "aux": aux}
-        options |= {"query_positions": positions}
+        options = {"score": score, "cache": cache, "counts": counts, "aux": aux}
+        if isinstance(self.attention, LatentAttention):
+            if query_offset is not None:
+                raise ValueError(f"query_offset: expected None with latent_dim, got {query_offset!r}")
+            options |= {"positions": positions}
+        else:
+            options |= {"query_offset": query_offset, "query_positions": positions}
         result = self.attention(self.attention_residual.enter(x), mask=mask, **options)
         has_more = bool(aux) or cache is not None
         attended, seen = unpack(result, has_more)

@@ -5,22 +5,23 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 
-from regard.arguments import guided
+from regard.arguments import guided, read_number
 from regard.axes import Array, ArrayLike, Hidden, Size
 from regard.engine.call.problem import accumulation_dtype
 from regard.engine.dispatch.placement import active
-from regard.layers.choices import check_initializers, check_options
+from regard.layers.choices import check_choice, check_initializers, check_options
 from regard.layers.dropout import build_dropout
 from regard.layers.feed_forward import FeedForward, activate, check_activation
 from regard.layers.multi_head import check_features
 
+RouterKind = Literal["softmax", "sigmoid"]
 _SYMBOLIC_ROWS = 64  # of a tile, where the number of tokens is known only when an exported program is called
 
 
@@ -37,12 +38,21 @@ class Experts(nnx.Module):
     number of tokens to an expert, so that at most about twice the rows needed are computed, and weights of
     experts that no token chose are not read. One program serves every way that tokens are sent.
 
+    With router_kind="sigmoid", s = sigmoid(scores), and the chosen have the largest s + choice_bias, among
+    those of the `groups_per_token` groups whose best two add up to the most; p_e = s_e, divided by the sum
+    over the chosen with `normalize_chosen`. The bias, which a training loop may move so that all experts are
+    used, has no gradient.
+
     A shared expert, which every token passes, is added: FeedForward_s(x), or sigmoid(x Ws) FeedForward_s(x).
 
     Args:
         d_model, d_ff: width M of input and output, and F in between, of one expert.
         num_experts, experts_per_token: how many there are, and how many each token passes.
         normalize_chosen: whether the weights of the chosen sum to 1.
+        router_kind: "softmax", or "sigmoid" as in DeepSeek-V3.
+        expert_groups, groups_per_token: with "sigmoid", groups of experts of one size, and how many of them a
+            token may choose from.
+        expert_scale: what the weights of the chosen are multiplied by.
         shared_width: the width in between of the shared expert; None means that there is none.
         shared_gate: whether each token weighs what the shared expert gives.
         use_bias: whether the router and the maps of the experts have biases.
@@ -62,7 +72,7 @@ class Experts(nnx.Module):
 
     Reference: Shazeer et al., "Outrageously Large Neural Networks", 2017, section 2, without its noise;
     Gale et al., "MegaBlocks", 2023, section 4, for tiles in place of a capacity; Dai et al., "DeepSeekMoE",
-    2024, section 3.2, for shared experts.
+    2024, section 3.2, for shared experts; DeepSeek-AI, "DeepSeek-V3", 2024, section 2.1.2, for sigmoids.
     """
 
     def __init__(
@@ -73,6 +83,10 @@ class Experts(nnx.Module):
         num_experts: int,
         experts_per_token: int = 1,
         normalize_chosen: bool = True,
+        router_kind: RouterKind = "softmax",
+        expert_groups: int = 1,
+        groups_per_token: int = 1,
+        expert_scale: float = 1.0,
         shared_width: int | None = None,
         shared_gate: bool = False,
         activation: str = "gelu_tanh",
@@ -88,7 +102,8 @@ class Experts(nnx.Module):
         rngs: nnx.Rngs,
     ):
         sizes = {"d_model": d_model, "d_ff": d_ff, "num_experts": num_experts}
-        sizes |= {"experts_per_token": experts_per_token}
+        sizes |= {"experts_per_token": experts_per_token, "expert_groups": expert_groups}
+        sizes |= {"groups_per_token": groups_per_token}
         sizes |= {} if shared_width is None else {"shared_width": shared_width}
         shared = {"use_bias": use_bias, "dtype": dtype, "param_dtype": param_dtype, "precision": precision}
         shared |= {"rngs": rngs}
@@ -96,13 +111,18 @@ class Experts(nnx.Module):
         check_options(sizes, **flags, **shared)
         check_initializers(kernel_init=kernel_init, bias_init=bias_init)
         check_experts(num_experts, experts_per_token)
+        check_router(router_kind, num_experts, experts_per_token, expert_groups, groups_per_token)
+        read_number("expert_scale", expert_scale)
         check_shared(shared_width, shared_gate)
         check_activation(activation, gated, gate_limit)
         self.d_model, self.d_ff, self.activation, self.gate_limit = d_model, d_ff, activation, gate_limit
         self.num_experts, self.experts_per_token = num_experts, experts_per_token
-        self.normalize_chosen = normalize_chosen
+        self.normalize_chosen, self.expert_scale = normalize_chosen, expert_scale
+        self.expert_groups, self.groups_per_token = expert_groups, groups_per_token
         shared |= {"bias_init": bias_init}
         self.router = nnx.Linear(d_model, num_experts, **shared)
+        is_sigmoid = router_kind == "sigmoid"
+        self.choice_bias = nnx.Param(jnp.zeros(num_experts, param_dtype)) if is_sigmoid else None
         branch = {"activation": activation, "gated": gated, "gate_limit": gate_limit}
         branch |= {"dropout_rate": dropout_rate, **shared}
         self.shared = None if shared_width is None else FeedForward(d_model, shared_width, **branch)
@@ -149,11 +169,28 @@ class Experts(nnx.Module):
         """Return the weights of the chosen experts of each token, `(*B, k)`, and their numbers."""
         scores = self.router(tokens)
         scores = scores.astype(accumulation_dtype(scores))
-        # Not top_k, for which XLA gathers the scores of all devices on each.
-        chosen = jnp.argsort(scores, axis=-1, descending=True)[..., : self.experts_per_token]
+        if self.choice_bias is not None:
+            return self._route_by_sigmoid(jax.nn.sigmoid(scores), self.choice_bias[...])
+        chosen = _find_largest(scores, self.experts_per_token)
         shares = scores if self.normalize_chosen else jax.nn.softmax(scores)
         weights = jnp.take_along_axis(shares, chosen, axis=-1)
-        return jax.nn.softmax(weights) if self.normalize_chosen else weights, chosen
+        weights = jax.nn.softmax(weights) if self.normalize_chosen else weights
+        return weights * self.expert_scale, chosen
+
+    def _route_by_sigmoid(self, shares: Array, bias: Array) -> tuple[Array, Array]:
+        bias = jnp.expand_dims(bias.astype(shares.dtype), range(shares.ndim - 1))
+        preferred = shares + bias
+        if self.groups_per_token < self.expert_groups:
+            groups = preferred.reshape((*shares.shape[:-1], self.expert_groups, -1))
+            best = _find_largest(jnp.sort(groups, axis=-1)[..., -2:].sum(-1), self.groups_per_token)
+            numbers = jnp.arange(self.num_experts) // groups.shape[-1]
+            may_choose = (best[..., None] == jnp.expand_dims(numbers, range(best.ndim))).any(-2)
+            preferred = jnp.where(may_choose, preferred, -jnp.inf)
+        chosen = _find_largest(preferred, self.experts_per_token)
+        weights = jnp.take_along_axis(shares, chosen, axis=-1)
+        if self.normalize_chosen:
+            weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)
+        return weights * self.expert_scale, chosen
 
 
 def check_experts(num_experts: int, experts_per_token: int) -> None:
@@ -161,6 +198,25 @@ def check_experts(num_experts: int, experts_per_token: int) -> None:
     if experts_per_token > num_experts:
         raise ValueError(
             f"experts_per_token: expected at most num_experts = {num_experts}, got {experts_per_token}"
+        )
+
+
+def check_router(
+    router_kind: str, num_experts: int, experts_per_token: int, expert_groups: int, groups_per_token: int
+) -> None:
+    """Check the kind of a router, and groups that its experts can be divided into and chosen from."""
+    check_choice("router_kind", router_kind, get_args(RouterKind))
+    if expert_groups > 1 and router_kind != "sigmoid":
+        raise ValueError(f'expert_groups: expected 1 unless router_kind is "sigmoid", got {expert_groups}')
+    if num_experts % expert_groups:
+        raise ValueError(
+            f"expert_groups: expected a divisor of num_experts = {num_experts}, got {expert_groups}"
+        )
+    least = -(-experts_per_token * expert_groups // num_experts)
+    if not least <= groups_per_token <= expert_groups:
+        raise ValueError(
+            f"groups_per_token: expected {least} to {expert_groups}, groups that hold {experts_per_token}"
+            f" experts, got {groups_per_token}"
         )
 
 
@@ -193,6 +249,11 @@ class _ExpertLinear(nnx.Module):
         # The kernels of all tiles, up to twice those of the layer, are taken again in the backward pass.
         out = jax.checkpoint(multiply, prevent_cse=False)(tiles, kernels, experts)
         return out if biases is None else out + biases[experts][:, :, None]
+
+
+def _find_largest(scores: Array, count: int) -> Array:
+    """Return where the largest numbers are, not by top_k, for which XLA gathers all devices' on each."""
+    return jnp.argsort(scores, axis=-1, descending=True)[..., :count]
 
 
 def _group_tokens(x: Array) -> tuple[Array, Callable[[Array], Array]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from regard.layers.multi_head import check_features, pack, unpack
 from regard.layers.residual import EPSILON, build_norm
 from regard.masks import Mask
 from regard.positions import Rotary
+from regard.scores import Score
 
 
 @guided
@@ -43,7 +45,7 @@ class LatentAttention(nnx.Module):
         head_dim, rotary_dim: widths of the parts of queries and keys that are not turned, and that are.
         value_dim: width of a head's values. None means `head_dim`.
         query_latent_dim: width of a latent vector of the queries. None means that they have none.
-        rotary: how that part is turned; None means `Rotary(interleaved=True)`, as DeepSeek stores it.
+        rotary: how that part is turned, by default as DeepSeek stores it; None leaves it as it is.
         scale: what scores are multiplied by. None means 1/sqrt(head_dim + rotary_dim).
         use_bias: whether the maps from the input, and the one to the output, have biases; others have none.
         norm_epsilon: of the latent vectors' norms.
@@ -75,7 +77,7 @@ class LatentAttention(nnx.Module):
         rotary_dim: int,
         value_dim: int | None = None,
         query_latent_dim: int | None = None,
-        rotary: Rotary | None = None,
+        rotary: Rotary | None = Rotary(interleaved=True),  # noqa: B008 (immutable)
         scale: float | None = None,
         use_bias: bool = False,
         norm_epsilon: float = EPSILON,
@@ -97,7 +99,7 @@ class LatentAttention(nnx.Module):
         check_rotary(rotary, rotary_dim)
         self.d_model, self.num_heads, self.latent_dim = d_model, num_heads, latent_dim
         self.head_dim, self.rotary_dim, self.value_dim = head_dim, rotary_dim, value_dim
-        self.rotary = Rotary(interleaved=True) if rotary is None else rotary
+        self.rotary = rotary
         if scale is not None:
             read_scale(scale)
         self.scale = (head_dim + rotary_dim) ** -0.5 if scale is None else scale
@@ -130,6 +132,7 @@ class LatentAttention(nnx.Module):
         x: ArrayLike,
         *,
         mask: Mask | ArrayLike | None = None,
+        score: Score | Sequence[Score] | None = None,
         positions: ArrayLike | None = None,
         cache: KVCache | None = None,
         counts: ArrayLike | None = None,
@@ -140,7 +143,7 @@ class LatentAttention(nnx.Module):
         Args:
             x: `(*B, T, M)`; with a cache, of `start_cache`, `(batch, T, M)`.
             positions: where each token sits, `(T,)` or `(batch, T)`; None means 0..T-1, or behind the cache.
-            mask, cache, counts, aux: as in `MultiHeadAttention`.
+            mask, score, cache, counts, aux: as in `MultiHeadAttention`.
 
         Returns:
             Array of x's shape; with `aux` or a cache, also a dict that holds the longer one as "cache".
@@ -166,9 +169,10 @@ class LatentAttention(nnx.Module):
         query, turned_query = self._query(x, index)
         latent, turned = jnp.split(self.latent(x), [self.latent_dim], axis=-1)
         latent = self.latent_norm(latent)[..., None, :, :]
-        turned = self.rotary(turned[..., None, :, :], index)
+        turned = self._turn(turned[..., None, :, :], index)
         kernel = self.expansion.kernel[...].reshape((self.latent_dim, self.num_heads, -1))
-        options = {"scale": self.scale, "aux": aux, "precision": self.precision}
+        options: dict[str, Any] = {"score": score, "scale": self.scale, "aux": aux}
+        options["precision"] = self.precision
         num_keys = x.shape[-2] if cache is None else cache.slots
         options["mask"] = place_mask(mask, leading, x.shape[-2], num_keys)
         # From a cache, heads read latent vectors, which the projection does not take as they are.
@@ -216,7 +220,11 @@ class LatentAttention(nnx.Module):
             x = self.query_norm(self.query_latent(x))
         heads = split_heads(self.query_projection(x), self.num_heads)
         plain, turned = jnp.split(heads, [self.head_dim], axis=-1)
-        return plain, self.rotary(turned, index)
+        return plain, self._turn(turned, index)
+
+    def _turn(self, features: Array, index: ArrayLike) -> Array:
+        """Turn the parts of queries or keys that positions turn, where there is a rule."""
+        return features if self.rotary is None else self.rotary(features, index)
 
     def _multiply(self, axes: str, features: Array, kernel: Array) -> Array:
         return jnp.einsum(axes, features, kernel.astype(features.dtype), precision=self.precision)

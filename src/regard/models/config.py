@@ -12,7 +12,7 @@ import numpy as np
 from regard.arguments import guided
 from regard.engine.call.canonicalization import check_flag, check_rate
 from regard.layers.choices import NormKind, NormPlace, check_choice, check_kind
-from regard.layers.experts import check_experts, check_shared
+from regard.layers.experts import RouterKind, check_experts, check_router, check_shared
 from regard.layers.feed_forward import check_activation
 from regard.layers.heads import check_heads
 from regard.layers.residual import EPSILON
@@ -25,6 +25,7 @@ Remat = Literal[
 ]
 Mixer = Literal["attention", "gated_delta", "kimi_delta"]
 CHOICES = {"positions": Positions, "norm": NormPlace, "norm_kind": NormKind, "activation": Activation}
+CHOICES["router_kind"] = RouterKind
 CAN_BE_0 = ("num_layers", "num_token_types")
 
 
@@ -78,6 +79,15 @@ class TransformerConfig:
     """RMSNorm over every head's queries and keys."""
     sinks: bool = False
     """A learned logit per head that takes part in the softmax and reads nothing."""
+    latent_dim: int | None = None
+    """Width of the vector per token that keys and values of all heads are made of, as in `LatentAttention`;
+    None means that a token has keys and values of its own. `head_dim` is then without the next part."""
+    latent_rotary_dim: int | None = None
+    """With latent_dim, the width of the part of a key that all heads share and rotary positions turn."""
+    latent_value_dim: int | None = None
+    """With latent_dim, the width of a head's values; None means head_dim."""
+    latent_query_dim: int | None = None
+    """With latent_dim, the width of a vector that queries are made of; None means that they have none."""
     output_gate: bool = False
     """True if a sigmoid of the layer's input weighs what the heads have read, feature by feature."""
     mixers: tuple[Mixer, ...] = ("attention",)
@@ -136,6 +146,14 @@ class TransformerConfig:
     """Width of the branch of one expert; None means d_ff."""
     normalize_chosen: bool = True
     """True if the weights of the chosen experts sum to 1; else they are shares of all experts."""
+    router_kind: RouterKind = "softmax"
+    """The function that makes weights of the router's scores, as in `Experts`."""
+    expert_groups: int = 1
+    """Groups of experts, for a router of sigmoids."""
+    groups_per_token: int = 1
+    """Groups that a token may choose experts from."""
+    expert_scale: float = 1.0
+    """The factor of the chosen experts' weights."""
     shared_width: int | None = None
     """Width of an expert that every token passes beside those it chooses; None means none."""
     shared_gate: bool = False
@@ -178,6 +196,7 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         self._check_numbers()
+        self._check_latent()
         self._check_heads()
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), get_args(choices))
@@ -197,9 +216,11 @@ class TransformerConfig:
         """Return the rotary positions of a layer's queries and keys; None for other kinds of positions."""
         if self.positions != "rotary":
             return None
+        interleaved = self.latent_dim is not None  # as DeepSeek stores it
         if self.rotary_window_base is not None and self.window(layer) is not None:
-            return Rotary(self.rotary_window_base, self.rotary_width)
-        return Rotary(self.rotary_base, self.rotary_width, scaling=self.rotary_scaling)
+            return Rotary(self.rotary_window_base, self.rotary_width, interleaved=interleaved)
+        options: Any = {"scaling": self.rotary_scaling, "interleaved": interleaved}
+        return Rotary(self.rotary_base, self.rotary_width, **options)
 
     def window(self, layer: int) -> int | None:
         """Return the number of keys before the query's own that a layer sees; None means all."""
@@ -218,7 +239,8 @@ class TransformerConfig:
         """Return the width of a layer's feed-forward branch and its further arguments."""
         names, width = ["activation", "gated", "gate_limit"], self.d_ff
         if self.num_experts is not None and layer not in self.dense_layers:
-            names += ["num_experts", "experts_per_token", "normalize_chosen", "shared_width", "shared_gate"]
+            names += ["num_experts", "experts_per_token", "normalize_chosen", "router_kind"]
+            names += ["expert_groups", "groups_per_token", "expert_scale", "shared_width", "shared_gate"]
             width = self.expert_width or width
         options = {name: getattr(self, name) for name in names}
         return {"d_ff": width, "feed_forward": {**options, "use_bias": self.feed_forward_bias}}
@@ -248,13 +270,27 @@ class TransformerConfig:
         check_heads(self.d_model, self.num_heads, self.num_key_heads or 1, self.head_dim)
         hint = "build one with regard.positions, such as Linear(4.0)"
         check_kind("rotary_scaling", self.rotary_scaling, Scaling, type(None), hint=hint)
-        turned, width = self.rotary_width or self.head_width, self.head_width
+        width = self.latent_rotary_dim or self.head_width
+        turned = self.rotary_width or width
         if self.positions == "rotary" and turned > width:
             raise ValueError(f"rotary_width: expected at most the head width, {width}; got {turned}")
         if self.positions == "rotary" and turned % 2:
             raise ValueError(
                 f"positions: 'rotary' turns pairs of features, got a head width of {width}; choose"
                 " an even head_dim, or an even rotary_width"
+            )
+
+    def _check_latent(self) -> None:
+        of_latent = ("latent_rotary_dim", "latent_value_dim", "latent_query_dim")
+        others = ("num_key_heads", "output_bias", "query_key_norm", "sinks", "output_gate", "rotary_width")
+        chosen = of_latent if self.latent_dim is None else (*others, "attention_dropout_rate")
+        for name in chosen:
+            if getattr(self, name):
+                state = "without" if self.latent_dim is None else "with"
+                raise ValueError(f"{name}: expected none {state} latent_dim, got {getattr(self, name)!r}")
+        if self.latent_dim is not None and (self.latent_rotary_dim or 1) % 2:
+            raise ValueError(
+                f"latent_rotary_dim: expected an even number with latent_dim, got {self.latent_rotary_dim}"
             )
 
     def _check_windows(self) -> None:
@@ -287,6 +323,8 @@ class TransformerConfig:
         check_activation(self.activation, self.gated, self.gate_limit)
         if self.num_experts is not None:
             check_experts(self.num_experts, self.experts_per_token)
+            counts = (self.num_experts, self.experts_per_token, self.expert_groups, self.groups_per_token)
+            check_router(self.router_kind, *counts)
             check_shared(self.shared_width, self.shared_gate)
         allowed, layers = range(self.num_layers if self.num_experts else 0), self.dense_layers
         if not isinstance(layers, tuple) or any(layer not in allowed for layer in layers):

@@ -19,9 +19,9 @@ from regard.axes import Array, ArrayLike, Int
 from regard.cache import KVCache
 from regard.cache.rows import row_integers
 from regard.engine.call.hooks import is_rewriting, one_run
-from regard.layers import DecoderBlock, DeltaBlock, DeltaCache, EncoderBlock
+from regard.layers import DecoderBlock, DeltaBlock, DeltaCache, EncoderBlock, LatentAttention
 from regard.layers.multi_head import Memory, unpack
-from regard.layers.residual import build_norm
+from regard.layers.residual import EPSILON, build_norm
 from regard.masks.grid import is_concrete
 from regard.models.config import TransformerConfig
 from regard.models.depth import Call, run_blocks, scan_blocks
@@ -84,6 +84,10 @@ class Stack(nnx.Module):
             raise ValueError(
                 "mixers: expected attention alone but in a Decoder, as the delta rule reads what came before;"
                 f" got {config.mixers}"
+            )
+        if config.latent_dim is not None and block is DecoderBlock:
+            raise ValueError(
+                f"latent_dim: expected None in an EncoderDecoder, got {config.latent_dim}; build a Decoder"
             )
         self.config, self.causal = config, causal
         blocks = [_build_block(config, number, block, rngs) for number in range(config.num_layers)]
@@ -153,12 +157,21 @@ class Stack(nnx.Module):
                 cache = block.delta.start_cache(batch)
                 return dataclasses.replace(cache, recent=cache.recent.astype(dtype))
             attention = block.attention if isinstance(block, EncoderBlock) else block.self_attention
-            window, slots = self.config.window(number), capacity
-            projections, options = (attention.key_projection, attention.value_projection), {}
+            window, slots, options = self.config.window(number), capacity, {}
+            if isinstance(attention, LatentAttention):
+                projections, heads = (attention.latent,), 1
+                widths = attention.rotary_dim, attention.latent_dim
+            else:
+                projections, heads = (
+                    (attention.key_projection, attention.value_projection),
+                    attention.num_key_heads,
+                )
+                widths = attention.head_dim, attention.head_dim
             if window is not None and rewind + window + max(window, chunk) < capacity:
                 slots, options = rewind + window + max(window, chunk), {"window": window, "spare": rewind}
-            sizes = (batch, attention.num_key_heads, slots, attention.head_dim)
-            return KVCache.create(*sizes, dtype=jnp.result_type(dtype, *_dtypes(projections)), **options)
+            return KVCache.create(
+                batch, heads, slots, *widths, dtype=jnp.result_type(dtype, *_dtypes(projections)), **options
+            )
 
         layers = tuple(start(number) for number in range(len(self.blocks)))
         return DecodingCache(jnp.zeros(batch, jnp.int32), layers, *memory)
@@ -244,6 +257,19 @@ def _build_block(
             sizes |= {"num_key_heads": config.delta_key_heads, "value_dim": config.delta_value_dim}
         heads = config.delta_heads or config.num_heads
         return DeltaBlock(config.d_model, heads, kind=kind, delta=sizes, **shared)
+    if config.latent_dim is not None:
+        attention = {
+            "latent_dim": config.latent_dim,
+            "head_dim": config.head_width,
+            "rotary_dim": config.latent_rotary_dim,
+            "value_dim": config.latent_value_dim,
+            "query_latent_dim": config.latent_query_dim,
+            "use_bias": config.attention_bias,
+            "scale": config.attention_scale,
+            "rotary": config.rotary(number),
+            "norm_epsilon": EPSILON,  # whatever that of the stream is, in every model that has such norms
+        }
+        return block(config.d_model, config.num_heads, attention=attention, **shared)
     same = ("num_key_heads", "head_dim", "output_bias", "query_key_norm", "sinks", "output_gate")
     attention = {
         **{name: getattr(config, name) for name in same},

@@ -37,12 +37,17 @@ def count_parameters(config: Any) -> dict[str, int]:
 
 
 def check_config(config: Any) -> None:
-    """Raise for what is no `TransformerConfig`, or one of a hybrid."""
+    """Raise for what is no `TransformerConfig`, and for layers of which nothing is planned."""
     if not hasattr(config, "vocab_size"):
         raise TypeError(f"config: expected a TransformerConfig, got {type(config).__name__}")
     if config.is_hybrid:
         expected = "attention in every layer, of the rest nothing is planned"
         raise ValueError(f"config: expected {expected}; got {config.mixers}")
+    for name in ("latent_dim", "shared_width"):
+        if getattr(config, name) is not None:
+            raise ValueError(
+                f"config: expected {name}=None, as nothing is planned of it; got {getattr(config, name)}"
+            )
 
 
 def count_block(config: Any) -> dict[str, int]:

@@ -5,7 +5,7 @@
 
 Each file holds the config as transformers writes it, the names and shapes of the tensors it writes, and what
 its model returns in float64 for weights drawn from their names (`../drawn_weights.py`), with the error of its
-own float32. Written with torch 2.13 and transformers 5.23.
+own float32. Written with torch 2.13 and transformers 5.23 and 5.24.
 """
 
 # ruff: noqa: T201
@@ -28,6 +28,10 @@ LLAMA = {
     "vocab_size": 61, "hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 2,
     "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0,
     "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+LATENT = {
+    "kv_lora_rank": 11, "qk_rope_head_dim": 4, "qk_nope_head_dim": 7, "v_head_dim": 5,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 11,
 }  # fmt: skip
 T5 = {
     "vocab_size": 61, "d_model": 24, "d_kv": 6, "d_ff": 37, "num_layers": 2, "num_heads": 3,
@@ -93,6 +97,19 @@ MODELS = {
         linear_key_head_dim=5, linear_value_head_dim=7, num_experts=7, num_experts_per_tok=3,
         moe_intermediate_size=11, shared_expert_intermediate_size=13, mlp_only_layers=[1],
         rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    )),
+    "deepseek_v3": (transformers.DeepseekV3ForCausalLM, 13, transformers.DeepseekV3Config(
+        **{**LLAMA, "num_key_value_heads": 6}, **LATENT, q_lora_rank=13, n_routed_experts=8, n_group=4,
+        topk_group=2, first_k_dense_replace=1, n_shared_experts=2,
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7,
+            "original_max_position_embeddings": 16,
+        },
+    )),
+    "kimi_linear": (transformers.KimiLinearForCausalLM, 13, transformers.KimiLinearConfig(
+        **{**LLAMA, "num_hidden_layers": 3, "num_key_value_heads": 6}, **LATENT, num_local_experts=7,
+        linear_head_dim=5, linear_num_heads=3,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
     )),
     "gpt_oss": (transformers.GptOssForCausalLM, 17, transformers.GptOssConfig(
         **{**LLAMA, "intermediate_size": 11}, head_dim=10, sliding_window=5, num_local_experts=5,
@@ -254,49 +271,8 @@ def _blank(key, value, valid, name):
     return value * (keep[..., None] if "hidden" in key else keep[:, None, :, None])
 
 
-def reference_latent():
-    """Attention of DeepSeek V3, whose queries come from a latent vector of their own, or do not."""
-    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
-
-    length, shapes = 13, {}
-    hidden = drawn_weights.uniform("hidden", (2, length, 24))
-    sizes = {
-        "hidden_size": 24, "num_attention_heads": 5, "num_key_value_heads": 5, "kv_lora_rank": 11,
-        "qk_nope_head_dim": 7, "qk_rope_head_dim": 4, "v_head_dim": 3, "attention_bias": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
-    }  # fmt: skip
-
-    def evaluate(dtype):
-        torch.set_default_dtype(dtype)
-        found = {}
-        for rank in (17, None):
-            config = transformers.DeepseekV3Config(**sizes, q_lora_rank=rank)
-            config._attn_implementation = "eager"
-            layer = deepseek.DeepseekV3Attention(config, 0)
-            names = {key: f"{rank}.{key}" for key in layer.state_dict()}
-            shapes.update({names[key]: list(value.shape) for key, value in layer.state_dict().items()})
-            drawn = {
-                key: torch.as_tensor(drawn_weights.draw(name, tuple(shapes[name]), "deepseek_v3")).to(dtype)
-                for key, name in names.items()
-            }
-            layer.load_state_dict(drawn)
-            keep = torch.ones(length, length, dtype=torch.bool).tril()
-            mask = torch.where(keep, 0.0, torch.finfo(dtype).min).to(dtype)[None, None]
-            states = torch.as_tensor(hidden).to(dtype)
-            turn = deepseek.DeepseekV3RotaryEmbedding(config)(states, torch.arange(length)[None])
-            found[f"output {rank}"] = layer(states, position_embeddings=turn, attention_mask=mask)[0]
-        torch.set_default_dtype(torch.float32)
-        return {key: value.detach().double().numpy() for key, value in found.items()}
-
-    with InFloat64():
-        exact = evaluate(torch.float64)
-    plain = evaluate(torch.float32)
-    errors = {key: measure_error(plain[key], exact[key]) for key in exact}
-    write("latent", {"config": sizes, "shapes": shapes, "errors": errors}, {"input hidden": hidden, **exact})
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
-    for wanted in sys.argv[1:] or [*MODELS, "latent"]:
-        reference_latent() if wanted == "latent" else reference_model(wanted)
+    for wanted in sys.argv[1:] or MODELS:
+        reference_model(wanted)

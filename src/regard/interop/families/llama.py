@@ -11,14 +11,19 @@ from regard.models.presets import LLAMA
 
 LAYER, BLOCK = "layers.{n}", "trunk.stack.blocks.{n}"
 
+
+def pair_branch(stored: str, branch: str) -> list[Pair]:
+    """Pair the linear maps of a gated feed-forward branch."""
+    names = (("gate_proj", "gate"), ("up_proj", "widen"), ("down_proj", "narrow"))
+    return [pair for name, ours in names for pair in linear(f"{stored}.{name}", f"{branch}.{ours}")]
+
+
 BODY = (
     *linear(f"{LAYER}.self_attn.q_proj", f"{BLOCK}.attention.query_projection"),
     *linear(f"{LAYER}.self_attn.k_proj", f"{BLOCK}.attention.key_projection"),
     *linear(f"{LAYER}.self_attn.v_proj", f"{BLOCK}.attention.value_projection"),
     *linear(f"{LAYER}.self_attn.o_proj", f"{BLOCK}.attention.output_projection"),
-    *linear(f"{LAYER}.mlp.gate_proj", f"{BLOCK}.feed_forward.gate"),
-    *linear(f"{LAYER}.mlp.up_proj", f"{BLOCK}.feed_forward.widen"),
-    *linear(f"{LAYER}.mlp.down_proj", f"{BLOCK}.feed_forward.narrow"),
+    *pair_branch(f"{LAYER}.mlp", f"{BLOCK}.feed_forward"),
     Pair("embed_tokens.weight", "trunk.embedding.entry.table.embedding"),
     Pair("lm_head.weight", "head.kernel", TRANSPOSED),
 )

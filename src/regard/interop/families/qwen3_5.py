@@ -1,5 +1,6 @@
 """Qwen 3.5, of text: a hybrid of gated delta layers and attention."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from flax import nnx
@@ -14,8 +15,8 @@ from regard.interop.weight_maps import Fields, Pair, Settings, WeightMap, linear
 from regard.models import Decoder, TransformerConfig
 from regard.models.presets import QWEN3_5
 
-_LINEAR = "linear_attention"
-_MIXERS = {_LINEAR: "gated_delta", FULL: "attention"}
+LINEAR = "linear_attention"
+_MIXERS = {LINEAR: "gated_delta", FULL: "attention"}
 DELTA, STORED = f"{BLOCK}.delta", f"{LAYER}.linear_attn"
 # How positions of images are laid out; those of text are the same in every part.
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
@@ -87,7 +88,7 @@ class Qwen35(Llama):
         for index, name in enumerate(("query", "key", "value")):
             conversion = weight_maps.take_taps(index, spans)
             taps.append(Pair(f"{STORED}.conv1d.weight", f"{DELTA}.{name}_taps", conversion))
-        return build_map(
+        table = build_map(
             *attention,
             *taps,
             *self.pair_projections(config),
@@ -103,6 +104,7 @@ class Qwen35(Llama):
             *pair_norm(f"{LAYER}.self_attn.k_norm", f"{BLOCK}.attention.key_norm"),
             *pair_norm("norm", "trunk.stack.final_norm"),
         )
+        return table.ignoring(r"mtp\..*")  # layers that predict tokens further ahead
 
     def pair_projections(self, config: TransformerConfig) -> list[Pair]:
         """Pair the linear maps that the delta rule begins with."""
@@ -145,12 +147,17 @@ def measure_delta(config: TransformerConfig) -> DeltaSizes:
 
 
 def _read_mixers(settings: Settings, num_layers: int) -> tuple[Any, ...]:
-    """Return what mixes the tokens of every layer, as the shortest run that repeats."""
+    """Return what mixes the tokens of every layer."""
     every = settings.get("full_attention_interval")
     every = 4 if every is None else read_size("full_attention_interval", every)
-    kinds = settings.get("layer_types") or [_LINEAR if n % every else FULL for n in range(1, num_layers + 1)]
-    if len(kinds) != num_layers or not {*kinds} <= {*_MIXERS}:
+    kinds = settings.get("layer_types") or [LINEAR if n % every else FULL for n in range(1, num_layers + 1)]
+    return name_mixers(kinds, num_layers, _MIXERS)
+
+
+def name_mixers(kinds: Any, num_layers: int, mixers: Mapping[str, str]) -> tuple[Any, ...]:
+    """Return the mixers of layers of these kinds, as the shortest run that repeats."""
+    if len(kinds) != num_layers or not {*kinds} <= {*mixers}:
         raise ValueError(
-            f"layer_types: expected {_LINEAR} or {FULL} for each of {num_layers} layers, got {kinds!r}"
+            f"layer_types: expected {LINEAR} or {FULL} for each of {num_layers} layers, got {kinds!r}"
         )
-    return shorten(tuple(_MIXERS[kind] for kind in kinds), ("attention",))
+    return shorten(tuple(mixers[kind] for kind in kinds), ("attention",))

@@ -2,14 +2,13 @@
 
 from typing import ClassVar
 
-from regard.interop.families.llama import BLOCK, LAYER
+from regard.interop.families.llama import BLOCK, LAYER, pair_branch
 from regard.interop.families.qwen3_5 import DELTA, STORED, Qwen35, measure_delta
 from regard.interop.families.qwen3_moe import EXPERTS, Qwen3Moe
-from regard.interop.weight_maps import TRANSPOSED, Pair, linear, take_rows_of_heads
+from regard.interop.weight_maps import TRANSPOSED, Pair, take_rows_of_heads
 from regard.models import TransformerConfig
 
 _SHARED, _BRANCH = f"{LAYER}.mlp.shared_expert", f"{BLOCK}.feed_forward.shared"
-_MAPS = {"gate_proj": "gate", "up_proj": "widen", "down_proj": "narrow"}
 
 
 class Qwen3Next(Qwen35, Qwen3Moe):
@@ -45,5 +44,5 @@ class Qwen3Next(Qwen35, Qwen3Moe):
         return [
             *EXPERTS,
             Pair(f"{_SHARED}_gate.weight", f"{_BRANCH}_gate.kernel", TRANSPOSED),
-            *(pair for name in _MAPS for pair in linear(f"{_SHARED}.{name}", f"{_BRANCH}.{_MAPS[name]}")),
+            *pair_branch(_SHARED, _BRANCH),
         ]
