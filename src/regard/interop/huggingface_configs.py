@@ -49,8 +49,8 @@ def read_config(
 
     Returns:
         The kind (`model_type`), and the config of an `Encoder` (bert, modernbert, vit), a `Decoder` (gpt2,
-        llama, mistral, qwen2, qwen3, qwen3_moe, qwen3_5_text, gemma2, gemma3_text, gpt_oss) or an
-        `EncoderDecoder` (t5).
+        llama, mistral, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_next, deepseek_v3, kimi_linear, gemma2,
+        gemma3_text, gpt_oss) or an `EncoderDecoder` (t5).
 
     Raises:
         ValueError: an unsupported model_type, or a setting that is missing, unsupported or unknown.
@@ -64,7 +64,7 @@ def read_config(
         >>> kind, config.d_ff, config.activation, config.tied_output
         ('gpt2', 96, 'gelu_tanh', True)
 
-    Reference: the configuration classes of transformers 5.23, and the spellings of releases before 5.
+    Reference: the configuration classes of transformers 5.24, and the spellings of releases before 5.
     """
     settings = read_settings(source)
     family = find_family(settings)
