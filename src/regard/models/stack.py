@@ -201,6 +201,9 @@ class Stack(nnx.Module):
         if is_decoding or is_concrete((x, nnx.state(self))):
             return run_blocks(blocks, call, x)
         lead = 0 if config.first_norm else 1  # blocks that are unlike the others
+        if len({*config.dense_layers}) < len(blocks):
+            layers = range(lead, len(blocks))
+            lead = next((layer for layer in layers if layer not in config.dense_layers), len(blocks))
         if config.scan_layers and len(blocks) > lead + 1 and not is_rewriting():
             windows = [config.window(number) for number in range(len(blocks))]
             x, first = run_blocks(blocks[:lead], call, x, config.remat)
