@@ -188,14 +188,15 @@ class Panels:
 
     def fit(self) -> None:
         """Resize a figure that was made here so that panels have their size and all else fits; keep it so."""
-        if not self.owned:
-            return
         sheet = self.axes[0].figure.figure
+        engine = sheet.get_layout_engine()
+        if not self.owned or engine is None:
+            return
         aspects: list[Any] = [ax.get_aspect() for ax in self.axes]
         for ax in self.axes:
             ax.set_aspect("auto")  # a panel shrunk in its slot hides what its labels need: twice the rounds
         for _ in range(6):  # wrapped titles and tick labels move the goal; two rounds usually reach it
-            sheet.draw_without_rendering()
+            engine.execute(sheet)
             slot = self.axes[0].get_position(original=True)
             width, height = sheet.get_size_inches()
             wider, taller = self.size[0] - slot.width * width, self.size[1] - slot.height * height
@@ -204,7 +205,7 @@ class Panels:
                 break
         for ax, aspect in zip(self.axes, aspects, strict=True):
             ax.set_aspect(aspect)
-        sheet.draw_without_rendering()
+        engine.execute(sheet)
         # Each draw would move things by a hair, and a file depend on how often the figure was drawn before.
         sheet.set_layout_engine("none")
 

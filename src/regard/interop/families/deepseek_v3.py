@@ -10,7 +10,7 @@ from regard.interop.families.rotary import read_rotary, write_rotary
 from regard.interop.weight_maps import Fields, Pair, Settings, WeightMap, linear
 from regard.models import TransformerConfig
 from regard.models.presets import LLAMA
-from regard.positions import Scaling
+from regard.positions import Scaling, YaRN
 
 _SHARPNESS = "mscale_all_dim"  # of YaRN: how much the scores grow beside sines and cosines
 
@@ -102,7 +102,7 @@ class DeepSeekV3(Llama):
         written, scaling = write_rotary(config), config.rotary_scaling
         width = config.head_width + (config.latent_rotary_dim or 0)
         growth = ((config.attention_scale or width**-0.5) * width**0.5) ** 0.5
-        if scaling is None or growth == 1:
+        if not isinstance(scaling, YaRN) or growth == 1:
             return written
         # Decimals that were read are written again.
         slope = 0.1 * math.log(scaling.factor)
@@ -131,6 +131,6 @@ def _find_rules(settings: Settings) -> dict[str, Any]:
 
 def _grow(scaling: Scaling | None, part: Any) -> float:
     """Return what a rule multiplies queries and keys by, beside what it does to sines and cosines."""
-    if scaling is None or not part:
+    if not isinstance(scaling, YaRN) or not part:
         return 1.0
     return 0.1 * read_number(f"rope_scaling.{_SHARPNESS}", part) * math.log(scaling.factor) + 1
