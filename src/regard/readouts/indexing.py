@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,6 @@ import jax.numpy as jnp
 
 from regard.arguments import guided, integers, read_number, whole_number
 from regard.axes import Array, ArrayLike, Float, Int
-from regard.engine.backends.symbolic import split_rows
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.problem import Problem, accumulation_dtype
 from regard.masks import Mask
@@ -72,10 +72,9 @@ def choose_keys(
     Reference: DeepSeek-AI, "DeepSeek-V3.2", 2025, equation 1 (the lightning indexer).
     """
     inputs = _check(query, key, weights, scale)
-    query, key = inputs[0][..., :1, :, :], inputs[1][..., None, :, :]
-    places = {"query_offset": query_offset, "key_offset": key_offset}
-    places |= {"query_positions": query_positions, "key_positions": key_positions}
-    problem = canonicalize(query, key, key, mask=mask, **places)
+    offsets = {"query_offset": query_offset, "key_offset": key_offset}
+    positions = {"query_positions": query_positions, "key_positions": key_positions}
+    problem = _pair_tokens(inputs, mask, **offsets, **positions)
     return _choose(*inputs, problem, min(whole_number("count", count, 1), problem.S))
 
 
@@ -169,16 +168,24 @@ def index_divergence(
     """
     inputs = _check(query, key, weights, scale)
     (*leading, _, length, _), (num_keys, _) = inputs[0].shape, inputs[1].shape[-2:]
-    own = _check_attention(attention, tuple(leading), length, num_keys)
-    attention_scale = own[0].shape[-1] ** -0.5 if attention_scale is None else attention_scale
-    places = {"query_offset": query_offset, "key_offset": key_offset}
-    places |= {"query_positions": query_positions, "key_positions": key_positions}
+    heads = _check_attention(attention, tuple(leading), length, num_keys)
+    attention_scale = heads[0].shape[-1] ** -0.5 if attention_scale is None else attention_scale
+    offsets = {"query_offset": query_offset, "key_offset": key_offset}
+    positions = {"query_positions": query_positions, "key_positions": key_positions}
     if indices is not None:
         if mask is not None:
             raise ValueError("mask: expected None with indices, which choose_keys keeps to a mask; got both")
         indices = _check_indices(indices, (*leading, length))
-    problem = canonicalize(inputs[0][..., :1, :, :], *[inputs[1][..., None, :, :]] * 2, mask=mask, **places)
-    return _diverge(inputs, own, read_number("attention_scale", attention_scale), indices, problem)
+    problem = _pair_tokens(inputs, mask, **offsets, **positions)
+    return _diverge(inputs, heads, read_number("attention_scale", attention_scale), indices, problem)
+
+
+def _pair_tokens(inputs: Any, mask: Any, **offsets: Any) -> Problem:
+    """Return the call, of one head, whose mask and positions say which keys a query may choose."""
+    query, key, *_ = inputs
+    return canonicalize(
+        query[..., :1, :, :], key[..., None, :, :], key[..., None, :, :], mask=mask, **offsets
+    )
 
 
 def _check_attention(pair: Any, leading: tuple[int, ...], length: int, num_keys: int) -> tuple[Array, Array]:
@@ -200,7 +207,7 @@ def _check_attention(pair: Any, leading: tuple[int, ...], length: int, num_keys:
 def _check_indices(indices: Any, shape: tuple[int, ...]) -> Array:
     chosen = integers("indices", indices)
     sizes = zip(chosen.shape, shape, strict=False)
-    if chosen.ndim != len(shape) + 1 or any(own not in (1, size) for own, size in sizes):
+    if chosen.ndim != len(shape) + 1 or any(rows not in (1, size) for rows, size in sizes):
         raise ValueError(f"indices: expected shape (*B, T, C) with (*B, T) = {shape}, got {chosen.shape}")
     return jnp.asarray(chosen)
 
@@ -253,42 +260,55 @@ def _choose(query: Array, key: Array, weights: Any, scale: Any, problem: Problem
     *leading, _, length, _ = query.shape
     if 0 in (*query.shape[:-1], problem.S):
         return jnp.zeros((*leading, length, count), jnp.int32)
-    size = min(max(MOST_SCORES // (math.prod(leading) * problem.S), 1), length)
 
-    def step(start: Array) -> Array:
-        rows = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
-        queries = rows(query, axis=-2)
-        own = None if weights is None else rows(weights, axis=-1)
-        scores = _score("...td,...sd->...ts", queries, key, own, scale)
-        keep = _keep(problem, start, size)
+    def step(rows: dict[str, Array]) -> Array:
+        scores = _score("...td,...sd->...ts", rows["query"], key, rows.get("weights"), scale)
+        keep = _keep(problem, rows)
         scores = scores if keep is None else jnp.where(keep, scores, -jnp.inf)
         best, chosen = jax.lax.top_k(jnp.where(jnp.isnan(scores), -jnp.inf, scores), count)
         chosen = jnp.sort(jnp.where(best == -jnp.inf, problem.S, chosen.astype(jnp.int32)), -1)
         return jnp.where(chosen == problem.S, -1, chosen)
 
-    return _join(jax.lax.map(step, _start_steps(length, size)), length)
+    size = MOST_SCORES // (math.prod(leading) * problem.S)
+    return _map_rows(step, size, query=query, weights=weights)
 
 
-def _start_steps(length: int, size: int) -> Array:
-    """Return the first row of each step; the last one takes up rows of the one before it."""
-    return jnp.minimum(jnp.arange(0, length, size, dtype=jnp.int32), length - size)
+def _map_rows(step: Callable[[dict[str, Array]], Array], size: int, **arrays: Array | None) -> Array:
+    """Join what `step` makes of `size` rows of the arrays, (..., T, x) or weights (..., T), at a time.
+
+    `step` gets their numbers too, as "number". The last rows take up some of those before. Backward, each
+    step is computed once more.
+    """
+    columns = {name: array for name, array in arrays.items() if array is not None}
+    if "weights" in columns:
+        columns["weights"] = columns["weights"][..., None]
+    length = columns["query"].shape[-2]
+    size = min(max(size, 1), length)
+    first = jnp.minimum(jnp.arange(0, length, size, dtype=jnp.int32), length - size)
+    numbers = first[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
+
+    def split(array: Array) -> Array:
+        rows = jnp.take(array, numbers.reshape(-1), axis=-2)
+        return jnp.moveaxis(rows.reshape((*array.shape[:-2], *numbers.shape, array.shape[-1])), -3, 0)
+
+    @partial(jax.checkpoint, prevent_cse=False)
+    def run(rows: dict[str, Array]) -> Array:
+        return step(rows | ({"weights": rows["weights"][..., 0]} if "weights" in rows else {}))
+
+    steps = jax.lax.map(run, {name: split(array) for name, array in columns.items()} | {"number": numbers})
+    joined = jnp.moveaxis(steps[:-1], 0, -3).reshape((*steps.shape[1:-2], -1, steps.shape[-1]))
+    return jnp.concatenate([joined, steps[-1][..., size + joined.shape[-2] - length :, :]], -2)
 
 
-def _join(steps: Array, length: int) -> Array:
-    """Join the rows (count, *B, size, X) of steps, each once: (*B, T, X)."""
-    *leading, size, width = steps.shape[1:]
-    if len(steps) == 1:
-        return steps[0]
-    first = jnp.moveaxis(steps[:-1], 0, -3).reshape((*leading, -1, width))
-    return jnp.concatenate([first, steps[-1][..., size + first.shape[-2] - length :, :]], -2)
-
-
-def _keep(problem: Problem, start: Array, size: int) -> Array | None:
+def _keep(problem: Problem, rows: dict[str, Array]) -> Array | None:
     """Return which keys some rows of queries may be paired with, without an axis of heads; None means all."""
+    if "chosen" in rows:
+        return (rows["chosen"] >= 0) & (rows["chosen"] < problem.S)
     if problem.mask is None:
         return None
-    rows, columns, axes = Span(start, size), Span(None, problem.S), len(problem.leading)
-    keep = problem.mask.keep(Grid.tile(rows, columns, problem.query_offset, axes, problem.key_offset))
+    queries, keys = Span(rows["number"][0], rows["number"].size), Span(None, problem.S)
+    grid = Grid.tile(queries, keys, problem.query_offset, len(problem.leading), problem.key_offset)
+    keep = problem.mask.keep(grid)
     return keep.reshape((*keep.shape[:-3], *keep.shape[-2:]))
 
 
@@ -297,79 +317,55 @@ def _score_chosen(query: Array, key: Array, weights: Any, scale: Any, chosen: Ar
     length, (num_keys, _), choices = query.shape[-2], key.shape[-2:], chosen.shape[-1]
     if 0 in (*query.shape[:-1], num_keys, choices):
         return jnp.full((*query.shape[:-3], length, choices), -jnp.inf, accumulation_dtype(query, key))
-    size = min(max(num_keys // choices, 8), length)
-    count = -(-length // size)
+
+    def step(rows: dict[str, Array]) -> Array:
+        keys = _gather(key, rows["chosen"])
+        scores = _score("...td,...tcd->...tc", rows["query"], keys, rows.get("weights"), scale)
+        return jnp.where((rows["chosen"] >= 0) & (rows["chosen"] < num_keys), scores, -jnp.inf)
+
     chosen = jnp.broadcast_to(chosen, (*query.shape[:-3], length, choices))
-    steps = {"query": split_rows(query, count, size), "chosen": split_rows(chosen, count, size)}
-    if weights is not None:
-        steps["weights"] = split_rows(weights[..., None], count, size)
-
-    @partial(jax.checkpoint, prevent_cse=False)
-    def step(carry: None, rows: dict[str, Array]) -> tuple[None, Array]:
-        own = rows["weights"][..., 0] if "weights" in rows else None
-        scores = _score("...td,...tcd->...tc", rows["query"], _gather(key, rows["chosen"]), own, scale)
-        return carry, jnp.where((rows["chosen"] >= 0) & (rows["chosen"] < num_keys), scores, -jnp.inf)
-
-    _, stacked = jax.lax.scan(step, None, steps)
-    joined = jnp.moveaxis(stacked, 0, -3)
-    return joined.reshape((*joined.shape[:-3], -1, choices))[..., :length, :]
+    return _map_rows(step, max(num_keys // choices, 8), query=query, weights=weights, chosen=chosen)
 
 
 @jax.jit
 def _diverge(inputs: Any, attention: Any, attention_scale: Any, chosen: Any, problem: Problem) -> Array:
     query, key, weights, scale = inputs
-    own_query, own_key = attention
+    attention_query, attention_key = attention
     *leading, _, length, _ = query.shape
     sums = accumulation_dtype(query, key)
     choices = problem.S if chosen is None else chosen.shape[-1]
     if 0 in (*leading, length, choices):
         return jnp.zeros((*leading, length), sums)
-    most = MOST_SCORES // (math.prod(leading) * choices) if chosen is None else problem.S // choices
-    size = min(max(most, 1 if chosen is None else 8), length)
-    starts = _start_steps(length, size)
-    places = (starts[:, None] + jnp.arange(size, dtype=jnp.int32)[None]).reshape(-1)
+    size = MOST_SCORES // (math.prod(leading) * choices) if chosen is None else max(problem.S // choices, 8)
+    subscripts = "...td,...sd->...ts" if chosen is None else "...td,...tcd->...tc"
+    chosen = None if chosen is None else jnp.broadcast_to(chosen, (*leading, length, choices))
 
-    def split(array: Array) -> Array:
-        rows = jnp.take(array, places, axis=-2)
-        return jnp.moveaxis(rows.reshape((*array.shape[:-2], -1, size, array.shape[-1])), -3, 0)
-
-    steps = {"query": split(query), "own": split(own_query), "start": starts}
-    if weights is not None:
-        steps["weights"] = split(weights[..., None])
-    if chosen is not None:
-        steps["chosen"] = split(jnp.broadcast_to(chosen, (*leading, length, choices)))
-
-    @partial(jax.checkpoint, prevent_cse=False)
-    def step(carry: None, rows: dict[str, Array]) -> tuple[None, Array]:
-        subscripts, read, keep = "...td,...sd->...ts", key, None
-        if chosen is None:
-            keep = _keep(problem, rows["start"], size)
-        else:
-            subscripts, read = "...td,...tcd->...tc", _gather(key, rows["chosen"])
-            keep = (rows["chosen"] >= 0) & (rows["chosen"] < problem.S)
-        own = rows["weights"][..., 0] if "weights" in rows else None
-        scores = _score(subscripts, rows["query"], read, own, scale)
-        target = _average_weights(subscripts, rows, own_key, attention_scale, keep)
+    def step(rows: dict[str, Array]) -> Array:
+        keys = key if chosen is None else _gather(key, rows["chosen"])
+        keep = _keep(problem, rows)
+        scores = _score(subscripts, rows["query"], keys, rows.get("weights"), scale)
+        target = _average_weights(subscripts, rows, attention_key, attention_scale, keep)
         keep = jnp.ones(scores.shape, bool) if keep is None else jnp.broadcast_to(keep, scores.shape)
         logs = jax.nn.log_softmax(jnp.where(keep, scores, jnp.finfo(sums).min), axis=-1)
         # Of nothing, nothing: a row without keys has no target.
         terms = jnp.where(keep & (target > 0), target * (jnp.log(jnp.where(target > 0, target, 1)) - logs), 0)
-        return carry, terms.sum(-1, keepdims=True)
+        return terms.sum(-1, keepdims=True)
 
-    return _join(jax.lax.scan(step, None, steps)[1], length)[..., 0]
+    columns = {"query": query, "weights": weights, "chosen": chosen, "attention_query": attention_query}
+    return _map_rows(step, size, **columns)[..., 0]
 
 
 def _average_weights(subscripts: str, rows: Any, key: Array, scale: Any, keep: Any) -> Array:
     """Average the weights of attention's heads over the keys kept, one head after the other."""
-    sums = accumulation_dtype(rows["own"], key)
-    query, keys = jax.lax.stop_gradient((jnp.moveaxis(rows["own"], -3, 0), jnp.moveaxis(key, -3, 0)))
-    group = query.shape[0] // keys.shape[0]
+    query = jnp.moveaxis(rows["attention_query"], -3, 0)
+    query, keys = jax.lax.stop_gradient((query, jnp.moveaxis(key, -3, 0)))
+    sums, group = accumulation_dtype(query, key), query.shape[0] // keys.shape[0]
 
     def weigh(number: Array) -> Array:
-        own_key = jax.lax.dynamic_index_in_dim(keys, number // group, keepdims=False)
-        own_key = own_key if "chosen" not in rows else _gather(own_key, rows["chosen"])
-        own_query = jax.lax.dynamic_index_in_dim(query, number, keepdims=False)
-        products = jnp.einsum(subscripts, own_query, own_key, preferred_element_type=sums)
+        head_key = jax.lax.dynamic_index_in_dim(keys, number // group, keepdims=False)
+        head_key = head_key if "chosen" not in rows else _gather(head_key, rows["chosen"])
+        head_query = jax.lax.dynamic_index_in_dim(query, number, keepdims=False)
+        products = jnp.einsum(subscripts, head_query, head_key, preferred_element_type=sums)
         scores = products * jnp.asarray(scale, sums)
         if keep is None:
             return jax.nn.softmax(scores, axis=-1)
