@@ -26,7 +26,7 @@ interop.flax interop.huggingface layers.blocks layers.derivation layers.experts 
 models.beams models.classifier models.decoder models.encoder models.encoder_decoder models.generation
 models.presets models.prompts models.sampling models.stack parallel.cost_reports planning.training_steps
 inspection.paths readouts.labels readouts.reading readouts.readout readouts.windows theory.gibbs
-theory.gradients theory.heads theory.hopfield theory.steps training.head_statistics
+theory.gradients theory.heads theory.hopfield theory.steps
 """
 
 

@@ -54,10 +54,6 @@ class Documents:
         """Yield the texts, long ones in parts that go together, with True where a document ends.
 
         Parts have at most about 256 KiB, and end with a line, or else a word, where there is one in so much.
-
-        Example:
-            >>> list(Documents.of_texts(["one", "two"]).read())
-            [('one', True), ('two', True)]
         """
         for index, places in itertools.groupby(map(np.ndarray.tolist, self.places), operator.itemgetter(0)):
             source = self.sources[index]
@@ -133,13 +129,6 @@ def read_documents(
     Files below directories that are not UTF-8 text are skipped. A single file is cut into documents of at
     most `piece_bytes`, so that some can be held out. A document with the text of an earlier one is left out,
     as it could be trained on and held out at once.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> _ = (folder / "a.txt").write_text("one two"), (folder / "b.txt").write_text("three")
-        >>> list(read_documents([folder]).texts())
-        ['one two', 'three']
     """
     paths = list_files(files)
     total = sum(path.stat().st_size for path, _ in paths)
@@ -213,11 +202,6 @@ def split_documents(
 
     Where no document fits, the smallest is held out, and of one with more than `most` bytes, its end;
     neither side is empty.
-
-    Example:
-        >>> three = Documents.of_texts(["four", "two", "twelve bytes"])
-        >>> [list(some.texts()) for some in split_documents(three, 0.4, seed=0, most=100)]
-        [['twelve bytes'], ['four', 'two']]
     """
     order = np.random.default_rng(seed).permutation(len(documents))
     sizes = documents.sizes[order]
@@ -240,8 +224,8 @@ def split_documents(
     return training, held_out
 
 
-def leave_out_excerpts(documents: Mapping[str, str], most: float = 0.5) -> dict[str, str]:
-    """Drop the documents that stand in larger ones by more than `most` of their characters; sort by name.
+def leave_out_excerpts(documents: Mapping[str, str]) -> dict[str, str]:
+    """Drop the documents that stand in larger ones by more than half of their characters; sort by name.
 
     Example:
         >>> leave_out_excerpts({"part": "one line\\n", "whole": "a line\\none line\\n", "other": "this\\n"})
@@ -251,7 +235,7 @@ def leave_out_excerpts(documents: Mapping[str, str], most: float = 0.5) -> dict[
     seen: set[str] = set()
     for name, text in sorted(documents.items(), key=lambda item: (-len(item[1]), item[0])):
         lines = _list_lines(text)
-        if _measure_part(lines, seen) <= most:
+        if _measure_part(lines, seen) <= 0.5:
             originals[name] = text
             seen.update(lines)
     return dict(sorted(originals.items()))

@@ -26,15 +26,6 @@ def measure_heads(task: Task, model: Any, batch: Batch) -> HeadStats:
 
     Each is a dict from the layer's name to `(H,)`. Queries that may attend to nothing are left out; where
     there is no other, entropy is NaN and the score -inf.
-
-    Example:
-        >>> from flax import nnx
-        >>> from regard.training.tasks import Copy
-        >>> task = Copy(held_out_size=3)
-        >>> model = task.make_model(nnx.Rngs(0))
-        >>> stats = measure_heads(task, model, task.probe)
-        >>> stats["entropy"]["blocks.0"].shape, sorted(stats)
-        ((4,), ['entropy', 'max_score'])
     """
     stats: HeadStats = {name: {} for name in AUX}
     aux = task.read(model, batch, AUX)[1]

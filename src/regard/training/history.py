@@ -25,14 +25,6 @@ def training_document(run_directory: str | Path) -> dict[str, Any]:
 
     Raises:
         ValueError: where a line of metrics.jsonl is damaged, naming it.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> path = pathlib.Path(tempfile.mkdtemp(), "metrics.jsonl")
-        >>> metrics.append(path, [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}])
-        >>> curve = training_document(path.parent)["curves"][0]
-        >>> curve["name"], curve["points"].tolist()
-        ('loss', [[1.0, 2.0], [0.5, 0.25]])
     """
     directory = read_path("run_directory", run_directory)
     lines = metrics.read(directory / "metrics.jsonl")

@@ -48,10 +48,6 @@ def find_membership(
 
     What is None is read from JAX's variables, or what Slurm or Open MPI say. "auto" lets JAX find everything,
     as it can on Cloud TPUs and Kubernetes.
-
-    Example:
-        >>> str(find_membership("10.0.0.1:1234", 4, 1, {}))
-        'process 1 of 4'
     """
     if coordinator == AUTO:
         return Membership(None, None, None)

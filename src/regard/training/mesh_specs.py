@@ -83,10 +83,6 @@ def read_mesh(text: str) -> MeshSpec:
 
     At most one size is `*` or -1, which means as many devices as the others leave. `model` is another name
     of `tensor`.
-
-    Example:
-        >>> read_mesh("data=2,model=4")
-        MeshSpec(data=2, fsdp=1, sequence=1, tensor=4)
     """
     if not isinstance(text, str):
         raise TypeError(f"mesh: expected text such as data=2,tensor=4; got {text!r}")

@@ -24,13 +24,6 @@ def read(path: Path) -> list[Line]:
     """Read every complete line; a last line without its newline was cut off by a kill and is left out.
 
     A missing file reads as no lines; values that were not finite when written are None.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> path = pathlib.Path(tempfile.mkdtemp(), "metrics.jsonl")
-        >>> append(path, [{"step": 1, "loss": 0.5}, {"step": 2, "loss": float("nan")}])
-        >>> read(path)
-        [{'step': 1, 'loss': 0.5}, {'step': 2, 'loss': None}]
     """
     if not path.exists():
         return []
@@ -54,12 +47,7 @@ def columns(lines: Iterable[Line], name: str) -> tuple[list[int], list[float]]:
 
 
 def arrange(names: Iterable[str]) -> list[str]:
-    """Return the names of metrics, the leading ones first.
-
-    Example:
-        >>> arrange(["grad_norm", "accuracy", "loss"])
-        ['loss', 'accuracy', 'grad_norm']
-    """
+    """Return the names of metrics, the leading ones first, as in loss, accuracy, grad_norm."""
     names = sorted(names)
     return [name for name in LEADING if name in names] + [name for name in names if name not in LEADING]
 

@@ -13,15 +13,7 @@ NUM_BYTES = 256
 
 
 class ByteVocabulary:
-    """The 256 bytes, and then the mark between documents.
-
-    Example:
-        >>> vocabulary = ByteVocabulary()
-        >>> vocabulary.encode("héh").tolist(), vocabulary.size
-        ([104, 195, 169, 104], 257)
-        >>> vocabulary.decode([104, 195, 169, 256])
-        'hé'
-    """
+    """The 256 bytes, and then the mark between documents."""
 
     size = NUM_BYTES + 1
     mark = NUM_BYTES

@@ -293,12 +293,7 @@ class Text(Task):
 
 
 def number_documents(inputs: Int[Array, "*B T"], mark: int) -> Int[Array, "*B T"]:
-    """Return the number of each token's document within its row; a mark begins the next.
-
-    Example:
-        >>> number_documents(jnp.array([[5, 9, 3, 3, 9]]), 9).tolist()
-        [[0, 1, 1, 1, 2]]
-    """
+    """Return the number of each token's document within its row, from 0; a mark begins the next."""
     return jnp.cumsum(inputs == mark, axis=-1, dtype=jnp.int32)
 
 
