@@ -25,7 +25,7 @@ inspection.figures.patches inspection.head_search inspection.traces.captures ins
 interop.flax interop.huggingface layers.blocks layers.derivation layers.experts layers.latent_attention
 models.beams models.classifier models.decoder models.encoder models.encoder_decoder models.generation
 models.presets models.prompts models.sampling models.stack parallel.cost_reports planning.training_steps
-inspection.paths readouts.labels readouts.reading readouts.readout readouts.windows theory.gibbs
+inspection.paths readouts.labels readouts.reading readouts.readout theory.gibbs
 theory.gradients theory.heads theory.hopfield theory.steps
 """
 

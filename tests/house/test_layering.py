@@ -50,20 +50,20 @@ FOLDERS = {
     " backends.kernel_masks backends.cudnn backends.splash_tpu backends.mosaic_gpu backends"
     " dispatch.registry dispatch.placement dispatch.explanation dispatch.explicit_axes dispatch",
     "derivation": "letters step numbers course number_tables terminal typesetting markup record deriving",
-    "readouts": "readout accumulators top_k profiles tiling counting reading windows labels indexing",
-    "parallel": "meshes order division schedule exchange shard ring ring_calls unsharded_sequence"
-    " shard_mapping per_shard cost_reports placements attending",
-    "conformance": "written_calls features expectations alternatives report promises runners subjects judging"
+    "readouts": "readout accumulators top_k tiling counting reading labels indexing",
+    "parallel": "meshes order division schedule exchange shard ring ring_calls shard_mapping"
+    " cost_reports placements attending",
+    "conformance": "written_calls expectations alternatives report promises runners subjects judging"
     " transforms edges checking ours",
     "planning": "chips candidates estimates rings search reports planner residuals parameters training_steps",
     "linear": "halving problem chunks attention",
     "layers": "choices heads dropout residual projections multi_head latent_attention"
     " short_convolution delta_cache delta derivation feed_forward experts blocks",
-    "models": "config padding embedding depth stack pooling encoder decoder encoder_decoder classifier"
+    "models": "config padding embedding depth stack encoder decoder encoder_decoder classifier"
     " presets sampling prompts prefill writing speculation generation beams",
-    "training": "settings compilation metrics corpora vocabularies token_files lazy_modules task accuracy"
+    "training": "settings typed_json compilation metrics corpora vocabularies token_files lazy_modules task accuracy"
     " tasks.threshold tasks.copy tasks.reverse tasks.digits tasks.text tasks mesh_specs membership processes"
-    " locks checkpoint_files checkpoints versions run_configs runs sharding head_statistics optimization"
+    " locks checkpoint_files checkpoints run_configs runs sharding head_statistics optimization"
     " programs history work loop",
     "inspection": "visible_text words tokens contributions rollouts head_search figures.palette"
     " figures.canvas figures.cell_axes figures.heatmaps figures.matrices figures.curves"

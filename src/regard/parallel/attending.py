@@ -13,8 +13,8 @@ from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.options import Options
 from regard.engine.dispatch.placement import active, within
 from regard.parallel.cost_reports import CostReport
-from regard.parallel.per_shard import manual_axes
 from regard.parallel.placements import MeshPlacement
+from regard.parallel.shard_mapping import manual_axes
 
 Names = str | Sequence[str]
 
@@ -184,7 +184,7 @@ def attend(
         >>> parallel.attend(x, x, x, mesh=mesh, axis="sequence").shape
         (4, 3, 2)
     """
-    return _place(mesh, axis, batch_axis, head_axis, layout, plan).attend(query, key, value, options)
+    return _find_placement(mesh, axis, batch_axis, head_axis, layout, plan).attend(query, key, value, options)
 
 
 def explain(
@@ -227,7 +227,7 @@ def explain(
         sent       9.49 MB per device forward, 26.2 MB backward
         tiles      132 to 132 per device (128 x 128), balance 1.00
     """
-    placement = _place(mesh, axis, batch_axis, head_axis, layout, plan)
+    placement = _find_placement(mesh, axis, batch_axis, head_axis, layout, plan)
     return placement.explain(canonicalize(query, key, value, **options))
 
 
@@ -280,7 +280,9 @@ def _mesh_around(mesh: Any) -> Any:
     return mesh
 
 
-def _place(mesh: Any, axis: Any, batch_axis: Any, head_axis: Any, layout: Any, plan: Any) -> MeshPlacement:
+def _find_placement(
+    mesh: Any, axis: Any, batch_axis: Any, head_axis: Any, layout: Any, plan: Any
+) -> MeshPlacement:
     if mesh is None and (axis is None or not manual_axes()):
         placement = active()
         if isinstance(placement, MeshPlacement):

@@ -76,7 +76,6 @@ class Division:
 
     @property
     def is_even(self) -> bool:
-        """True where devices divide both lengths."""
         return all(sequence.padded == sequence.length for sequence in (self.queries, self.keys))
 
     def chunk_of(self, part: Any, member: Any) -> Any:
@@ -98,7 +97,6 @@ class Division:
         return to_zigzag(array, ring) if self.layout == "zigzag" else array
 
     def unpad(self, array: Array, sequence: Chunking) -> Array:
-        """Undo `pad`."""
         if sequence.length == sequence.padded:
             return array
         ring = sequence.ring

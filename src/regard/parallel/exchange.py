@@ -33,7 +33,6 @@ def bring_in_pairs(array: Array, division: Division) -> Array:
 
 
 def bring_out(array: Array, division: Division) -> Array:
-    """Undo `bring_in`."""
     array = _balance(array, division, back=True) if division.layout == "balanced" else array
     if division.size(division.exchange) > 1:
         array = _exchange(array, division.exchange, _SEQUENCE, _HEADS)

@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from regard.axes import Array
-from regard.engine.call.canonicalization import canonicalize
+from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explicit_axes import run_in_automatic_axes
 from regard.engine.dispatch.registry import BACKENDS, choose
@@ -24,9 +24,8 @@ from regard.masks.offsets import positions_of
 from regard.masks.spans import Span
 from regard.parallel.cost_reports import CostReport, sent_bytes, work
 from regard.parallel.division import LAYOUTS, Axes, Division
-from regard.parallel.per_shard import check_parts, describe_whole, manual_axes, run_part
 from regard.parallel.schedule import plan_rounds
-from regard.parallel.shard_mapping import run
+from regard.parallel.shard_mapping import describe_whole, manual_axes, run, run_part
 from regard.scores.score import compose, split_product
 
 PLANS = ("ring", "all_to_all", "both", "whole")
@@ -36,8 +35,6 @@ _UNEVEN = 1.1  # so much more work on one device than on another is worth an exc
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a call on a mesh."""
-
     name: str
     reason: str
     refusals: dict[str, str]
@@ -66,7 +63,6 @@ class MeshPlacement:
         layout: Any = None,
         plan: Any = None,
     ) -> MeshPlacement:
-        """Read and check arguments of a user."""
         shape = getattr(mesh, "shape", None)
         if not hasattr(mesh, "axis_names") or shape is None:
             raise TypeError(
@@ -118,7 +114,6 @@ class MeshPlacement:
         return (output, extra) if extra else output
 
     def run(self, problem: Problem) -> tuple[Array, dict[str, Array]]:
-        """Run a call that was checked."""
         if not self._is_inside():
             return self._run_whole(problem)
         options = {field.name: getattr(problem, field.name) for field in dataclasses.fields(Problem)}
@@ -157,7 +152,10 @@ class MeshPlacement:
         return True
 
     def _run_part(self, arrays: Any, options: Any) -> tuple[Array, dict[str, Array]]:
-        parts = check_parts(arrays)
+        parts: dict[str, Any] = {
+            name: None if array is None else float_array(name, array, 0 if name == "bias" else 2)
+            for name, array in arrays.items()
+        }
         whole = describe_whole(parts, self.mesh, self.axes, self.batch, self.heads)
         problem = canonicalize(**{**options, **whole})
         plan = self.choose(problem)
@@ -190,7 +188,6 @@ class MeshPlacement:
         return within(problem)
 
     def explain(self, problem: Problem) -> CostReport:
-        """Report what `run` would do."""
         plan = self.choose(problem)
         division = plan.division
         queries, keys = division.queries, division.keys
@@ -245,7 +242,6 @@ class MeshPlacement:
         return Plan(ordered[0], reason, refusals, divisions[ordered[0]])
 
     def _refuses(self, problem: Problem, name: str) -> str | None:
-        """Return why a plan cannot serve a call, or None."""
         if unknown := set(problem.aux) - set(STATISTICS):
             return f"of aux it knows {', '.join(STATISTICS)}, not {', '.join(sorted(unknown))}"
         if 0 in (*problem.leading, problem.T, problem.S):

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from regard.engine.flash import passes
 from regard.engine.flash.device_types import vary, varying_axes
 from regard.engine.flash.operands import Operands, Results
 from regard.engine.softmax.online_softmax import Running
-from regard.parallel.division import Division
+from regard.parallel.division import Division, Round
 from regard.parallel.exchange import move
 from regard.parallel.shard import Shard
 
@@ -36,7 +36,7 @@ def forward(shard: Shard, arrays: Operands, *, reversible: bool) -> Results:
         return jax.tree.map(lambda whole, part: _put(whole, pair[0], part), state, merged)
 
     def body(state: Running, keys: Any, number: Any, pairs: Any) -> tuple[Running, None]:
-        return _each(meet, state, shard, cut | keys, number, pairs), None
+        return _fold_pairs(meet, state, shard, cut | keys, number, pairs), None
 
     state, _ = ring_loop(shard.division, _keys_of(cut), body, vary(empty, varying_axes(arrays)))
     vectors = {
@@ -61,16 +61,16 @@ def tangent(
     def body(state: Any, keys: Any, number: Any, pairs: Any) -> tuple[Any, None]:
         def meet(state: Any, pair: Any, owner: Any, inputs: Operands, context: Any, config: Any) -> Any:
             named = cut_tangents | keys[1]
-            own = {name: _read(shard, name, array, pair, owner) for name, array in named.items()}
+            read = {name: _read(shard, name, array, pair, owner) for name, array in named.items()}
             rows = Results(**_take(outputs, pair[0]))
             # Each chunk of keys adds to the sums that a tangent is.
-            part = passes.tangent(inputs, context, rows, own, config, reversible=reversible)._asdict()
+            terms = passes.tangent(inputs, context, rows, read, config, reversible=reversible)._asdict()
             return {
-                name: _put(total, pair[0], _take(total, pair[0]) + part[name])
+                name: _put(total, pair[0], _take(total, pair[0]) + terms[name])
                 for name, total in state.items()
             }
 
-        return _each(meet, state, shard, cut | keys[0], number, pairs), None
+        return _fold_pairs(meet, state, shard, cut | keys[0], number, pairs), None
 
     keys = _keys_of(cut), _keys_of(cut_tangents)
     state, _ = ring_loop(shard.division, keys, body, vary(state, varying_axes(arrays)))
@@ -90,19 +90,19 @@ def backward(
     parts, varying, arrays = shard.division.parts, varying_axes(arrays), _as_new(arrays)
     dtype = accumulation_dtype(arrays.query, arrays.key, arrays.value)
     cut = _cut(arrays.named(), parts)
-    outputs, cotangent = _cut_rows(results, parts), _cut_rows(cotangents, parts)
+    outputs, cut_cotangents = _cut_rows(results, parts), _cut_rows(cotangents, parts)
     zeros = {name: jnp.zeros(cut[name].shape, dtype) for name in wanted}
 
     def meet(totals: Any, pair: Any, owner: Any, inputs: Operands, context: Any, config: Any) -> Any:
-        own, own_cotangent = Results(**_take(outputs, pair[0])), Results(**_take(cotangent, pair[0]))
+        rows, cotangents = Results(**_take(outputs, pair[0])), Results(**_take(cut_cotangents, pair[0]))
         named = inputs.named()
         shapes = {name: named[name].shape for name in totals}
-        grads = passes.backward(inputs, context, own, own_cotangent, shapes, config, reversible=reversible)
+        grads = passes.backward(inputs, context, rows, cotangents, shapes, config, reversible=reversible)
         return {name: _add(shard, name, total, pair, owner, grads[name]) for name, total in totals.items()}
 
     def body(state: Any, keys: Any, number: Any, pairs: Any) -> tuple[Any, Any]:
         state = state | vary(_keys_of(zeros), varying)
-        totals = _each(meet, state, shard, cut | keys, number, pairs)
+        totals = _fold_pairs(meet, state, shard, cut | keys, number, pairs)
         dkv = _keys_of(totals)
         return {name: total for name, total in totals.items() if name not in dkv}, dkv or None
 
@@ -116,6 +116,30 @@ def backward(
     }
 
 
+class _Group(NamedTuple):
+    """Rounds that are one loop: keys leave each by `hops_out` members, gradients come by `hops_in`."""
+
+    rounds: list[Round]
+    hops_in: int
+    hops_out: int
+
+
+def _group_rounds(rounds: Sequence[Round], *, with_dkv: bool) -> list[_Group]:
+    """Group rounds that hop alike; where gradients travel, the first round of all has none yet."""
+    numbers = [0, *(step.number for step in rounds)]
+    hops = [after - before for before, after in itertools.pairwise(numbers)]
+    groups: list[_Group] = []
+    for step, hops_in, hops_out in zip(rounds, hops, [*hops[1:], 0], strict=True):
+        joins = bool(groups) and hops_in == hops_out
+        if joins and with_dkv:
+            joins = len(groups) > 1 and groups[-1].hops_in == hops_in
+        if joins:
+            groups[-1].rounds.append(step)
+        else:
+            groups.append(_Group([step], hops_in, hops_out))
+    return groups
+
+
 def ring_loop(
     division: Division, keys: Any, body: Body, state: Any, *, with_dkv: bool = False
 ) -> tuple[Any, Any]:
@@ -123,41 +147,30 @@ def ring_loop(
     rounds = division.rounds
     if not rounds:
         return state, None
-    hops = [rounds[0].number, *(b.number - a.number for a, b in itertools.pairwise(rounds)), 0]
-    keys = move(keys, division, hops[0])
 
-    def ring_step(carry: Any, number: Any, pairs: Any, arrive: int, leave: int) -> Any:
+    def run_round(carry: Any, number: Any, pairs: Any, hops_in: int, hops_out: int) -> Any:
         # What is sent before the computation, and added after it, overlaps with it.
         state, keys, dkv = carry
-        ahead = move(keys, division, leave)
-        arrived = None if dkv is None else move(dkv, division, arrive)
-        state, own = body(state, keys, number, pairs)
-        return state, ahead, own if arrived is None else jax.tree.map(jnp.add, arrived, own)
+        keys_ahead = move(keys, division, hops_out)
+        arrived = None if dkv is None else move(dkv, division, hops_in)
+        state, added = body(state, keys, number, pairs)
+        return state, keys_ahead, added if arrived is None else jax.tree.map(jnp.add, arrived, added)
 
-    carry, index = (state, keys, None), 0
-    while index < len(rounds):
-        arrive, leave = hops[index : index + 2]
-        first = with_dkv and index == 0
-        count = 1 if first or (with_dkv and arrive != leave) else _alike(hops[index + 1 :])
-        some = rounds[index : index + count]
-        pairs = tuple(sorted({pair for step in some for pair in step.pairs}))
-        go = partial(ring_step, pairs=pairs, arrive=arrive, leave=leave)
-        if count == 1:
-            carry = go(carry, some[0].number)
+    keys = move(keys, division, rounds[0].number)
+    carry = (state, keys, None)
+    for group, hops_in, hops_out in _group_rounds(rounds, with_dkv=with_dkv):
+        pairs = tuple(sorted({pair for step in group for pair in step.pairs}))
+        step = partial(run_round, pairs=pairs, hops_in=hops_in, hops_out=hops_out)
+        if len(group) == 1:
+            carry = step(carry, group[0].number)
         else:
-            numbers = jnp.asarray([step.number for step in some], jnp.int32)
-            carry, _ = jax.lax.scan(lambda carry, number, go=go: (go(carry, number), None), carry, numbers)
-        index += count
+            numbers = jnp.asarray([step.number for step in group], jnp.int32)
+            carry, _ = jax.lax.scan(lambda carry, n, step=step: (step(carry, n), None), carry, numbers)
     state, _, dkv = carry
     return state, None if dkv is None else move(dkv, division, -rounds[-1].number)
 
 
-def _alike(hops: list[int]) -> int:
-    """Count the rounds that leave by equal hops from the first on: they are one loop."""
-    return max(len(list(itertools.takewhile(lambda hop: hop == hops[0] != 0, hops))), 1)
-
-
-def _each(
+def _fold_pairs(
     meet: Callable[..., Any], carry: Any, shard: Shard, cut: dict[str, Array], number: Any, pairs: Any
 ) -> Any:
     """Fold `meet(carry, pair, owner, inputs, context, config)` over the pairs of a round, compiled once."""
@@ -216,7 +229,6 @@ def _keys_of(cut: dict[str, Array]) -> dict[str, Array]:
 
 
 def _read(shard: Shard, name: str, array: Array, pair: Any, owner: Any) -> Array:
-    """Read what a pair of chunks needs."""
     if name not in _LONG:
         return array
     array = _take(array, _part(name, array, pair))

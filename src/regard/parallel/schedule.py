@@ -27,16 +27,16 @@ def _at_once() -> Iterator[None]:
         yield
 
 
-def _list_pairs(problem: Problem, division: Division) -> np.ndarray:
+def _find_work(problem: Problem, division: Division) -> np.ndarray:
     """Return whether each chunk of queries may have work with each of keys, as far as is known now."""
     queries, keys = division.queries, division.keys
-    held = np.zeros((queries.parts * queries.ring, keys.parts * keys.ring), bool)
+    has_work = np.zeros((queries.parts * queries.ring, keys.parts * keys.ring), bool)
     kinds = _known_kinds(problem, queries.chunk, keys.chunk)
     shape = (-(-problem.T // queries.chunk), -(-problem.S // keys.chunk))
     # Rows and heads that differ are computed together.
     kinds = np.broadcast_to(kinds, (*kinds.shape[:-2], *shape)).reshape((-1, *shape))
-    held[: shape[0], : shape[1]] = (kinds != TileKind.EMPTY).any(0)
-    return held
+    has_work[: shape[0], : shape[1]] = (kinds != TileKind.EMPTY).any(0)
+    return has_work
 
 
 def _known_kinds(problem: Problem, query_block: int, key_block: int) -> np.ndarray:
@@ -60,10 +60,10 @@ def _known_kinds(problem: Problem, query_block: int, key_block: int) -> np.ndarr
 
 def plan_rounds(problem: Problem, division: Division) -> tuple[Round, ...]:
     """Return the rounds in which some device has work, and the pairs of parts that have it."""
-    return find_rounds(_list_pairs(problem, division), division)
+    return find_rounds(_find_work(problem, division), division)
 
 
-def find_rounds(held: np.ndarray, division: Division) -> tuple[Round, ...]:
+def find_rounds(has_work: np.ndarray, division: Division) -> tuple[Round, ...]:
     """Return the rounds in which some device has work, from the pairs of chunks that have it."""
     ring, parts = division.size(division.ring), range(division.parts)
     members = np.arange(ring)
@@ -71,7 +71,7 @@ def find_rounds(held: np.ndarray, division: Division) -> tuple[Round, ...]:
     pairs: list[list[tuple[int, int]]] = [[] for _ in members]
     for query_part in parts:
         for key_part in parts:
-            met = held[np.ix_(chunks[query_part], chunks[key_part])]
+            met = has_work[np.ix_(chunks[query_part], chunks[key_part])]
             # Row m, column r: whether member m meets the keys of member m - r.
             twice = np.concatenate([met, met], axis=1)
             row, column = twice.strides
@@ -131,8 +131,8 @@ def _count(problem: Problem, first: int, size: int, side: int) -> int | None:
 
 def chunk_counts(problem: Problem, division: Division) -> tuple[int, ...]:
     """Count pairs of chunks that may have work on each member of the ring."""
-    held = _list_pairs(problem, division)
+    has_work = _find_work(problem, division)
     parts, members = range(division.parts), range(division.size(division.ring))
     return tuple(
-        int(sum(held[division.chunk_of(part, member)].sum() for part in parts)) for member in members
+        int(sum(has_work[division.chunk_of(part, member)].sum() for part in parts)) for member in members
     )

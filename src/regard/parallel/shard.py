@@ -36,7 +36,6 @@ class Replicated:
 
     @classmethod
     def of(cls, problem: Problem, output_dtype: Any, scoring: Scoring | None = None) -> Replicated:
-        """Take what is whole out of a call."""
         leading = problem.leading or (1,)
         seeds = None
         if problem.dropout_rate:
@@ -98,7 +97,6 @@ class Shard:
         return 0 if ring == 1 else jax.lax.rem(self.member - number + ring, jnp.int32(ring))
 
     def first_key(self, pair: tuple[Any, Any], owner: Any) -> Any:
-        """Find the first key of a pair of chunks."""
         return self.division.chunk_of(pair[1], owner) * self.division.keys.chunk
 
     def prepare_pair(

@@ -1,6 +1,8 @@
-"""Calls over a mesh: `shard_map` around each device's part."""
+"""Calls over a mesh: `shard_map` around each device's part, and parts inside the caller's own `shard_map`."""
 
-from collections.abc import Mapping
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,26 +11,33 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from regard.axes import Array
-from regard.engine.call.problem import Problem
+from regard.engine.call.problem import Problem, broadcast_leading
+from regard.engine.dispatch.registry import BACKENDS, choose
+from regard.engine.flash.device_types import vary, varying_axes
 from regard.engine.flash.operands import Operands
 from regard.engine.softmax.scoring import Scoring
 from regard.engine.softmax.sinks import sink
-from regard.parallel import ring_calls, unsharded_sequence
-from regard.parallel.division import Division
+from regard.masks.offsets import positions_of
+from regard.parallel import ring_calls
+from regard.parallel.division import Axes, Division
 from regard.parallel.exchange import bring_in, bring_in_pairs, bring_out
-from regard.parallel.shard import Replicated
+from regard.parallel.shard import Replicated, Shard
+
+Arrays = Mapping[str, Any]  # query, key, value, and bias or None
 
 
 @partial(jax.jit, static_argnames="division")
 def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
     """Compute the output and what `problem.aux` names."""
-    if unsharded_sequence.serves(problem, division):
-        return unsharded_sequence.run_unsharded(problem, division)
+    # Dropout and scores need global batch and head indices, which a local call lacks; a bias must be divided.
+    undivided = division.size(division.ring, division.exchange) == 1
+    if undivided and not problem.dropout_rate and problem.score is None and problem.bias is None:
+        return _run_unsharded(problem, division)
     inputs = {name: getattr(problem, name) for name in ("query", "key", "value", "bias")}
     arrays, call = operands(problem, division, inputs, padded=True)
     whole = jax.tree.map(lambda _: PartitionSpec(), arrays)
     specs = whole._replace(
-        **{name: division.outside(array) for name, array in _long(arrays).items()},
+        **{name: division.outside(array) for name, array in _sequence_arrays(arrays).items()},
         bias=None if arrays.bias is None else division.pairs(arrays.bias),
     )
     shape = jax.ShapeDtypeStruct((*call.leading, arrays.query.shape[-2], 1), call.output_dtype)
@@ -42,6 +51,41 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
     rows = {name: division.unpad(array, division.queries) for name, array in rows.items()}
     sinks = None if problem.sinks is None else problem.sink_column()
     return finish(rows, problem.leading, problem.aux, problem.query.dtype, sinks)
+
+
+def _run_unsharded(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
+    """Run a call whose sequence is whole on every device: each attends for its rows and heads."""
+    leading = problem.leading or (1,)
+    call = Replicated.of(problem, problem.query.dtype)
+    arrays = tuple(map(problem.with_heads, (problem.query, problem.key, problem.value)))
+    sinks = problem.sinks
+    if sinks is not None:  # aligned with the last leading axes, where the rest is with the first
+        sinks = sinks.reshape((*(1,) * (len(leading) - sinks.ndim), *sinks.shape))
+
+    def share(arrays: Any, call: Replicated, scale: Any, sinks: Any) -> Any:
+        shard, (query, key, value), whole = Shard.here(division, call), arrays, call.problem
+        part = dataclasses.replace(
+            whole,
+            query=query,
+            key=key,
+            value=value,
+            mask=None if whole.mask is None else whole.mask.slice_batch(shard.take, len(leading)),
+            scale=scale,
+            sinks=None if sinks is None else shard.take(sinks, 0),
+            query_offset=positions_of(whole.query_offset).slice_batch(shard.take),
+            key_offset=positions_of(whole.key_offset).slice_batch(shard.take),
+        )
+        return BACKENDS[choose(part).name].run(part)
+
+    rows = division.outside(jax.ShapeDtypeStruct((*leading, 1, 1), problem.query.dtype))
+    output, extra = jax.shard_map(
+        share,
+        mesh=division.mesh,
+        in_specs=(tuple(map(division.outside, arrays)), PartitionSpec(), PartitionSpec(), PartitionSpec()),
+        out_specs=(rows, {name: PartitionSpec(*rows[:-1]) for name in problem.aux}),
+    )(arrays, call, jnp.asarray(problem.scale), sinks)
+    extra = {name: array.reshape((*problem.leading, problem.T)) for name, array in extra.items()}
+    return output.reshape((*problem.leading, problem.T, problem.E)), extra
 
 
 def operands(
@@ -65,7 +109,7 @@ def operands(
 
 def attend_here(division: Division, arrays: Operands, call: Replicated) -> dict[str, Array]:
     """Compute one device's rows, (..., T, x) each, from its part of the arrays; all do so together."""
-    brought = {name: bring_in(array, division) for name, array in _long(arrays).items()}
+    brought = {name: bring_in(array, division) for name, array in _sequence_arrays(arrays).items()}
     bias = None if arrays.bias is None else bring_in_pairs(arrays.bias, division)
     results = ring_calls.run(division, arrays._replace(**brought, bias=bias), call)
     rows = {name: array for name, array in results._asdict().items() if array is not None}
@@ -103,5 +147,58 @@ def _give_nan(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tu
     return primals[0], tangents[1] * jnp.nan
 
 
-def _long(arrays: Operands) -> dict[str, Array]:
+def _sequence_arrays(arrays: Operands) -> dict[str, Array]:
     return {name: getattr(arrays, name) for name in ("query", "key", "value")}
+
+
+# Inside the caller's `jax.shard_map`, arrays are this device's part; all else is the whole.
+
+
+def manual_axes() -> frozenset[str]:
+    """Return the mesh axes over which the code around the call is one device's."""
+    return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def describe_whole(arrays: Arrays, mesh: Any, sequence: Axes, batch: Axes, heads: Axes) -> dict[str, Any]:
+    """Return shapes and dtypes of the arrays of all devices together."""
+    rank = len(_leading(arrays))
+    rows = arrays["query"].shape[-2]
+
+    def grow(name: str, array: Any) -> Any:
+        shape, varying = [1] * (2 - array.ndim) + list(array.shape), varying_axes(array)
+
+        def multiply(axis: int, names: Sequence[str]) -> None:
+            shape[axis] *= math.prod(mesh.shape[axis_name] for axis_name in names)
+
+        if name != "bias" or shape[-2] > 1:
+            multiply(-2, sequence)
+        elif rows == 1 and set(sequence) & set(varying):
+            raise NotImplementedError(
+                "bias: expected more than one row per device, or one for all, inside jax.shard_map"
+            )
+        # Heads and rows of a batch that do not differ among devices are those of all.
+        if heads and len(shape) > 2 and set(heads) <= set(varying):
+            multiply(-3, heads)
+        if batch and rank > 1 and len(shape) == rank + 2 and set(batch) <= set(varying):
+            multiply(0, batch)
+        return jax.ShapeDtypeStruct(tuple(shape), array.dtype)
+
+    return {name: None if array is None else grow(name, array) for name, array in arrays.items()}
+
+
+def run_part(
+    whole: Problem, division: Division, arrays: Arrays, sequence: Axes
+) -> tuple[Array, dict[str, Array]]:
+    """Compute this device's part of the output and of what `whole.aux` names; all devices do so together."""
+    varied = {name: vary(array, sequence) for name, array in arrays.items() if name != "bias"}
+    parts, call = operands(whole, division, {**varied, "bias": arrays["bias"]}, padded=False)
+    rows = attend_here(division, parts, call)
+    sinks = None
+    if whole.sinks is not None:
+        apart = dataclasses.replace(division, exchange=None)
+        sinks = Shard.here(apart, call).take(whole.sink_column(), 2)
+    return finish(rows, _leading(arrays), whole.aux, arrays["query"].dtype, sinks)
+
+
+def _leading(arrays: Arrays) -> tuple[int, ...]:
+    return broadcast_leading(*(jnp.shape(arrays[name])[:-2] for name in ("query", "key", "value")))
