@@ -12,7 +12,7 @@ import kernels
 from definition import Attention, Mask
 from regard import conformance
 from regard.conformance import judging
-from regard.conformance.features import KEYWORDS
+from regard.conformance.subjects import KEYWORDS
 from regard.theory import definition
 
 # Of each planted fault, the promise that is broken and words of what is said about it.

@@ -15,6 +15,8 @@ from regard.conformance.expectations import count_listed, find_positions, round_
 from regard.conformance.written_calls import Call
 
 Change = Callable[[Call], Call]
+"""Options to set in place of a call's own, from the call."""
+ABSENT = object()  # in place of an option that is left out
 
 
 @dataclass(frozen=True)
@@ -32,32 +34,24 @@ class Alternative:
         """Return whether the call has what it is about."""
         return self.needs in call or not self.needs
 
-
-def replacing(**options: Any) -> Change:
-    """Return a change that sets options, to a function of the call."""
-    return lambda call: call | {name: give(call) for name, give in options.items()}
+    def apply(self, call: Call) -> Call:
+        return {name: value for name, value in (call | self.change(call)).items() if value is not ABSENT}
 
 
 def without(*names: str) -> Change:
     """Return a change that leaves options out."""
-    return lambda call: {name: value for name, value in call.items() if name not in names}
+    return lambda _: dict.fromkeys(names, ABSENT)
 
 
 def hooking(line: str, function: Callable[[Any, Any, Call], Any]) -> Change:
     """Return a change of what one line gives, from that, all lines before and the call."""
-
-    def change(call: Call) -> Call:
-        def hook(array: Any, lines: Any) -> Any:
-            return function(array, lines, call)
-
-        return call | {"steps": {**call.get("steps", {}), line: hook}}
-
-    return change
+    return lambda call: {
+        "steps": call.get("steps", {}) | {line: lambda array, lines: function(array, lines, call)}
+    }
 
 
 def ending(name: str, function: Callable[[Any, Any, Call], Any]) -> Change:
-    """Return a change of one result."""
-    return lambda call: call | {"results": {name: lambda array, lines: function(array, lines, call)}}
+    return lambda call: {"results": {name: lambda array, lines: function(array, lines, call)}}
 
 
 def keeping(function: Callable[[Any, Any, Call], Any], *dropped: str) -> Change:
@@ -65,7 +59,8 @@ def keeping(function: Callable[[Any, Any, Call], Any], *dropped: str) -> Change:
 
     def change(call: Call) -> Call:
         mask = function(*find_positions(call), call)
-        return without(*dropped)(call) | {"mask": mask & (call["mask"] != 0) if "mask" in call else mask}
+        mask = mask & (call["mask"] != 0) if "mask" in call else mask
+        return dict.fromkeys(dropped, ABSENT) | {"mask": mask}
 
     return change
 
@@ -82,70 +77,35 @@ def read_bias(call: Call) -> Any:
 
 def widen_window(before: int, after: int) -> Change:
     """Return a change to a window of more keys on either side."""
-    return replacing(window=lambda call: (call["window"][0] + before, call["window"][1] + after))
+    return lambda call: {"window": (call["window"][0] + before, call["window"][1] + after)}
 
 
 def repeat_first(name: str, axis: int) -> Change:
-    """Return a change to an option that is everywhere what it is at the first place of an axis."""
-    return lambda call: (
-        call | {name: np.broadcast_to(np.take(np.asarray(call[name]), [0], axis), call[name].shape)}
-    )
+    """Return a change to an option that is everywhere what it is at the first index of an axis."""
+    return lambda call: {name: np.broadcast_to(np.take(np.asarray(call[name]), [0], axis), call[name].shape)}
 
 
-def round_lines(*lines: str) -> Change:
-    """Return a change that rounds what lines give to the dtype of query."""
-
-    def change(call: Call) -> Call:
-        for line in lines:
-            call = hooking(line, lambda array, _, call: round_to(array, call["query"].dtype))(call)
-        return call
-
-    return change
+def round_scores(call: Call) -> Call:
+    """Round scores and weights, line by line, to the dtype of query."""
+    kind = call["query"].dtype
+    return {"steps": call.get("steps", {}) | dict.fromkeys(ROUNDED, lambda array, _: round_to(array, kind))}
 
 
-def narrow_products(call: Call) -> Call:
-    """Return a call of arrays that are rounded to bfloat16."""
-    return call | {name: round_to(np.asarray(call[name]), "bfloat16") for name in ("query", "key", "value")}
-
-
-def drop_last_keys(block: int) -> Change:
-    """Return a change without the keys after the last whole block."""
-    return keeping(lambda _, column, call: column < call["key"].shape[-2] // block * block)
-
-
-def fill_last_keys(block: int) -> Change:
-    """Return a change to keys and values that zeros fill up to whole blocks."""
-
-    def change(call: Call) -> Call:
-        lacking = -call["key"].shape[-2] % block
-        width = [(0, 0), (0, 0), (0, lacking), (0, 0)]
-        return call | {name: np.pad(call[name], width) for name in ("key", "value")}
-
-    return change
-
-
-def drop_last_queries(block: int) -> Change:
-    """Return a change to an output that is 0 after the last whole block."""
-    return ending("output", lambda output, _, call: np.where(
-        np.arange(output.shape[-2])[:, None] < output.shape[-2] // block * block, output, 0))  # fmt: skip
-
-
-def repeat_sinks(block: int) -> Change:
-    """Return a change to sinks that count once for each block of keys."""
-    return replacing(sinks=lambda call: np.asarray(call["sinks"], np.float32)
-                     + np.log(-(-call["key"].shape[-2] // block)))  # fmt: skip
+def fill_keys(call: Call, block: int) -> Call:
+    """Fill keys and values up to whole blocks with zeros."""
+    width = [(0, 0), (0, 0), (0, -call["key"].shape[-2] % block), (0, 0)]
+    return {name: np.pad(call[name], width) for name in ("key", "value")}
 
 
 def count_repeats(call: Call) -> Call:
     """Return a call in which a key counts as often as it is listed."""
-    return call | {"bias": call.get("bias", 0) + np.log(np.maximum(count_listed(call), 1))[:, None]}
+    return {"bias": call.get("bias", 0) + np.log(np.maximum(count_listed(call), 1))[:, None]}
 
 
 def average_shared(call: Call) -> Call:
-    """Return a call whose gradients of key and value are means over the heads of a group."""
+    """Average the gradients of key and value over the heads of a group."""
     share = call["key"].shape[1] / call["query"].shape[1]
-    average = {f"d_{name}": lambda gradient, _: gradient * share for name in ("key", "value")}
-    return call | {"results": average}
+    return {"results": dict.fromkeys(("d_key", "d_value"), lambda gradient, _: gradient * share)}
 
 
 mistake = Alternative
@@ -161,30 +121,30 @@ IGNORED = {
 
 # In the order in which they are tried: the first that explains an answer names it.
 ALTERNATIVES = [
-    convention("mask", "masked", "True hides", replacing(mask=lambda call: call["mask"] == 0)),
-    convention("causal", "masked", BOTTOM_RIGHT, replacing(alignment=lambda _: "bottom-right")),
-    convention("window", "masked", BOTTOM_RIGHT, replacing(alignment=lambda _: "bottom-right")),
+    convention("mask", "masked", "True hides", lambda call: {"mask": call["mask"] == 0}),
+    convention("causal", "masked", BOTTOM_RIGHT, lambda _: {"alignment": "bottom-right"}),
+    convention("window", "masked", BOTTOM_RIGHT, lambda _: {"alignment": "bottom-right"}),
     convention("window", "masked", "the window counts the query's own key", widen_window(-1, 0)),
     convention("window", "masked", "the window ends at the query",
-               replacing(window=lambda call: (call["window"][0], 0))),
+               lambda call: {"window": (call["window"][0], 0)}),
     convention("lengths", "masked", "lengths count from the end: the first keys are padding", keeping(
         lambda _, column, call: column >= column.size - call["lengths"].reshape(-1, 1, 1, 1), "lengths")),
     convention("indices", "masked", "a key that is listed twice counts twice", count_repeats),
     convention("grouped", "products", "query heads take key heads in turn: h reads h mod K",
-               replacing(group_order=lambda _: "interleaved")),
-    convention("softcap", "biased", "the softcap comes after the bias", replacing(bias_first=lambda _: True)),
+               lambda _: {"group_order": "interleaved"}),
+    convention("softcap", "biased", "the softcap comes after the bias", lambda _: {"bias_first": True}),
     convention("bias", "biased", "the bias is scaled",
-               replacing(bias=lambda call: read_bias(call) * read_scale(call))),
+               lambda call: {"bias": read_bias(call) * read_scale(call)}),
     convention("", "scaled", "scores are not scaled unless a scale is given",
-               replacing(scale=lambda call: call.get("scale", 1.0))),
+               lambda call: {"scale": call.get("scale", 1.0)}),
     *(mistake(name, line, f"{name} has no effect", without(name)) for name, line in IGNORED.items()),
-    mistake("", "scaled", "scores are scaled twice", replacing(scale=lambda call: read_scale(call) ** 2)),
+    mistake("", "scaled", "scores are scaled twice", lambda call: {"scale": read_scale(call) ** 2}),
     mistake("scale", "scaled", "the default scale is applied as well",
-            replacing(scale=lambda call: call["scale"] * call["query"].shape[-1] ** -0.5)),
+            lambda call: {"scale": call["scale"] * call["query"].shape[-1] ** -0.5}),
     mistake("", "scaled", "the scale is that of the value's width",
-            replacing(scale=lambda call: call["value"].shape[-1] ** -0.5)),
+            lambda call: {"scale": call["value"].shape[-1] ** -0.5}),
     mistake("softcap", "capped", "the softcap comes before the scale",
-            replacing(softcap=lambda call: call["softcap"] * read_scale(call))),
+            lambda call: {"softcap": call["softcap"] * read_scale(call)}),
     mistake("softcap", "capped", "tanh is not multiplied by the cap",
             hooking("capped", lambda capped, _, call: capped / call["softcap"])),
     mistake("softcap", "capped", "scores are cut at the cap, not bent", hooking(
@@ -198,49 +158,54 @@ ALTERNATIVES = [
     mistake("window", "masked", "the window is one key too wide on the left", widen_window(1, 0)),
     mistake("window", "masked", "the window is one key too wide on the right", widen_window(0, 1)),
     mistake("window", "masked", "the window's right side has no edge",
-            replacing(window=lambda call: (call["window"][0], 1 << 30))),
+            lambda call: {"window": (call["window"][0], 1 << 30)}),
     mistake("window", "masked", "the window's left side has no edge",
-            replacing(window=lambda call: (1 << 30, call["window"][1]))),
+            lambda call: {"window": (1 << 30, call["window"][1])}),
     mistake("lengths", "masked", "the key after the last counts",
-            replacing(lengths=lambda call: call["lengths"] + 1)),
+            lambda call: {"lengths": call["lengths"] + 1}),
     *(mistake(name, "masked", f"all batch rows have the first row's {name}", repeat_first(name, 0))
       for name in ("lengths", "segments", "indices", "mask")),
     mistake("indices", "masked", "-1 reads the first key",
-            replacing(indices=lambda call: np.maximum(call["indices"], 0))),
+            lambda call: {"indices": np.maximum(call["indices"], 0)}),
     mistake("indices", "masked", "-1 reads the last key",
-            replacing(indices=lambda call: call["indices"] % call["key"].shape[-2])),
+            lambda call: {"indices": call["indices"] % call["key"].shape[-2]}),
     mistake("mask", "masked", "all heads have the first head's mask", repeat_first("mask", 1)),
-    mistake("mask", "masked", "a mask is added to the scores as 0 and 1", lambda call: without("mask")(
-        call | {"bias": call.get("bias", 0) + call["mask"].astype(np.float32)})),
+    mistake("mask", "masked", "a mask is added to the scores as 0 and 1", lambda call: {
+        "mask": ABSENT, "bias": call.get("bias", 0) + call["mask"].astype(np.float32)}),
     mistake("bias", "biased", "all batch rows have the first row's bias", repeat_first("bias", 0)),
     mistake("bias", "biased", "all heads have the first head's bias", repeat_first("bias", 1)),
-    mistake("bias", "biased", "the bias is subtracted", replacing(bias=lambda call: -read_bias(call))),
+    mistake("bias", "biased", "the bias is subtracted", lambda call: {"bias": -read_bias(call)}),
     mistake("bias", "biased", "positive biases are cut to 0",
-            replacing(bias=lambda call: np.minimum(read_bias(call), 0))),
+            lambda call: {"bias": np.minimum(read_bias(call), 0)}),
     mistake("bias", "masked", "-inf in a bias does not remove a key",
-            replacing(bias=lambda call: np.where(read_bias(call) == -np.inf, 0, read_bias(call)))),
+            lambda call: {"bias": np.where(read_bias(call) == -np.inf, 0, read_bias(call))}),
     mistake("sinks", "weights", "all heads have the first head's sink", repeat_first("sinks", 0)),
-    *(mistake("sinks", "weights", f"the sink counts once per block of {block} keys", repeat_sinks(block))
+    *(mistake("sinks", "weights", f"the sink counts once per block of {block} keys",
+              lambda call, block=block: {
+                  "sinks": np.float32(call["sinks"]) + np.log(-(-call["key"].shape[-2] // block))})
       for block in BLOCKS),
-    mistake("offset", "masked", "the offset is subtracted", replacing(offset=lambda call: -call["offset"])),
-    mistake("grouped", "products", "all query heads read the first key head", lambda call: call | {
-        name: call[name][:, :1] for name in ("key", "value")}),
-    *(mistake("", "weights", f"keys after the last multiple of {block} are dropped", drop_last_keys(block))
+    mistake("offset", "masked", "the offset is subtracted", lambda call: {"offset": -call["offset"]}),
+    mistake("grouped", "products", "all query heads read the first key head",
+            lambda call: {name: call[name][:, :1] for name in ("key", "value")}),
+    *(mistake("", "weights", f"keys after the last multiple of {block} are dropped", keeping(
+        lambda _, column, call, block=block: column < call["key"].shape[-2] // block * block))
       for block in BLOCKS),
     *(mistake("", "weights", f"zeros that count fill the keys up to a multiple of {block}",
-              fill_last_keys(block))
+              partial(fill_keys, block=block))
       for block in BLOCKS),
-    *(mistake("", "output", f"queries after the last multiple of {block} are not written",
-              drop_last_queries(block))
+    *(mistake("", "output", f"queries after the last multiple of {block} are not written", ending(
+        "output", lambda output, _, call, block=block: np.where(
+            np.arange(output.shape[-2])[:, None] < output.shape[-2] // block * block, output, 0)))
       for block in BLOCKS),
     mistake("", "weights", "the output is not divided by the sum of exponentials", ending(
         "output", lambda output, lines, _: output * np.exp(
             lines["lse"] - lines["masked"].max(-1, keepdims=True)))),
     mistake("", "output", "the value is returned as it is",
             ending("output", lambda output, _, call: np.broadcast_to(call["value"], output.shape))),
-    convention("half", "products", "scores are rounded to the arrays' dtype", round_lines(*ROUNDED)),
-    mistake("double", "products", "float64 is computed in float32", replacing(precision=lambda _: "float32")),
-    mistake("single", "products", "products multiply in bfloat16", narrow_products),
+    convention("half", "products", "scores are rounded to the arrays' dtype", round_scores),
+    mistake("double", "products", "float64 is computed in float32", lambda _: {"precision": "float32"}),
+    mistake("single", "products", "products multiply in bfloat16", lambda call: {
+        name: round_to(np.asarray(call[name]), "bfloat16") for name in ("query", "key", "value")}),
     convention("lse", "lse", "lse has base 2", ending("lse", lambda lse, *_: lse / np.log(2)), "lse"),
     mistake("sinks", "lse", "lse leaves the sink out", without("sinks"), "lse"),
     mistake("lse", "lse", "lse lacks the largest score", ending(
@@ -250,13 +215,11 @@ ALTERNATIVES = [
     mistake("lse", "lse", "lse is the sum, not its logarithm",
             ending("lse", lambda lse, *_: np.exp(lse)), "lse"),
     mistake("softcap", "d_scaled", "the gradient is that without a softcap",
-            replacing(back_softcap=lambda _: None), "gradient"),
-    mistake("", "d_products", "the gradient lacks the scale",
-            replacing(back_scale=lambda _: 1.0), "gradient"),
+            lambda _: {"back_softcap": None}, "gradient"),
+    mistake("", "d_products", "the gradient lacks the scale", lambda _: {"back_scale": 1.0}, "gradient"),
     mistake("survivors", "d_weights", "the gradient lacks dropout",
-            replacing(back_survivors=lambda _: np.ones(())), "gradient"),
-    mistake("lse", "d_scores", "the gradient of lse is stopped",
-            replacing(stopped=lambda _: True), "gradient"),
+            lambda _: {"back_survivors": np.ones(())}, "gradient"),
+    mistake("lse", "d_scores", "the gradient of lse is stopped", lambda _: {"stopped": True}, "gradient"),
     *(mistake(name * (name in ("bias", "sinks")), line, f"{name} has no gradient",
               ending(f"d_{name}", lambda gradient, *_: 0 * gradient), "gradient")
       for name, line in {"query": "d_products", "key": "d_products", "value": "d_value", "bias": "d_bias",
@@ -268,16 +231,15 @@ ALTERNATIVES = [
 ]  # fmt: skip
 
 
-def join_conventions(first: Alternative, second: Alternative) -> Alternative:
-    """Return the alternative of two conventions at once."""
-    name = f"{first.name}; {second.name}"
-    return replace(first, name=name, change=lambda call: second.change(first.change(call)))
-
-
 def propose(call: Call, aspect: str) -> Iterator[Alternative]:
     """Yield the alternatives that a call may tell, then two conventions at once."""
     fitting = [entry for entry in ALTERNATIVES if entry.aspect == aspect and entry.applies(call)]
     yield from fitting
     for first, second in combinations([entry for entry in fitting if entry.is_convention], 2):
         if first.name != second.name:
-            yield join_conventions(first, second)
+            both = partial(_change_twice, first, second)
+            yield replace(first, name=f"{first.name}; {second.name}", change=both)
+
+
+def _change_twice(first: Alternative, second: Alternative, call: Call) -> Call:
+    return dict.fromkeys(call, ABSENT) | second.apply(first.apply(call))

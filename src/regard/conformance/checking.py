@@ -11,12 +11,11 @@ from typing import Any, Literal
 
 from regard.arguments import read_number
 from regard.conformance.edges import EDGES
-from regard.conformance.features import KEYWORDS, Features, find_features
 from regard.conformance.judging import Judge
 from regard.conformance.promises import FIRST, FULL, OPTIONS
 from regard.conformance.report import Report, Row
 from regard.conformance.runners import RUNNERS
-from regard.conformance.subjects import Subject
+from regard.conformance.subjects import KEYWORDS, Features, Subject, find_features
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
@@ -45,7 +44,7 @@ def check(
         fn: called as `fn(query, key, value, **options)`; returns the output, or a tuple that begins with it.
         layout: the axes of query in order: B batch, H heads, T tokens, D width; B and H may be absent.
             The letters of jax.nn, such as BTNH, are understood as well.
-        features: what else the function takes, a subset of `features.KEYWORDS`: a mapping from feature to
+        features: what else the function takes, a subset of `subjects.KEYWORDS`: a mapping from feature to
             keyword, or to a function that makes keywords of an option; or names alone, which are keywords.
             None reads the signature; a function with `**options` is tried with the names of features.
         dtypes: the dtypes that are checked.

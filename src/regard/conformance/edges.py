@@ -56,7 +56,7 @@ def _check_empty_row(judge: Judge, name: str, case: Case, filled: Case) -> Itera
         number = output.ravel()[np.argmax(np.abs(output))]
         finding = f"an empty row holds {number:.6g}, which is neither 0, NaN nor the mean of values"
         yield write("value", "wrong", finding, "weights")
-    beside, _ = judge.ask(judge.turn_mask(filled.draw()))
+    beside = judge.ask_case(filled)
     if beside.output is not None:
         difference = judge.compare(answer.output, as_expected(beside.output), ~empty[..., None])
         if difference is not None:
@@ -99,16 +99,15 @@ def _compare_with_clean(judge: Judge, name: str, options: dict[str, str]) -> Ite
         for array in ("key", "value"):
             case = Case(judge.sizes, options, (f"{array}[..., S - 4:, :] = np.{poison}",))
             clean = Case(judge.sizes, options, (f"{array}[..., S - 4:, :] = 0.0",))
-            answer, _ = judge.ask(judge.turn_mask(case.draw()))
-            own, _ = judge.ask(judge.turn_mask(clean.draw()))
-            if answer.output is None or own.output is None:
-                yield Row(name, "value", "refused", answer.reason or own.reason)
+            answer, plain = judge.ask_case(case), judge.ask_case(clean)
+            if answer.output is None or plain.output is None:
+                yield Row(name, "value", "refused", answer.reason or plain.reason)
                 return
-            results = {"output": (answer.output, own.output)}
-            differentiated = differentiated or bool(own.gradients)
-            for argument in own.gradients:
+            results = {"output": (answer.output, plain.output)}
+            differentiated = differentiated or bool(plain.gradients)
+            for argument in plain.gradients:
                 if argument in answer.gradients:
-                    results[f"d_{argument}"] = answer.gradients[argument], own.gradients[argument]
+                    results[f"d_{argument}"] = answer.gradients[argument], plain.gradients[argument]
             for result, (number, expected) in results.items():
                 difference = judge.compare(number, as_expected(expected))
                 if difference is not None:
@@ -141,27 +140,28 @@ def check_attended_nan(judge: Judge) -> Iterator[Row]:
 def _meet_poison(judge: Judge, name: str, options: dict[str, str], array: str, poison: str) -> Row:
     case = Case(judge.sizes, options, (f"{array}[..., 5, 0] = np.{poison}",))
     clean = Case(judge.sizes, options, (f"{array}[..., 5, 0] = 0.0",))
-    call, plain = judge.turn_mask(case.draw()), judge.turn_mask(clean.draw())
-    answer, own = judge.ask(call, differentiate=False)[0], judge.ask(plain, differentiate=False)[0]
+    answer = judge.ask_case(case, differentiate=False)
+    plain = judge.ask_case(clean, differentiate=False)
     write = judge.row_writer(name, case)
-    if answer.output is None or own.output is None:
-        return write("value", "refused", answer.reason or own.reason)
-    pairs = find_pairs(judge.spell(plain))
+    if answer.output is None or plain.output is None:
+        return write("value", "refused", answer.reason or plain.reason)
+    call = judge.turn_mask(clean.draw())
+    pairs = find_pairs(judge.spell(call))
     meets = pairs[..., 5]
     if array == "query":
         meets = np.broadcast_to(np.arange(pairs.shape[-2]) == 5, pairs.shape[:-1])
     untouched = ~meets
     if array == "value":
-        spoiled = ~np.isfinite(answer.output[..., 0])
+        is_nonfinite = ~np.isfinite(answer.output[..., 0])
     else:
-        spoiled = np.isnan(answer.output).min(-1, initial=True)
+        is_nonfinite = np.isnan(answer.output).min(-1, initial=True)
         if poison == "inf":  # a product is inf or -inf by the query's sign, and -inf takes no part
             meets = meets & (np.asarray(call["query"], np.float64)[..., 0] > 0)
-    if not spoiled[meets].all():
-        index = tuple(int(axis) for axis in np.argwhere(meets & ~spoiled)[0])
+    if not is_nonfinite[meets].all():
+        index = tuple(int(axis) for axis in np.argwhere(meets & ~is_nonfinite)[0])
         finding = f"row {index} meets it, and holds {answer.output[index][0]:.6g}"
         return write("value", "wrong", finding, "weights")
-    difference = judge.compare(answer.output, as_expected(own.output), untouched[..., None])
+    difference = judge.compare(answer.output, as_expected(plain.output), untouched[..., None])
     if difference is None:
         return write("value", "holds")
     if array == "value":
@@ -175,7 +175,7 @@ def check_no_tokens(judge: Judge) -> Iterator[Row]:
     """Check that no keys give 0 and no queries nothing."""
     for name, sizes in {"no tokens: no keys": {"S": 0}, "no tokens: no queries": {"T": 0}}.items():
         case = Case({**judge.sizes, **sizes})
-        answer, _ = judge.ask(case.draw(), differentiate=False)
+        answer = judge.ask_case(case, differentiate=False)
         write = judge.row_writer(name, case)
         if answer.output is None:
             yield write("value", "refused", answer.reason)
@@ -217,8 +217,7 @@ def check_float_masks(judge: Judge) -> Iterator[Row]:
 def check_determinism(judge: Judge) -> Iterator[Row]:
     """Check that the same arrays give the same bits."""
     case = Case(judge.sizes)
-    call = case.draw()
-    first, second = judge.ask(call)[0], judge.ask(call)[0]
+    first, second = judge.ask_case(case), judge.ask_case(case)
     if first.output is None or second.output is None:
         return
     pairs: list[tuple[str, Array, Array]] = [("value", first.output, second.output)]

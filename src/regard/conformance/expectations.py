@@ -216,10 +216,10 @@ def find_difference(
     size = max(float(np.abs(truth[finite]).max(initial=0)), terms)
     wide = np.longdouble if dtype == "float64" else np.float64
     with np.errstate(invalid="ignore"):
-        own = np.abs(plain[finite].astype(wide) - truth[finite])
+        plain_errors = np.abs(plain[finite].astype(wide) - truth[finite])
         errors = np.abs(actual.astype(wide) - truth)
-    own = own[np.isfinite(own)]
-    allowed = float(tolerance * max(own.max(initial=0), 4 * epsilon * max(size, epsilon)))
+    plain_error = plain_errors[np.isfinite(plain_errors)].max(initial=0)
+    allowed = float(tolerance * max(plain_error, 4 * epsilon * max(size, epsilon)))
     same = (actual == truth) | (np.isnan(actual) & np.isnan(truth))
     errors = np.where(same, 0, np.where(np.isfinite(actual) & np.isfinite(truth), errors, np.inf))
     errors = np.where(chosen, errors, 0)

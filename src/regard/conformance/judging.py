@@ -19,10 +19,9 @@ from regard.conformance.expectations import (
     find_empty,
     round_to,
 )
-from regard.conformance.features import pass_options
 from regard.conformance.promises import SIZES, Promise
 from regard.conformance.report import Row, Verdict
-from regard.conformance.subjects import Answer, Subject
+from regard.conformance.subjects import Answer, Subject, pass_options
 from regard.conformance.written_calls import FLOATING, Array, Call, Case
 
 Cotangents = tuple[Array, Array]
@@ -91,8 +90,12 @@ class Judge:
             marked["grouped"] = True
         for convention in self.conventions:
             if convention.applies(marked):
-                marked = convention.change(marked)
+                marked = convention.apply(marked)
         return marked
+
+    def ask_case(self, case: Case, *, differentiate: bool = True) -> Answer:
+        """Ask for a case, its mask by the function's own polarity."""
+        return self.ask(self.turn_mask(case.draw()), differentiate=differentiate)[0]
 
     def turn_mask(self, call: Call) -> Call:
         """Return a call whose mask says the same by the function's own polarity."""
@@ -126,7 +129,7 @@ class Judge:
             return  # nothing else can be said
         if value.convention is not None:
             self.conventions += [] if like else [value.convention]
-            spelled = value.convention.change(spelled)
+            spelled = value.convention.apply(spelled)
         if "lse" in call and answer.lse is None:
             yield row("lse", "wrong", answer.fault or "no lse came beside the output", "lse")
         elif answer.lse is not None:
@@ -164,7 +167,7 @@ class Judge:
             return Explanation("holds")
         for other in propose(call, aspect):
             if not like or other.name == like:
-                changed = other.change(call)
+                changed = other.apply(call)
                 back = (cotangents[0], cotangents[1] * ("stopped" not in changed))
                 try:
                     with np.errstate(all="ignore"):

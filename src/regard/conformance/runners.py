@@ -1,9 +1,10 @@
 """Run a function on arrays of JAX, NumPy or PyTorch: output, lse, and gradients where there are some."""
 
+import importlib
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any
 
@@ -29,6 +30,10 @@ class Run:
     lse: Any = None
     gradients: dict[str, Any] = field(default_factory=dict)
     gradient_refusal: str = ""
+
+
+Runner = Callable[[Call, Array, Array, bool], Run]
+"""The same, on NumPy's arrays: from a call, cotangents of output and lse, and whether gradients are asked."""
 
 
 class LateError(Exception):
@@ -68,25 +73,21 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {words[0]}"[:400].rstrip(": ")
 
 
-class JaxRunner:
-    """Runs of JAX, compiled where that is possible: one program for calls that differ in numbers alone."""
+def run_with_jax(apply: Apply) -> Runner:
+    """Run JAX, compiled where that is possible: one program for calls that differ in numbers alone."""
+    compiled_by_kind: dict[str, tuple[Any, Any]] = {}
 
-    def __init__(self, apply: Apply):
-        self.apply = apply
-        self._compiled: dict[str, tuple[Any, Any]] = {}
-
-    def __call__(self, arguments: Call, d_output: Array, d_lse: Array, differentiate: bool) -> Run:
-        """Call the function, with its gradients if that is asked and can be."""
+    def run(arguments: Call, d_output: Array, d_lse: Array, differentiate: bool) -> Run:
         with jax.enable_x64(arguments["query"].dtype == np.float64):
             arrays = {name: jnp.asarray(x) for name, x in arguments.items() if isinstance(x, np.ndarray)}
             static = {name: option for name, option in arguments.items() if name not in arrays}
-            program = repr(([(name, x.shape, x.dtype) for name, x in arrays.items()], static))
+            kind = repr(([(name, x.shape, x.dtype) for name, x in arrays.items()], static))
             if "rng" in static:
                 static["rng"] = jax.random.key(static["rng"])
             inputs = {name: arrays.pop(name) for name in FLOATING if name in arrays}
 
             def forward(inputs: Call, arrays: Call) -> tuple[Any, Any]:
-                return self.apply({**static, **arrays, **inputs})
+                return apply({**static, **arrays, **inputs})
 
             def both_ways(inputs: Call, arrays: Call, d_output: Any, d_lse: Any) -> Any:
                 (output, lse), pull = jax.vjp(lambda inputs: forward(inputs, arrays), inputs)
@@ -97,7 +98,7 @@ class JaxRunner:
                 return output, lse, pull((d_output.astype(output.dtype), back))[0]
 
             programs = jax.jit(both_ways), jax.jit(forward)
-            compiled, compiled_forward = self._compiled.setdefault(program, programs)
+            compiled, compiled_forward = compiled_by_kind.setdefault(kind, programs)
             refusal = ""
             if differentiate:
                 try:
@@ -115,43 +116,39 @@ class JaxRunner:
                     refusal = describe(error)
             return Run(*forward(inputs, arrays), gradient_refusal=refusal)
 
-
-class NumpyRunner:
-    """Runs of NumPy, which has no gradients."""
-
-    def __init__(self, apply: Apply):
-        self.apply = apply
-
-    def __call__(self, arguments: Call, d_output: Array, d_lse: Array, differentiate: bool) -> Run:
-        """Call the function."""
-        return Run(*self.apply(arguments))
+    return run
 
 
-class TorchRunner:
-    """Runs of PyTorch on the CPU, with gradients by autograd."""
+def run_with_numpy(apply: Apply) -> Runner:
+    """Run NumPy, which has no gradients."""
+    return lambda arguments, *_: Run(*apply(arguments))
 
-    def __init__(self, apply: Apply):
-        self.apply = apply
-        self.torch = __import__("torch")
 
-    def __call__(self, arguments: Call, d_output: Array, d_lse: Array, differentiate: bool) -> Run:
-        """Call the function, with its gradients if that is asked and can be."""
-        torch = self.torch
-        tensors = {name: self._make_tensor(option) for name, option in arguments.items()}
+def run_with_torch(apply: Apply) -> Runner:
+    """Run PyTorch on the CPU, with gradients by autograd."""
+    torch: Any = importlib.import_module("torch")
+
+    def make_tensor(option: Any) -> Any:
+        if not isinstance(option, np.ndarray):
+            return option
+        if option.dtype.name == "bfloat16":
+            return torch.from_numpy(option.astype(np.float32)).to(torch.bfloat16)
+        return torch.from_numpy(np.array(option))
+
+    def run(arguments: Call, d_output: Array, d_lse: Array, differentiate: bool) -> Run:
+        tensors = {name: make_tensor(option) for name, option in arguments.items()}
         inputs = {name: tensors[name].requires_grad_(differentiate) for name in FLOATING if name in tensors}
         if "rng" in tensors:
             torch.manual_seed(tensors.pop("rng"))
         try:
-            output, lse = self.apply(tensors)
+            output, lse = apply(tensors)
         except Exception as error:
             if not differentiate:
                 raise
-            run = self(arguments, d_output, d_lse, differentiate=False)
-            run.gradient_refusal = describe(error)
-            return run
-        run = Run(_Tensor(output), None if lse is None else _Tensor(lse))
+            return replace(run(arguments, d_output, d_lse, False), gradient_refusal=describe(error))
+        results = Run(_Tensor(output), None if lse is None else _Tensor(lse))
         if not differentiate or 0 in output.shape:
-            return run
+            return results
         try:
             loss = (output * torch.from_numpy(d_output).to(output.dtype)).sum()
             if lse is not None and lse.requires_grad:
@@ -159,18 +156,12 @@ class TorchRunner:
                 loss = loss + torch.where(lse > -torch.inf, lse * back, 0).sum()
             pulled = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True)
             for (name, tensor), gradient in zip(inputs.items(), pulled, strict=True):
-                run.gradients[name] = _Tensor(torch.zeros_like(tensor) if gradient is None else gradient)
+                results.gradients[name] = _Tensor(torch.zeros_like(tensor) if gradient is None else gradient)
         except Exception as error:
-            run.gradient_refusal = describe(error)
-        return run
+            results.gradient_refusal = describe(error)
+        return results
 
-    def _make_tensor(self, option: Any) -> Any:
-        """Return an array as a tensor; numbers stay what they are."""
-        if not isinstance(option, np.ndarray):
-            return option
-        if option.dtype.name == "bfloat16":
-            return self.torch.from_numpy(option.astype(np.float32)).to(self.torch.bfloat16)
-        return self.torch.from_numpy(np.array(option))
+    return run
 
 
 class _Tensor:
@@ -185,7 +176,7 @@ class _Tensor:
         return self._numbers
 
 
-RUNNERS = {"jax": JaxRunner, "numpy": NumpyRunner, "torch": TorchRunner}
+RUNNERS = {"jax": run_with_jax, "numpy": run_with_numpy, "torch": run_with_torch}
 
 
 def turn(array: Any, shape: tuple[int, ...]) -> Any:

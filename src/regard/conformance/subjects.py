@@ -1,14 +1,63 @@
-"""The function that is checked, in its own layout; whatever it does becomes an answer."""
+"""The function that is checked, its features and its layout; whatever it does becomes an answer."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from regard.conformance.features import Features, pass_options
 from regard.conformance.runners import RUNNERS, Run, call_in_time, describe, turn
 from regard.conformance.written_calls import Array, Call
+
+Features = Mapping[str, str | Callable[[Any], Mapping[str, Any]]]
+
+# Of each feature the keywords that libraries have for it, ours first.
+KEYWORDS = {
+    "mask": ("mask", "attn_mask", "attention_mask"),
+    "bias": ("bias", "attn_bias", "attention_bias", "attn_mask"),
+    "causal": ("causal", "is_causal"),
+    "window": ("window", "local_window_size", "window_size", "sliding_window"),
+    "lengths": ("lengths", "key_value_seq_lengths", "key_lengths", "kv_lengths", "kv_seqlens"),
+    "segments": ("segments", "segment_ids"),
+    "indices": ("indices", "topk_indices", "topk_idxs", "key_indices"),
+    "softcap": ("softcap", "soft_cap", "logits_soft_cap", "logit_cap", "attn_logits_soft_cap"),
+    "scale": ("scale", "sm_scale", "softmax_scale"),
+    "sinks": ("sinks", "sink", "learnable_sink", "attention_sinks", "s_aux"),
+    "offset": ("offset", "query_offset", "q_offset"),
+    "lse": ("lse", "return_lse", "return_residual", "return_softmax_lse", "return_logsumexp"),
+    "dropout": ("dropout", "dropout_rate", "dropout_p"),
+    "rng": ("rng", "dropout_rng"),
+    "grouped": ("grouped", "enable_gqa"),
+}
+
+
+def find_features(fn: Callable[..., Any], features: Features | Iterable[str] | None) -> Features:
+    """Return how each feature is passed: as declared, by its own name, or (None) as the signature has it."""
+    if features is not None:
+        declared = dict(features) if isinstance(features, Mapping) else {name: name for name in features}
+        unknown = sorted(set(declared) - set(KEYWORDS))
+        if unknown:
+            raise ValueError(f"features: expected some of {', '.join(KEYWORDS)}; got {', '.join(unknown)}")
+        return declared
+    # Known keywords among a function's parameters; one that takes any is tried with ours.
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return {}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return {name: keywords[0] for name, keywords in KEYWORDS.items()}
+    named = {name: [word for word in words if word in parameters] for name, words in KEYWORDS.items()}
+    return {name: keywords[0] for name, keywords in named.items() if keywords}
+
+
+def pass_options(features: Features, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a call of the function, from options by the names of features."""
+    passed: dict[str, Any] = {}
+    for name, option in options.items():
+        way = features[name]
+        passed |= way(option) if callable(way) else {way: option}
+    return passed
 
 
 @dataclass
@@ -27,7 +76,6 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """The reason why there is no output."""
         return self.refusal or self.fault
 
 
@@ -49,16 +97,16 @@ class Subject:
         """Give an argument the function's axes: its layout, or the leading ones that the layout has."""
         leading = tuple(slice(None) if letter in self.layout else 0 for letter in "BH")
         if name in ("query", "key", "value"):
-            own = [letter for letter in "BHTD" if letter in self.layout]
-            return array[leading].transpose([own.index(letter) for letter in self.layout])
+            axes = [letter for letter in "BHTD" if letter in self.layout]
+            return array[leading].transpose([axes.index(letter) for letter in self.layout])
         if name in ("mask", "bias"):
             return array[leading]
         return array[0] if name in ("lengths", "segments", "indices") and "B" not in self.layout else array
 
     def restore(self, array: Array) -> Array:
         """Give what is shaped as query the axes (B, H, T, D)."""
-        own = [letter for letter in "BHTD" if letter in self.layout]
-        array = array.transpose([self.layout.index(letter) for letter in own])
+        axes = [letter for letter in "BHTD" if letter in self.layout]
+        array = array.transpose([self.layout.index(letter) for letter in axes])
         lacking = [axis for axis, letter in enumerate("BHTD") if letter not in self.layout]
         return np.expand_dims(array, lacking)
 

@@ -27,7 +27,6 @@ class Case:
     magnitude: float = 1.0
 
     def resize(self, **sizes: int) -> Case:
-        """Return the case with other sizes."""
         return dataclasses.replace(self, sizes={**self.sizes, **sizes})
 
     def draw(self) -> Call:
@@ -46,33 +45,25 @@ class Case:
 
     def write_program(self, imported: str, layout: str, passed: str, kind: str = "jax") -> str:
         """Return a program that draws the case and calls a function on it."""
-        call = self.draw()
-        pad = [letter for letter in "BH" if letter not in layout]
-        double = kind == "jax" and self.dtype == "float64"
-        lines = ["# in a process with JAX_ENABLE_X64=1"] * double + ["import numpy as np"]
-        if kind == "jax":
-            lines += ["import jax", "import jax.numpy as jnp"]
-        lines += ["import torch"] * (kind == "torch") + [imported, ""]
-        lines.append("rng = np.random.default_rng(0)")
-        lines.append(", ".join(self.sizes) + " = " + ", ".join(map(str, self.sizes.values())))
-        lines += self._lines()
+        imports = {"jax": ["import jax", "import jax.numpy as jnp"], "torch": ["import torch"], "numpy": []}
+        lines = ["# in a process with JAX_ENABLE_X64=1"] * (kind == "jax" and self.dtype == "float64")
+        lines += ["import numpy as np", *imports[kind], imported, "", "rng = np.random.default_rng(0)"]
+        lines += [f"{', '.join(self.sizes)} = {', '.join(map(str, self.sizes.values()))}", *self._lines()]
+        plain, floating = {
+            "jax": ("jnp.asarray({})", f"jnp.asarray({{}}, jnp.{self.dtype})"),
+            "torch": ("torch.tensor({})", f"torch.tensor({{}}, dtype=torch.{self.dtype})"),
+            "numpy": ("{}", f'{{}}.astype("{self.dtype}")'),
+        }[kind]
+        lacking = [letter for letter in "BH" if letter not in layout]
         axes = [letter for letter in "BHTD" if letter in layout]
         order = [axes.index(letter) for letter in layout]
-        index = "[0]" * len(pad)
         turn = "" if order == sorted(order) else f".transpose({', '.join(map(str, order))})"
-        convert = {
-            "jax": f"jnp.asarray({{}}, jnp.{self.dtype})",
-            "torch": f"torch.tensor({{}}, dtype=torch.{self.dtype})",
-            "numpy": f'{{}}.astype("{self.dtype}")',
-        }[kind]
-        for name in FLOATING:
-            if name in call:
-                turned = name + index * (name != "sinks") + turn * (name in ("query", "key", "value"))
-                lines.append(f"{name} = {convert.format(turned)}")
-        for name in self.options:
-            if name not in FLOATING and isinstance(call[name], np.ndarray):
-                own = "[0]" * (len(pad) if name == "mask" else "B" in pad)
-                wrap = {"jax": "jnp.asarray({})", "torch": "torch.tensor({})", "numpy": "{}"}[kind]
-                if wrap != "{}" or own:
-                    lines.append(f"{name} = {wrap.format(name + own)}")
+        for name, option in self.draw().items():
+            if isinstance(option, np.ndarray):
+                leading = {"sinks": "", "lengths": "B", "segments": "B"}.get(name, "BH")
+                index = "[0]" * sum(letter in leading for letter in lacking)
+                text = name + index + turn * (name in ("query", "key", "value"))
+                convert = floating if name in FLOATING else plain
+                if convert.format(text) != name:
+                    lines.append(f"{name} = {convert.format(text)}")
         return "\n".join([*lines, f"result = {passed}"])
