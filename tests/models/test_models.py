@@ -10,7 +10,7 @@ from jax import export
 from layer_oracle import assert_close, build_drawn, count_parameters, draw, linear, multi_head, program_of
 from regard import masks
 from regard.models import Classifier, Decoder, Encoder, EncoderDecoder, TransformerConfig
-from regard.models.pooling import MeanPooling, build_pooling
+from regard.models.classifier import MeanPooling, build_pooling
 
 B, T, S, M, H, F, V, W, C = 2, 5, 7, 12, 3, 13, 17, 11, 4
 SIZES = {"d_model": M, "num_heads": H, "d_ff": F, "num_layers": 1}

@@ -21,7 +21,7 @@ from regard.interop.huggingface import Pretrained
 from regard.interop.huggingface_configs import read_settings
 from regard.interop.sentence_modules import find_modules
 from regard.models import Encoder
-from regard.models.pooling import FirstPooling, MeanPooling
+from regard.models.classifier import FirstPooling, MeanPooling
 from regard.models.prompts import pad
 
 POOLINGS = {"pooling_mode_mean_tokens": MeanPooling, "pooling_mode_cls_token": FirstPooling}

@@ -119,8 +119,9 @@ def beam_search(
         raise TypeError(f"length_penalty: expected a number, got {length_penalty!r}")
     if not math.isfinite(length_penalty):
         raise ValueError(f"length_penalty: expected a finite number, got {length_penalty}")
-    ask = (lengths, max_tokens, start_token, capacity, chunk, cache, padding)
-    request = canonicalize(model, prompts, *ask)
+    sizes = {"max_tokens": max_tokens, "capacity": capacity, "chunk": chunk}
+    options = {"lengths": lengths, "start_token": start_token, "padding": padding, "cache": cache}
+    request = canonicalize(model, prompts, **options, **sizes)
     vocab_size = vocabulary_size(model)
     if num_beams * vocab_size > LARGEST:
         raise ValueError(
@@ -177,8 +178,8 @@ def _extend(
     vocab_size = logits.shape[-1]
     logits = logits.astype(accumulation_dtype(logits))
     gains = jax.nn.log_softmax(logits, axis=-1)
-    healthy = jnp.all(jnp.isfinite(logits), axis=-1, keepdims=True)
-    gains = jnp.where(healthy, gains, jnp.full_like(gains, -jnp.inf)).reshape((batch, width, vocab_size))
+    is_finite = jnp.all(jnp.isfinite(logits), axis=-1, keepdims=True)
+    gains = jnp.where(is_finite, gains, jnp.full_like(gains, -jnp.inf)).reshape((batch, width, vocab_size))
     trials = (search.sums[..., None] + gains).reshape((batch, width * vocab_size))
     # Every beam may end with every stop token, and width others must be left.
     sums, index = jax.lax.top_k(trials, min((1 + stops.shape[0]) * width, width * vocab_size))

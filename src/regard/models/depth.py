@@ -115,8 +115,8 @@ class _Slot:
         """Run the block of one step; the weights of all take its gradient."""
         picks = [lambda layers, layer=layer: layers[layer] for layer in range(len(weights))]
         leaves = self.loan.cast(jax.lax.switch(step, picks, self.layers))
-        own, weights = _link(step, [*compress(leaves, self.is_weight)], weights)
-        linked = iter(own)
+        layer, weights = _link(step, [*compress(leaves, self.is_weight)], weights)
+        linked = iter(layer)
         pairs = zip(leaves, self.is_weight, strict=True)
         leaves = [next(linked) if is_weight else leaf for leaf, is_weight in pairs]
         state = self.loan.gather(jax.tree.unflatten(self.tree, leaves))
@@ -125,21 +125,21 @@ class _Slot:
 
 
 @jax.custom_jvp
-def _link(step: Array, own: Weights, weights: tuple[Weights, ...]) -> tuple[Weights, tuple[Weights, ...]]:
+def _link(step: Array, layer: Weights, weights: tuple[Weights, ...]) -> tuple[Weights, tuple[Weights, ...]]:
     """Return the weights of one layer and of all; the tangents of the one are its among those of all."""
-    return own, weights
+    return layer, weights
 
 
 @_link.defjvp
 def _differentiate_link(primals: Any, tangents: Any) -> Any:
-    step, own, weights = primals
+    step, layer, weights = primals
     # The layer's own tangents say the same, but their transpose is a gradient for all layers at every step.
-    *_, layers = tangents
-    tangent, passed = [jnp.zeros_like(leaf) for leaf in own], []
-    for number, layer in enumerate(layers):
-        tangent, layer = jax.lax.cond(step == number, _add_and_pass, _pass, tangent, layer)
-        passed.append(layer)
-    return (own, weights), (tangent, tuple(passed))
+    *_, layer_tangents = tangents
+    tangent, passed = [jnp.zeros_like(leaf) for leaf in layer], []
+    for number, other in enumerate(layer_tangents):
+        tangent, other = jax.lax.cond(step == number, _add_and_pass, _pass, tangent, other)
+        passed.append(other)
+    return (layer, weights), (tangent, tuple(passed))
 
 
 def _add_and_pass(tangent: Weights, layer: Weights) -> tuple[Weights, Weights]:

@@ -98,7 +98,6 @@ class TokenEmbedding(nnx.Module):
         return self.dropout(hidden if self.norm is None else self.norm(hidden))
 
     def _add_types(self, hidden: Array, token_types: Any) -> Array:
-        """Add the embedding of each token's segment."""
         if self.type_table is None:
             if token_types is not None:
                 raise ValueError("token_types: expected None, as the config has num_token_types=0")

@@ -109,14 +109,11 @@ def find_segments(mask: Mask | None) -> Any:
             return None
         case [Documents(ids=ids)]:
             return ids
-        case [Segments(query_ids=ids, key_ids=others)] if _is_same(ids, others):
-            return ids
+        case [Segments(query_ids=ids, key_ids=others)]:
+            # Equal, as far as is known.
+            if ids is others or not is_concrete((ids, others)) or np.array_equal(ids, others):
+                return ids
     raise ValueError(
         "mask: expected None or masks.segments(ids), as layers of the delta rule read all that came before in"
         f" a document; got {mask!r}. Padding is said by lengths"
     )
-
-
-def _is_same(ids: Any, others: Any) -> bool:
-    """Return whether two arrays of numbers are equal, as far as is known."""
-    return ids is others or not is_concrete((ids, others)) or np.array_equal(ids, others)

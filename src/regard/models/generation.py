@@ -106,9 +106,10 @@ def generate(
     Reference: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023, algorithm
     1; Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling", 2023.
     """
-    ask = (lengths, max_tokens, start_token, capacity, chunk, cache, padding)
+    sizes = {"max_tokens": max_tokens, "capacity": capacity, "chunk": chunk}
+    text = {"lengths": lengths, "start_token": start_token, "padding": padding, "cache": cache, **sizes}
     choice = (sampling, stop_tokens, rng, pad_token, return_cache)
-    start, write = _canonicalize(model, prompts, ask, choice, draft, draft_tokens)
+    start, write = _canonicalize(model, prompts, text, choice, draft, draft_tokens)
     state = start()
     if max_tokens > 1:
         state = write(*state, np.int32(max_tokens))
@@ -189,9 +190,10 @@ def stream(
         [1, 2, 2]
     """
     burst = min(whole_number("burst", burst, 1), whole_number("max_tokens", max_tokens, 1))
-    ask = (lengths, max_tokens, start_token, capacity, chunk, cache, padding)
+    sizes = {"max_tokens": max_tokens, "capacity": capacity, "chunk": chunk}
+    text = {"lengths": lengths, "start_token": start_token, "padding": padding, "cache": cache, **sizes}
     choice = (sampling, stop_tokens, rng, 0, return_cache)
-    start, write = _canonicalize(model, prompts, ask, choice, draft, draft_tokens)
+    start, write = _canonicalize(model, prompts, text, choice, draft, draft_tokens)
 
     def hand_over() -> Generator[list[list[int]], None, TextCache | None]:
         state = start()
@@ -213,14 +215,14 @@ def stream(
 
 
 def _canonicalize(
-    model: Any, prompts: Any, ask: tuple[Any, ...], choice: tuple[Any, ...], draft: Any, draft_tokens: Any
+    model: Any, prompts: Any, text: dict[str, Any], choice: tuple[Any, ...], draft: Any, draft_tokens: Any
 ) -> tuple[Callable[[], State], Callable[..., State]]:
     """Check what is asked; return what reads the prompts and chooses the first tokens, and what writes on."""
     burst = 1
     if draft is not None:
-        _check_draft(model, draft, ask[5])
+        _check_draft(model, draft, text["cache"])
         burst += whole_number("draft_tokens", draft_tokens, 1)
-    request = canonicalize(model, prompts, *ask, burst=burst)
+    request = canonicalize(model, prompts, **text, burst=burst)
     rules = _check_rules(model, request, *choice)
     structure, arrays = split_model(model)
     prefill = functools.partial(_prefill, structure, arrays, request, rules)
@@ -228,9 +230,9 @@ def _canonicalize(
         return prefill, functools.partial(_decode, structure, arrays, rules)
     proposer, weights = split_model(draft)
     if request.cache is not None:
-        ask = (*ask[:5], dataclasses.replace(request.cache, model=request.cache.draft), ask[6])
+        text |= {"cache": dataclasses.replace(request.cache, model=request.cache.draft)}
     # The draft reads token after token what it may have to forget at once.
-    proposal = canonicalize(draft, prompts, *ask, burst=burst, rewind=burst - 1)
+    proposal = canonicalize(draft, prompts, **text, burst=burst, rewind=burst - 1)
 
     def start() -> State:
         read, writing = prefill()
@@ -288,7 +290,6 @@ def _decode(
 def _check_rules(
     model: Any, request: Request, sampling: Any, stop_tokens: Any, rng: Any, pad_token: Any, keep: bool
 ) -> Rules:
-    """Check how tokens are chosen."""
     if not isinstance(sampling, Sampling):
         raise TypeError(f"sampling: expected a Sampling, such as Sampling(temperature=0.8); got {sampling!r}")
     keys = None

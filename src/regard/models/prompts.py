@@ -77,7 +77,6 @@ def canonicalize(
     burst: int = 1,
     rewind: int = 0,
 ) -> Request:
-    """Check what a model is asked to read and write."""
     vocab_size = vocabulary_size(model)
     max_tokens = whole_number("max_tokens", max_tokens, 1)
     if start_token is not None:
@@ -185,7 +184,6 @@ def vocabulary_size(model: Any, name: str = "model") -> int:
 
 
 def check_token(name: str, token: Any, vocab_size: int) -> None:
-    """Raise for what is no token."""
     if isinstance(token, bool) or not isinstance(token, int | np.integer):
         raise TypeError(f"{name}: expected a token, an integer in 0..{vocab_size - 1}; got {token!r}")
     if not 0 <= token < vocab_size:

@@ -308,7 +308,7 @@ def choose(
     """
     # Few digits would make many tokens equal, and the noise coarse.
     logits = logits.astype(accumulation_dtype(logits))
-    healthy = jnp.all(jnp.isfinite(logits), axis=-1)
+    is_finite = jnp.all(jnp.isfinite(logits), axis=-1)
     adjusted = adjust(logits, sampling, seen)
     if not sampling.greedy:
         if rng is None:
@@ -319,7 +319,7 @@ def choose(
         draw = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:], jnp.float32))
         adjusted = adjusted + draw(rng).astype(logits.dtype)
     token = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
-    return jnp.where(healthy, token, jnp.int32(NO_TOKEN))
+    return jnp.where(is_finite, token, jnp.int32(NO_TOKEN))
 
 
 def row_keys(rng: ArrayLike, batch: int) -> Array:

@@ -17,13 +17,13 @@ from regard.models.writing import Rules, State, Writing, mark_tokens, write, wri
 def probabilities(logits: Float[Array, "*B V"], sampling: Sampling, seen: Any = None) -> Float[Array, "*B V"]:
     """Compute the probabilities that tokens are drawn by, all 0 where a logit is NaN or infinite."""
     logits = logits.astype(accumulation_dtype(logits))
-    healthy = jnp.all(jnp.isfinite(logits), axis=-1, keepdims=True)
+    is_finite = jnp.all(jnp.isfinite(logits), axis=-1, keepdims=True)
     adjusted = adjust(logits, sampling, seen)
     if sampling.greedy:
         law = jax.nn.one_hot(jnp.argmax(adjusted, axis=-1), logits.shape[-1], dtype=logits.dtype)
     else:
         law = jax.nn.softmax(adjusted, axis=-1)
-    return jnp.where(healthy, law, jnp.zeros_like(law))
+    return jnp.where(is_finite, law, jnp.zeros_like(law))
 
 
 def acceptance(target: Float[Array, "*B V"], draft: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
@@ -46,7 +46,6 @@ def residual(target: Float[Array, "*B V"], draft: Float[Array, "*B V"]) -> Float
 
 @functools.partial(jax.jit, static_argnames="structure")
 def read_draft(structure: Structure, arrays: list[Any], request: Request) -> Any:
-    """Read the prompts into the draft's cache."""
     return read_prompts(merge_model(structure, arrays), request)[1]
 
 

@@ -130,8 +130,8 @@ class Stack(nnx.Module):
             if caches is not None:
                 options |= {"cache": caches[number], "counts": counts}
             if memory is not None:
-                own = memory[number] if isinstance(memory, tuple) else memory
-                options |= {"memory": own, "memory_mask": memory_mask}
+                read = memory[number] if isinstance(memory, tuple) else memory
+                options |= {"memory": read, "memory_mask": memory_mask}
             x, seen = unpack(block(x, **options), has_more)
             return x, {**seen, "hidden": x} if "hidden" in aux else seen
 
@@ -222,7 +222,6 @@ class Stack(nnx.Module):
         return jax.eval_shape(lambda state, x: nnx.merge(graph, state)(x, memory)[0], state, x).dtype
 
     def _scores(self) -> list[scores.Score] | None:
-        """Return the score functions of every block."""
         config, functions = self.config, []
         if config.attention_softcap is not None:
             functions.append(scores.softcap(config.attention_softcap))
@@ -242,14 +241,12 @@ class Stack(nnx.Module):
 
 
 def _dtypes(modules: Any) -> set[Any]:
-    """Return the dtypes of the parameters of modules."""
     return {leaf.dtype for leaf in jax.tree.leaves(nnx.state(modules, nnx.Param))}
 
 
 def _build_block(
     config: TransformerConfig, number: int, block: type[EncoderBlock] | type[DecoderBlock], rngs: nnx.Rngs
 ) -> nnx.Module:
-    """Build the block of one layer as configured."""
     same = ("norm", "norm_kind", "norm_epsilon", "dropout_rate")
     shared: dict[str, Any] = {name: getattr(config, name) for name in same}
     shared |= {"norm_input": config.first_norm or number > 0, **config.feed_forward(number), "rngs": rngs}

@@ -137,7 +137,6 @@ def write_on(advance: Callable[[State], State], state: State, least: Array) -> S
 
 
 def mark_tokens(seen: Array, tokens: Array, real: Array) -> Array:
-    """Mark the real tokens as seen."""
     rows = jnp.arange(seen.shape[0], dtype=jnp.int32)[:, None]
     beyond = jnp.asarray(seen.shape[1], tokens.dtype)
     return seen.at[rows, jnp.where(real, tokens, beyond)].set(True, mode="drop")
