@@ -76,5 +76,5 @@ def test_cutting_is_all_or_nothing(path, monkeypatch):
 
 
 def test_the_first_bad_metric_is_named():
-    assert metrics.first_not_finite({"loss": 1.0, "accuracy": 0.0}) is None
-    assert metrics.first_not_finite({"loss": 1.0, "grad_norm": math.inf, "norm": math.nan}) == "grad_norm"
+    assert metrics.first_nonfinite({"loss": 1.0, "accuracy": 0.0}) is None
+    assert metrics.first_nonfinite({"loss": 1.0, "grad_norm": math.inf, "norm": math.nan}) == "grad_norm"

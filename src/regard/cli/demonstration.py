@@ -13,7 +13,7 @@ from regard.cli.console import Console, UsageError, expected_errors, new_table
 from regard.cli.continuation import describe_next, spell_command
 from regard.cli.inspecting import run_inspecting
 from regard.cli.training import advance_run
-from regard.training import history, loop, metrics, runs, tasks, versions
+from regard.training import history, loop, metrics, run_configs, runs, tasks
 
 TASKS = ("threshold", "copy", "reverse", "digits")  # those that take seconds
 PAGES = {"digits": "explorer.html", "copy": "explorer-copy.html"}
@@ -83,7 +83,7 @@ def run_demonstration(command: Demo, console: Console) -> int:
             "smoke": command.smoke,
             "figures": [str(figure.relative_to(out)) for figure in figures],
             "pages": [str(page.relative_to(out)) for page in pages],
-            "versions": versions.read_versions(),
+            "versions": run_configs.read_versions(),
         }
         metrics.replace_text(out / "summary.json", json.dumps(summary, indent=2) + "\n")
     console.emit("end", **summary)

@@ -117,7 +117,6 @@ def _find_writer(name: str) -> int:
 
 
 def _write_sealed(file: Path, body: Any) -> None:
-    """Write JSON together with its own digest."""
     text = json.dumps(body, allow_nan=False)
     seal = hashlib.sha256(text.encode()).hexdigest()
     replace_text(file, f'{{"sha256": "{seal}", "body": {text}}}\n')
@@ -169,7 +168,6 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_dtype(name: Any) -> bool:
-    """Return True for the name of a dtype of numbers or booleans."""
     try:
         dtype = jax.numpy.dtype(name) if isinstance(name, str) else np.dtype(object)
     except (TypeError, ValueError, SyntaxError):

@@ -33,7 +33,6 @@ class Documents:
 
     @classmethod
     def of_texts(cls, texts: Collection[str]) -> Self:
-        """Take texts that are in memory."""
         sources = tuple(map(str.encode, texts))
         return cls(sources, _list_whole(map(len, sources)))
 
@@ -42,12 +41,10 @@ class Documents:
 
     @property
     def sizes(self) -> Int[np.ndarray, " D"]:
-        """The bytes of each document."""
         return self.places[:, 2] - self.places[:, 1]
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all documents."""
         return int(self.sizes.sum())
 
     def read(self) -> Iterator[tuple[str, bool]]:

@@ -45,7 +45,7 @@ def describe_stats(step: int, stats: HeadStats) -> dict[str, Any]:
     """Return the line of metrics.jsonl for what `measure_heads` found: {"split": "heads", ...}."""
     line: dict[str, Any] = {"step": step, "split": HEADS}
     for name, layers in jax.device_get(stats).items():
-        ordered = sorted(layers, key=_place)
+        ordered = sorted(layers, key=_number_parts)
         line[name] = {layer: [float(f"{value:.{DIGITS}g}") for value in layers[layer]] for layer in ordered}
     return line
 
@@ -54,12 +54,6 @@ def read_heads(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int]
     """Gather the "entropy" or "max_score" of the heads in the lines of a metrics.jsonl into one matrix.
 
     Returns steps, names, and float64 values `(heads, steps)`, NaN where not finite or not logged.
-
-    Example:
-        >>> line = {"step": 3, "split": "heads", "entropy": {"blocks.0": [1.5, None]}}
-        >>> read_heads([line], "entropy")
-        ([3], ['blocks.0 head 0', 'blocks.0 head 1'], array([[1.5],
-               [nan]]))
     """
     by_step: dict[int, dict[str, float]] = {}
     for line in lines:
@@ -75,6 +69,6 @@ def read_heads(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int]
     return steps, names, np.asarray(values, np.float64).reshape(len(names), len(steps))
 
 
-def _place(layer: str) -> list[tuple[int, str]]:
+def _number_parts(layer: str) -> list[tuple[int, str]]:
     """Return a key that sorts layers by number: compiled functions return dicts sorted by letter."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in layer.split(".")]

@@ -7,9 +7,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from regard.training.programs import make_feed, make_program
 from regard.training.runs import Run
 from regard.training.sharding import Deployment
 from regard.training.task import Metrics
+from regard.training.typed_json import read_record
 from regard.training.work import Work, count_work
 
 FEW_MEASUREMENTS = 100
@@ -126,34 +127,33 @@ def train(
         processes.alone(run.tidy)
         if run.is_finished:
             assert run.start is not None
-            return Outcome("already finished", run.start.step, **_read_record(run))
+            return Outcome("already finished", run.start.step, **asdict(_read_record(run)))
         session = _Session(run, progress or Progress(), log, profile)
         with session.progress.preparing():
             session.prepare(deployment)
         return session.advance(stop)
 
 
-class _Record(TypedDict):
-    """Keep what a checkpoint says of the sessions: their clocks in seconds, the last held-out metrics."""
+@dataclass
+class _Record:
+    """What a checkpoint says of the sessions: their clocks in seconds, the last held-out metrics."""
 
-    seconds: float
-    compile_seconds: float
-    elapsed_seconds: float
-    held_out: dict[str, float]
+    seconds: float = 0.0
+    compile_seconds: float = 0.0
+    elapsed_seconds: float = 0.0
+    held_out: dict[str, float] = field(default_factory=dict)
 
 
 def _read_record(run: Run) -> _Record:
-    """Return the clocks and metrics of the sessions before, from the checkpoint of a run that goes on."""
-    fresh: _Record = {"seconds": 0.0, "compile_seconds": 0.0, "elapsed_seconds": 0.0, "held_out": {}}
+    """Return what is said of the sessions before, by the checkpoint of a run that goes on."""
     if run.start is None or run.source is not None:
-        return fresh
-    record: Any = {name: run.start.record.get(name, value) for name, value in fresh.items()}
-    *clocks, held_out = record.values()
-    numbers = [*clocks, *held_out.values()] if isinstance(held_out, dict) else [None]
-    if not all(type(number) in (int, float) for number in numbers):
-        problem = f"expected seconds and metrics as record, got {str(run.start.record)[:80]!r}"
-        raise checkpoints.CheckpointError(f"{run.start.path / checkpoints.INDEX} is damaged: {problem}")
-    return record
+        return _Record()
+    saved = {name: value for name, value in run.start.record.items() if name in vars(_Record())}
+    try:
+        return read_record(_Record, saved, "record")
+    except ValueError as error:
+        index = run.start.path / checkpoints.INDEX
+        raise checkpoints.CheckpointError(f"{index} is damaged: {error}") from error
 
 
 class _Session:
@@ -166,11 +166,11 @@ class _Session:
         self.first, self.saved = (run.start.step, run.start.path) if run.start else (0, None)
         self.record = _read_record(run)
         # As if the sessions had followed one another without a gap.
-        self.began = time.perf_counter() - self.record["elapsed_seconds"]
+        self.began = time.perf_counter() - self.record.elapsed_seconds
         self.saving: tuple[int, checkpoints.Saving] | None = None
         self.pending: list[tuple[int, Metrics]] = []
         self.head_stats: list[tuple[int, head_statistics.HeadStats]] = []
-        self.settled = (self.first, self.record["seconds"])
+        self.settled = (self.first, self.record.seconds)
         self.skipped = 0  # updates in a row
 
     def prepare(self, deployment: Deployment | None) -> None:
@@ -218,7 +218,7 @@ class _Session:
                     break
             self._finish_saving()
             processes.everyone(checkpoints.finish_digests)
-        return Outcome("finished" if step == steps else "interrupted", step, **self.record)
+        return Outcome("finished" if step == steps else "interrupted", step, **asdict(self.record))
 
     def _prepare_heads(self) -> Callable[[int], None]:
         """Return a function that measures the heads at the steps that are due; it waits for nothing."""
@@ -252,21 +252,21 @@ class _Session:
         start = time.perf_counter()
         with self.progress.compiling(what):
             compiled = self.program.compile(function, *arguments, options=options)
-        self.record["compile_seconds"] += time.perf_counter() - start
+        self.record.compile_seconds += time.perf_counter() - start
         return compiled
 
     @contextmanager
     def _pause(self) -> Iterator[None]:
         """Wait for the steps under way, then stop the clock of training."""
         jax.block_until_ready((self.pending, self.head_stats))
-        self.record["seconds"] += time.perf_counter() - self.mark
+        self.record.seconds += time.perf_counter() - self.mark
         self.mark = math.nan
         yield
         self.mark = time.perf_counter()
 
     def _evaluate(self, step: int) -> None:
         with self._pause():
-            held_out = self.record["held_out"] = _fetch(self.measure(self.state.evaluated, self.held_out))
+            held_out = self.record.held_out = _fetch(self.measure(self.state.evaluated, self.held_out))
             self._settle(step, {f"held_out_{name}": value for name, value in held_out.items()})
             self.progress.evaluated(step, held_out)
 
@@ -278,17 +278,17 @@ class _Session:
             while self.head_stats and self.head_stats[0][0] <= step:
                 self._log(head_statistics.describe_stats(*self.head_stats.pop(0)))
             values = _fetch(measured) | (dict(extra) if extra and step == last else {})
-            bad = metrics.first_not_finite(values)
+            nonfinite = metrics.first_nonfinite(values)
             # What was skipped did no harm; what is held out comes of parameters that are there.
             self.skipped = self.skipped + 1 if values.get("skipped") else 0
-            passes = 0 < self.skipped < MOST_SKIPPED and not str(bad).startswith("held_out")
+            passes = 0 < self.skipped < MOST_SKIPPED and not str(nonfinite).startswith("held_out")
             due = step == 1 or step % self.task.cadence.log_every == 0 or bool(extra and step == last)
-            if due or bad:
+            if due or nonfinite:
                 self._log({"step": step, **values, "seconds": round(self._training_seconds(), 3)})
                 self.progress.stepped(step, self.task.optimization.steps, values, self._rate(step))
-            if bad and not passes:
+            if nonfinite and not passes:
                 self._finish_saving()
-                raise DivergenceError(bad, values[bad], step, self.saved)
+                raise DivergenceError(nonfinite, values[nonfinite], step, self.saved)
 
     def _log(self, line: Mapping[str, Any]) -> None:
         if processes.is_first():
@@ -298,7 +298,7 @@ class _Session:
 
     def _training_seconds(self) -> float:
         running = 0.0 if math.isnan(self.mark) else time.perf_counter() - self.mark
-        return self.record["seconds"] + running
+        return self.record.seconds + running
 
     def _rate(self, step: int) -> float:
         """Return the steps per second of training since the last logged step."""
@@ -311,9 +311,12 @@ class _Session:
         with self._pause():
             self._settle(step)
             self._finish_saving()
-            self.record["elapsed_seconds"] = time.perf_counter() - self.began
+            self.record.elapsed_seconds = time.perf_counter() - self.began
             path, keep = self.run.checkpoints_path, self.task.cadence.keep_checkpoints
-            self.saving = step, checkpoints.start_saving(path, step, self.state, dict(self.record), keep=keep)
+            self.saving = (
+                step,
+                checkpoints.start_saving(path, step, self.state, asdict(self.record), keep=keep),
+            )
 
     @contextmanager
     def _leave_in_order(self) -> Iterator[None]:

@@ -27,7 +27,6 @@ class MeshSpec:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Devices by axis."""
         return asdict(self)
 
     def fit(self, num_devices: int) -> "MeshSpec":

@@ -52,8 +52,7 @@ def arrange(names: Iterable[str]) -> list[str]:
     return [name for name in LEADING if name in names] + [name for name in names if name not in LEADING]
 
 
-def first_not_finite(values: Mapping[str, float]) -> str | None:
-    """Return the name of the first metric that is NaN or infinite, or None."""
+def first_nonfinite(values: Mapping[str, float]) -> str | None:
     return next((name for name, value in values.items() if not math.isfinite(value)), None)
 
 

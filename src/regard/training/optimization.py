@@ -27,12 +27,9 @@ def make_schedule(optimization: Optimization) -> optax.Schedule:
 def make_optimizer(optimization: Optimization) -> optax.GradientTransformation:
     """Return an optimizer: clipping by global norm, then Adam or AdamW with the schedule."""
     clip = optax.clip_by_global_norm(optimization.clip_norm) if optimization.clip_norm else optax.identity()
-    adam = optax.adamw(
-        make_schedule(optimization), weight_decay=optimization.weight_decay, mask=_select_matrices
-    )
-    return optax.chain(clip, adam)
 
+    def select_matrices(params: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
-def _select_matrices(params: Any) -> Any:
-    """Return True for the arrays to which weight decay applies."""
-    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+    schedule, decay = make_schedule(optimization), optimization.weight_decay
+    return optax.chain(clip, optax.adamw(schedule, weight_decay=decay, mask=select_matrices))

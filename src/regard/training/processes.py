@@ -49,7 +49,6 @@ def join(membership: Membership, seconds: Patience = patience) -> None:
 
 
 def is_first() -> bool:
-    """Return True in the process that writes."""
     return jax.process_index() == 0
 
 

@@ -27,7 +27,6 @@ class State(NamedTuple):
 
     @property
     def evaluated(self) -> Any:
-        """The parameters that are evaluated."""
         return self.params if self.average is None else self.average
 
 

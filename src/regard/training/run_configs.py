@@ -1,21 +1,42 @@
-"""Folders that can hold a run, and the entries of its config.json that decide how it goes on."""
+"""Folders that can hold a run, and its config.json: the entries that decide how it goes on, and versions."""
 
+import dataclasses
+import importlib.metadata
+import platform
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from regard.training.typed_json import read_record
+
 FORMAT = 1
-_KINDS = {
-    "format": int,
-    "task": str,
-    "seed": int,
-    "settings": dict,
-    "versions": dict,
-    "kept": dict,
-    "mesh": str | None,
-    "continued_from": str | None,
-}
-_OPTIONAL = {"kept": {}, "mesh": None, "continued_from": None}  # runs of older versions are without
+PACKAGES = ("regard", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The entries of a config.json; runs of older versions are without those that have defaults."""
+
+    format: int
+    task: str
+    seed: int
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    kept: dict[str, str] = field(default_factory=dict)  # digests of the files that the task keeps, by name
+    mesh: str | None = None
+    continued_from: str | None = None
+
+
+def read_config(config: Any) -> RunConfig:
+    """Read the entries of a config.json; raise for another format, or an entry of another kind."""
+    if isinstance(config, dict):
+        if config.get("format") != FORMAT:
+            raise ValueError(f"expected format {FORMAT}, got format {config.get('format')!r}")
+        names = [entry.name for entry in dataclasses.fields(RunConfig)]
+        config = {name: config[name] for name in names if name in config}
+    return read_record(RunConfig, config, "config.json")
 
 
 def describe_store(directory: Path) -> str | None:
@@ -32,22 +53,26 @@ def describe_store(directory: Path) -> str | None:
     )
 
 
-def check_entries(config: Any) -> dict[str, Any]:
-    """Return the entries of a config.json; those that may be missing are filled in.
+def read_versions() -> dict[str, str]:
+    installed = {package: version for package in PACKAGES if (version := find_version(package))}
+    return {"python": platform.python_version()} | installed
 
-    Raises:
-        ValueError: when it is no object, has another format, or an entry of another kind.
+
+def find_version(package: str) -> str | None:
+    """Return the version of a package; None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def compare_versions(recorded: Mapping[str, str]) -> str | None:
+    """Return a sentence about packages that changed since a run began, or None.
+
+    Example:
+        >>> compare_versions(read_versions() | {"numpy": "1.0"})  # doctest: +ELLIPSIS
+        'begun under other versions, so bits may differ: numpy 1.0 -> ...'
     """
-    if not isinstance(config, dict):
-        raise ValueError(f"expected an object, got {str(config)[:80]!r}")
-    config = _OPTIONAL | config
-    if config.get("format") != FORMAT:
-        raise ValueError(f"expected format {FORMAT}, got format {config.get('format')!r}")
-    for name, kind in _KINDS.items():
-        value = config.get(name)
-        sound = isinstance(value, kind) and not isinstance(value, bool)
-        if sound and isinstance(value, dict) and name in ("versions", "kept"):
-            sound = all(isinstance(text, str) for text in value.values())
-        if not sound:
-            raise ValueError(f"expected {name} as `begin` writes it, got {str(value)[:80]!r}")
-    return config
+    now = read_versions().items()
+    changed = [f"{name} {recorded.get(name)} -> {new}" for name, new in now if recorded.get(name) != new]
+    return f"begun under other versions, so bits may differ: {', '.join(changed)}" if changed else None

@@ -12,13 +12,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from regard.arguments import check_kind, read_path, whole_number
-from regard.training import checkpoints, compilation, locks, metrics, run_configs, tasks, versions
+from regard.training import checkpoints, compilation, locks, metrics, run_configs, tasks
+from regard.training.run_configs import RunConfig
 
 SEEDS = range(-(2**63), 2**63)
 OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures", "profile")
@@ -159,18 +160,8 @@ class Run:
             "kept": _digest(kept_files),
             "mesh": self.mesh,
             "continued_from": None if self.source is None else str(self.source),
-            "versions": versions.read_versions(),
+            "versions": run_configs.read_versions(),
         }
-
-
-class _Config(NamedTuple):
-    """The contents of config.json that decide how a run goes on."""
-
-    task: tasks.Task
-    seed: int
-    versions: dict[str, str]
-    digests: dict[str, str]  # of the files that the task keeps, by name
-    continued_from: str | None
 
 
 def open_run(
@@ -210,29 +201,29 @@ def open_run(
     if (seed := whole_number("seed", seed, SEEDS.start)) not in SEEDS:
         raise RunError(f"seed: expected a number from -2**63 to 2**63 - 1, got {seed}")
     locks.demand_free(directory)
-    there = _read_config(directory)
-    replaces = (*OWN_ENTRIES, *there.task.keeps) if there is not None and force else ()
+    present = _read_config(directory)
+    replaces = (*OWN_ENTRIES, *present[0].keeps) if present is not None and force else ()
     options = {"mesh": mesh, "saved": _date_checkpoints(directory), "replaces": replaces}
-    existing = None if force else there
+    existing = None if force or present is None else present[1]
     if existing is not None and resume == "never":
         remedy = "give another --out, or --force to delete it and start again"
         raise RunError(f"{directory} holds a run already; {remedy}")
-    note, own, damaged = None, None, {}
+    note, newest, damaged = None, None, {}
     if existing is not None:
         remedy = "give another --out, or --force to delete that run and start again"
-        _demand_same(directory, existing, task, seed, remedy)
+        _demand_same(directory, present, task, seed, remedy)
         folder, skips = directory / "checkpoints", resume == "newest-whole"
-        own, damaged = checkpoints.load_newest(folder, check=check, skip_damaged=skips)
-        changed = versions.compare_versions(existing.versions)
-        note = _join_notes(changed, *map(str, damaged.values()), own and own.note)
-    if own is not None or resume in ("auto", "newest-whole", "never"):
-        source = None if own is not None or existing is None else existing.continued_from
+        newest, damaged = checkpoints.load_newest(folder, check=check, skip_damaged=skips)
+        changed = run_configs.compare_versions(existing.versions)
+        note = _join_notes(changed, *map(str, damaged.values()), newest and newest.note)
+    if newest is not None or resume in ("auto", "newest-whole", "never"):
+        source = None if newest is not None or existing is None else existing.continued_from
         if source is not None:
             remedy = f"give --resume {source}, or --force to start from nothing"
             was_to = f"was to start from {source} and has no checkpoint of its own yet"
             raise RunError(f"{directory} {was_to}; {remedy}")
-        files = None if existing is None or own is None else _read_kept(directory, existing)
-        return Run(directory, task.restore(files), seed, own, note=note, damaged=tuple(damaged), **options)
+        files = None if existing is None or newest is None else _read_kept(directory, task, existing)
+        return Run(directory, task.restore(files), seed, newest, note=note, damaged=tuple(damaged), **options)
     branch = _open_branch(directory, task, seed, read_path("resume", resume), check)
     return replace(branch, **options)
 
@@ -244,10 +235,10 @@ def load_run(directory: str | Path) -> tuple[tasks.Task, Any]:
         RunError: when this is not a run, or has no checkpoint yet.
         checkpoints.CheckpointError: when the checkpoint is damaged or holds another model.
     """
-    config = _read_config(directory := read_path("directory", directory))
-    if config is None:
+    present = _read_config(directory := read_path("directory", directory))
+    if present is None:
         raise RunError(f"{directory} is not a Regard run: it has no config.json")
-    task = config.task.restore(_read_kept(directory, config))
+    task = present[0].restore(_read_kept(directory, *present))
     return task, load_model(task, directory)
 
 
@@ -281,17 +272,17 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
     return nnx.merge(structure, params, rest)
 
 
-def _read_kept(directory: Path, config: _Config) -> dict[str, str]:
+def _read_kept(directory: Path, task: tasks.Task, config: RunConfig) -> dict[str, str]:
     """Return the files that the task of a run keeps, text by name; none for a missing one."""
     kept_files = {}
-    for path in (directory / name for name in config.task.keeps):
+    for path in (directory / name for name in task.keeps):
         if path.is_file():
             try:
                 kept_files[path.name] = path.read_bytes().decode()
             except (OSError, UnicodeError) as error:
                 raise RunError(f"{path} cannot be read ({error}); bring it back as it was") from error
     for name, digest in _digest(kept_files).items():
-        if config.digests.get(name, digest) != digest:
+        if config.kept.get(name, digest) != digest:
             raise RunError(f"{directory / name} is not what this run began with; bring it back as it was")
     return kept_files
 
@@ -305,8 +296,8 @@ def _date_checkpoints(directory: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in saved}
 
 
-def _read_config(directory: Path) -> _Config | None:
-    """Read config.json; None for a missing or empty directory, an error for anything but a run."""
+def _read_config(directory: Path) -> tuple[tasks.Task, RunConfig] | None:
+    """Read task and config.json; None for a missing or empty directory, an error for anything but a run."""
     if refusal := run_configs.describe_store(directory):
         raise RunError(refusal)
     if not directory.exists():
@@ -322,26 +313,24 @@ def _read_config(directory: Path) -> _Config | None:
         holds = f"it holds {', '.join(entries[:5])}{', ...' if len(entries) > 5 else ''}"
         raise RunError(f"{directory} is not empty and not a Regard run ({holds}); give another --out")
     try:
-        config = run_configs.check_entries(json.loads(path.read_text(encoding="utf-8")))
-        task = tasks.from_settings(config["task"], config["settings"])
+        config = run_configs.read_config(json.loads(path.read_text(encoding="utf-8")))
+        return tasks.from_settings(config.task, config.settings), config
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         problem = f"is damaged or not Regard's ({type(error).__name__}: {error})"
         remedy = "bring the file back from a copy, or train with another --out"
         raise RunError(f"{path} {problem}; {remedy}") from error
-    return _Config(task, config["seed"], config["versions"], config["kept"], config["continued_from"])
 
 
-def _demand_same(
-    directory: Path, config: _Config, task: tasks.Task, seed: int, remedy: str, *free: str
-) -> None:
+def _demand_same(directory: Path, present: Any, task: tasks.Task, seed: int, remedy: str, *free: str) -> None:
     """Raise with every setting, but for the free ones, in which a run differs from the one asked for."""
-    saved = {"task": config.task.name, "seed": config.seed, **tasks.to_settings(config.task)}
+    present_task, config = present
+    saved = {"task": config.task, "seed": config.seed, **tasks.to_settings(present_task)}
     wanted = {"task": task.name, "seed": seed, **tasks.to_settings(task)}
-    there, asked = flatten_dict(saved, sep="."), flatten_dict(wanted, sep=".")
+    present, asked = flatten_dict(saved, sep="."), flatten_dict(wanted, sep=".")
     differences = [
-        f"  {name}: it has {there.get(name)!r}, asked for {asked.get(name)!r}"
-        for name in (asked | there if config.task.name == task.name else ["task"])
-        if there.get(name) != asked.get(name) and not name.startswith(free)
+        f"  {name}: it has {present.get(name)!r}, asked for {asked.get(name)!r}"
+        for name in (asked | present if config.task == task.name else ["task"])
+        if present.get(name) != asked.get(name) and not name.startswith(free)
     ]
     if differences:
         raise RunError("\n".join([f"{directory} holds another run:", *differences, remedy]))
@@ -350,23 +339,25 @@ def _demand_same(
 def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, check: checkpoints.Check) -> Run:
     """Open a new run that starts from another run's checkpoint."""
     source = path.parent.parent if path.parent.name == "checkpoints" else path
-    config = _read_config(source)
-    if config is None:
+    present = _read_config(source)
+    if present is None:
         choices = "auto, newest-whole, never, a run directory or a checkpoint"
         raise RunError(f"--resume {path} is not a Regard run; give {choices}")
     if source.resolve() == directory.resolve():
         raise RunError(f"--resume {path} is inside --out; to go on in place, leave --resume out")
     free = ("optimization.", "cadence.", "seed")
-    _demand_same(source, config, task, seed, "ask for the same data and model", *free)
+    _demand_same(source, present, task, seed, "ask for the same data and model", *free)
     checkpoint = checkpoints.load(path, check=check) if path != source else None
     start = checkpoint or checkpoints.load_newest(source / "checkpoints", check=check)[0]
     if start is None:
         raise RunError(f"--resume {path} has no checkpoint yet")
-    steps = task.optimization.steps
+    config, steps = present[1], task.optimization.steps
     if start.step >= steps:
         raise RunError(f"--resume {path} is at step {start.step} already; ask for more than --steps {steps}")
-    note = _join_notes(versions.compare_versions(config.versions), start.note)
-    return Run(directory, task.restore(_read_kept(source, config)), seed, start, source=source, note=note)
+    note = _join_notes(run_configs.compare_versions(config.versions), start.note)
+    return Run(
+        directory, task.restore(_read_kept(source, task, config)), seed, start, source=source, note=note
+    )
 
 
 def _join_notes(*notes: str | None) -> str | None:

@@ -160,8 +160,8 @@ class Deployment:
         """Return the bytes of a state's arrays on one device, and in all."""
         shapes, places = jax.tree.leaves(state), jax.tree.leaves(self.divide_state(state))
         pairs = zip(shapes, places, strict=True)
-        own = [math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf, sharding in pairs]
-        return sum(own), sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
+        parts = [math.prod(at.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf, at in pairs]
+        return sum(parts), sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
 
     def _place(self, path: Any, leaf: Any, *, in_use: bool = False) -> NamedSharding:
         return NamedSharding(self.mesh, divide_array(_name(path), leaf.shape, self.mesh.shape, in_use=in_use))

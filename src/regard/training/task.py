@@ -70,6 +70,7 @@ class Task(Settings, abc.ABC):
     writes_text: ClassVar[bool] = False
     reads_rows: ClassVar[bool] = False
     keeps: ClassVar[tuple[str, ...]] = ()
+    example_title: ClassVar[str] = "the first held-out example"
 
     model: Any = Sizes()
     optimization: Optimization = Optimization()
@@ -156,9 +157,16 @@ class Task(Settings, abc.ABC):
     def example(self) -> Example:
         """Choose the held-out example that `regard inspect` shows: the first one, its tokens as numbers."""
         batch = self.pick(0)
-        row = np.asarray(batch["inputs"][0])
-        tokens = inspection.Tokens([str(token) for token in row.tolist()], ids=row)
-        return Example(batch, {"": tokens}, f"{self.name}: the first held-out example")
+        return Example(batch, {"": self.spell_row(batch["inputs"][0])}, f"{self.name}: {self.example_title}")
+
+    def spell(self, token: int) -> str:
+        """Return the text of a token, for people to read."""
+        return str(token)
+
+    def spell_row(self, row: Any) -> Tokens:
+        """Return the tokens of a row as `inspection.capture` takes them."""
+        ids = np.asarray(row)
+        return inspection.Tokens([self.spell(token) for token in ids.tolist()], ids=ids)
 
     def read_text(self, text: str) -> Example:
         """Make an example of a user's text.
@@ -214,6 +222,28 @@ class SyntheticTask(Task):
     def make_held_out(self) -> Batch:
         rng = make_stream(self.data_seed, HELD_OUT)
         return compilation.run_once(lambda rng: self.make_batch(rng, self.held_out_size), rng)
+
+
+class MarkedTask(SyntheticTask):
+    """A task on tokens below `vocab_size`, after which marks follow: of the start, the end and padding."""
+
+    vocab_size: int
+
+    @property
+    def start_token(self) -> int:
+        return self.vocab_size
+
+    @property
+    def end_token(self) -> int:
+        return self.vocab_size + 1
+
+    @property
+    def pad_token(self) -> int:
+        return self.vocab_size + 2
+
+    def spell(self, token: int) -> str:
+        marks = {self.start_token: "SOS", self.end_token: "EOS", self.pad_token: "PAD"}
+        return marks.get(token, str(token))
 
 
 def draw_heads(

@@ -25,7 +25,6 @@ class ByteVocabulary:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     def encode_all(self, texts: Sequence[str]) -> list[Int[np.ndarray, " T"]]:
-        """Return the tokens of several texts."""
         return [self.encode(text) for text in texts]
 
     def spell(self, token: int) -> bytes:
@@ -83,11 +82,6 @@ def train_pairs(documents: Iterable[str], vocab_size: int) -> PairVocabulary:
 
     `vocab_size`, at least 256, leaves out the mark. The same documents give the same vocabulary, whole or in
     parts that end with words.
-
-    Example:
-        >>> vocabulary = train_pairs(["low lower lowest", "low tide"], vocab_size=260)
-        >>> [vocabulary.spell(int(token)) for token in vocabulary.encode("lowly")]
-        [b'low', b'l', b'y']
     """
     tokenizers = _import_tokenizers()
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())

@@ -10,7 +10,7 @@ from typing import Any
 from regard.cli.console import Console
 from regard.cli.declaration import Command
 from regard.loading import remedy
-from regard.training.versions import find_version
+from regard.training.run_configs import find_version
 
 PACKAGES = ("regard", "jax", "jaxlib", "numpy", "jaxtyping")
 # What each optional package gives, and the extra that installs it.

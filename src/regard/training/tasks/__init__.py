@@ -15,10 +15,9 @@ import inspect
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from regard.training.task import Example as Example
 from regard.training.task import SyntheticTask as SyntheticTask
@@ -28,6 +27,7 @@ from regard.training.tasks.digits import Digits as Digits
 from regard.training.tasks.reverse import Reverse as Reverse
 from regard.training.tasks.text import Text as Text
 from regard.training.tasks.threshold import Threshold as Threshold
+from regard.training.typed_json import read_record
 
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Threshold, Copy, Reverse, Digits, Text)}
 
@@ -45,11 +45,11 @@ def find_task(name: str) -> type[Task]:
     Raises:
         ValueError: for a name that no class has.
     """
-    own = [task for task in _list_subclasses(Task) if vars(task).get("name", "") == name]
-    if name not in TASKS and not own:
+    defined = [task for task in _list_subclasses(Task) if vars(task).get("name", "") == name]
+    if name not in TASKS and not defined:
         expected = f"one of {', '.join(TASKS)}, or one of your own, whose file or module REGARD_TASKS names"
         raise ValueError(f"task: expected {expected}; got {name!r}")
-    return TASKS[name] if name in TASKS else own[-1]
+    return TASKS[name] if name in TASKS else defined[-1]
 
 
 def demand_known(task: Task) -> None:
@@ -88,15 +88,15 @@ def load_tasks(names: str) -> None:
         raise TypeError(f"names: expected files or modules with commas between, got {names!r}")
     for name in filter(None, map(str.strip, names.split(","))):
         module = _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
-        own = [
+        defined = [
             value
             for value in vars(module).values()
             if inspect.isclass(value) and issubclass(value, Task) and value.__module__ == module.__name__
             if "name" in vars(value) and not inspect.isabstract(value)
         ]
-        if not own:
+        if not defined:
             raise ValueError(f"REGARD_TASKS: expected a subclass of Task with a name in {name}, got none")
-        for task in own:
+        for task in defined:
             registered = TASKS.setdefault(task.name, task)
             if (registered.__module__, registered.__qualname__) != (task.__module__, task.__qualname__):
                 raise ValueError(f"REGARD_TASKS: the name {task.name!r} of {name} is taken; choose another")
@@ -155,8 +155,8 @@ def shrink(task: Task) -> Task:
 
 def _shrink_record(record: Any, default: Any, small: dict[str, int]) -> Any:
     """Give the fields of a dataclass that are at their defaults small values, as many of them as fit."""
-    own = [name for name in small if hasattr(record, name)]
-    changes = {name: small[name] for name in own if getattr(record, name) == getattr(default, name)}
+    names = [name for name in small if hasattr(record, name)]
+    changes = {name: small[name] for name in names if getattr(record, name) == getattr(default, name)}
     for count in range(len(changes), 0, -1):
         for chosen in itertools.combinations(changes.items(), count):
             with contextlib.suppress(ValueError):
@@ -177,48 +177,4 @@ def from_settings(name: str, settings: dict[str, Any]) -> Task:
     Raises:
         ValueError: for an unknown task, an unknown setting, or a value out of range.
     """
-    return _rebuild(find_task(name), settings, name)
-
-
-def _rebuild(record: Any, settings: Any, where: str) -> Any:
-    """Build a dataclass from its dictionary, nested dataclasses included; name what does not fit."""
-    kinds = get_type_hints(record)
-    fields = {field.name: field for field in dataclasses.fields(record) if field.init}
-    if not isinstance(settings, dict) or not settings.keys() <= fields.keys():
-        got = sorted(settings) if isinstance(settings, dict) else settings
-        raise ValueError(f"{where} must have the settings {sorted(fields)}, got {got}")
-    for name, field in fields.items():
-        if kinds[name] is Any and dataclasses.is_dataclass(field.default):
-            kinds[name] = type(field.default)
-    values = {name: _revive(kinds[name], value, f"{where}.{name}") for name, value in settings.items()}
-    return record(**values)
-
-
-def _revive(kind: Any, value: Any, where: str) -> Any:
-    """Return a value read from JSON as one of a field's type (a whole number will do for a float)."""
-    origin, inner = get_origin(kind) or kind, get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return _rebuild(kind, value, where)
-    if origin in (Union, UnionType):
-        for hint in inner:
-            with contextlib.suppress(ValueError):
-                return _revive(hint, value, where)
-    elif origin is tuple and isinstance(value, list):
-        hints = inner[:1] * len(value) if inner[1:] == (...,) else inner or (Any,) * len(value)
-        if len(hints) == len(value):
-            return tuple(_revive(hint, entry, where) for hint, entry in zip(hints, value, strict=True))
-    elif origin in (list, Sequence) and isinstance(value, list) and inner:
-        return [_revive(inner[0], entry, where) for entry in value]
-    elif origin in (dict, Mapping) and isinstance(value, dict) and inner:
-        key_hint, hint = inner
-        return {_revive(key_hint, name, where): _revive(hint, entry, where) for name, entry in value.items()}
-    elif value in inner if origin is Literal else kind is Any or _is_of(origin, value):
-        return value
-    raise ValueError(f"{where} must be {kind if inner else getattr(kind, '__name__', kind)}, got {value!r}")
-
-
-def _is_of(kind: Any, value: Any) -> bool:
-    """Return True for a plain value of a class; a bool is no number."""
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
+    return read_record(find_task(name), settings, name)

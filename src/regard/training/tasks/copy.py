@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from regard.training.accuracy import measure_tokens
-from regard.training.lazy_modules import inspection, jax, jnp, models, np
+from regard.training.lazy_modules import jax, jnp, models, np
 from regard.training.settings import VOCABULARY, Cadence, Count, Goal, Optimization, Sizes, at_least
-from regard.training.task import Batch, Example, Metrics, Picture, SyntheticTask, draw_heads
+from regard.training.task import Batch, MarkedTask, Metrics, Picture, draw_heads
 
 if TYPE_CHECKING:
     from flax import nnx
 
 
 @dataclass(frozen=True)
-class Copy(SyntheticTask):
+class Copy(MarkedTask):
     """Read [SOS, tokens] and write [tokens, EOS]: every position looks one to its right.
 
     Expect every held-out sequence right after about 7 s on two CPU cores.
@@ -26,6 +26,7 @@ class Copy(SyntheticTask):
 
     name: ClassVar[str] = "copy"
     goal: ClassVar[Goal] = Goal("accuracy", 1.0)
+    example_title: ClassVar[str] = "what each position reads to write its neighbour"
 
     vocab_size: Annotated[int, at_least(1), VOCABULARY] = 16
     """Different tokens, besides the start and end marks."""
@@ -34,14 +35,6 @@ class Copy(SyntheticTask):
     model: Sizes = Sizes(d_model=64, num_heads=4, d_ff=256)
     optimization: Optimization = Optimization(steps=200, schedule="constant")
     cadence: Cadence = Cadence(evaluate_every=50)
-
-    @property
-    def start_token(self) -> int:
-        return self.vocab_size
-
-    @property
-    def end_token(self) -> int:
-        return self.vocab_size + 1
 
     @property
     def config(self) -> models.TransformerConfig:
@@ -63,20 +56,11 @@ class Copy(SyntheticTask):
         targets = batch["targets"]
         return measure_tokens(self.read(model, batch), targets, jnp.ones(targets.shape, bool))
 
-    def example(self) -> Example:
-        """Choose the first held-out sequence, with its start mark."""
-        batch = self.pick(0)
-        row = np.asarray(batch["inputs"][0])
-        texts = ["SOS" if token == self.start_token else str(token) for token in row]
-        tokens = {"": inspection.Tokens(texts, ids=row)}
-        return Example(batch, tokens, "copy: what each position reads to write its neighbour")
-
     def pictures(self, model: nnx.Module) -> Iterator[Picture]:
         """Draw the example; a solved task looks one position to the right."""
         batch, tokens, _ = self.example()
         logits, aux = self.read_with_weights(model, batch)
-        read, answers = list(tokens[""].texts), np.asarray(logits[0].argmax(-1))
-        written = ["EOS" if token == self.end_token else str(token) for token in answers]
+        read, written = list(tokens[""].texts), self.spell_row(logits[0].argmax(-1)).texts
         queries = [f"{before} → {after}" for before, after in zip(read, written, strict=True)]
         weights = np.asarray(aux["blocks"][-1]["weights"][0])
         focus = np.trace(weights, offset=1, axis1=1, axis2=2)

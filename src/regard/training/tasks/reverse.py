@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from regard.training.accuracy import count_right, measure_tokens
-from regard.training.lazy_modules import inspection, jax, jnp, masks, models, np
+from regard.training.lazy_modules import jax, jnp, masks, models, np
 from regard.training.settings import VOCABULARY, Cadence, Count, Goal, Optimization, Sizes, at_least
-from regard.training.task import Batch, Example, Metrics, Picture, SyntheticTask, draw_heads
+from regard.training.task import Batch, Example, MarkedTask, Metrics, Picture, draw_heads
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Reverse(SyntheticTask):
+class Reverse(MarkedTask):
     """Write a sequence backwards: encoder, decoder and cross-attention; lengths vary, padding is masked.
 
     Evaluated by greedy generation. Expect every held-out sequence right after about 20 s on two CPU cores.
@@ -42,18 +42,6 @@ class Reverse(SyntheticTask):
         super().__post_init__()
         is_longer = self.max_length >= self.min_length
         self._demand(is_longer, "max_length must be at least min_length", "max_length", "min_length")
-
-    @property
-    def start_token(self) -> int:
-        return self.vocab_size
-
-    @property
-    def end_token(self) -> int:
-        return self.vocab_size + 1
-
-    @property
-    def pad_token(self) -> int:
-        return self.vocab_size + 2
 
     @property
     def config(self) -> models.TransformerConfig:
@@ -121,7 +109,8 @@ class Reverse(SyntheticTask):
     def example(self) -> Example:
         """Choose the longest held-out sequence."""
         batch = self.pick(int(jnp.argmax(self.held_out["lengths"])))
-        read, written = self._spell(batch["source"][0]), self._spell(self._shift(batch["target"])[0])
+        read = self.spell_row(batch["source"][0])
+        written = self.spell_row(self._shift(batch["target"])[0])
         tokens = {"encoder": read, "memory": read, "decoder": written}
         return Example(batch, tokens, "reverse: the decoder reads the source backwards")
 
@@ -130,15 +119,9 @@ class Reverse(SyntheticTask):
         batch, tokens, _ = self.example()
         length = int(batch["lengths"][0])
         logits, aux = self.read_with_weights(model, batch)
-        answers = self._spell(logits[0, : length + 1].argmax(-1)).texts
+        answers = self.spell_row(logits[0, : length + 1].argmax(-1)).texts
         weights = np.asarray(aux["decoder"][-1]["cross"]["weights"][0])[:, : length + 1, :length]
         focus = np.trace(weights[:, :, ::-1], axis1=1, axis2=2)
         read = list(tokens["encoder"].texts[:length])
         title = "reverse: each token written reads the source backwards"
         yield from draw_heads(weights, list(answers), read, title, focus=focus, name="cross-attention")
-
-    def _spell(self, row: Int[Array, " T"]) -> inspection.Tokens:
-        """Return the tokens of a row with marks in words."""
-        names = {self.start_token: "SOS", self.end_token: "EOS", self.pad_token: "PAD"}
-        ids = np.asarray(row)
-        return inspection.Tokens([names.get(int(token), str(token)) for token in ids], ids=ids)

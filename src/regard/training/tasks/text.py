@@ -258,8 +258,7 @@ class Text(Task):
         return self._make_example(np.array(row, np.int32), title)
 
     def _make_example(self, row: Int[np.ndarray, " T"], title: str) -> Example:
-        tokens = {"": inspection.Tokens([self.spell(token) for token in row], ids=row)}
-        return Example({"inputs": jnp.asarray(row)[None]}, tokens, title)
+        return Example({"inputs": jnp.asarray(row)[None]}, {"": self.spell_row(row)}, title)
 
     def complete(self, trace: inspection.Trace, model: Any, example: Example) -> inspection.Trace:
         """Add what each layer would predict, and what each head adds to it."""
@@ -276,8 +275,7 @@ class Text(Task):
             focus = np.trace(weights, offset=-1, axis1=1, axis2=2)
             yield from draw_heads(weights, labels, labels, "text: what each token reads", focus=focus)
 
-    def spell(self, token: Any) -> str:
-        """Return the text of a token, for people to read."""
+    def spell(self, token: int) -> str:
         return self.vocabulary.spell(int(token)).decode("utf-8", "backslashreplace") or END_OF_DOCUMENT
 
     def _add_up(self, model: Any, batch: Batch) -> Metrics:

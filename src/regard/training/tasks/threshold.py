@@ -56,11 +56,10 @@ class Threshold(SyntheticTask):
         return measure_labels(self.read(model, batch), batch["labels"])
 
     def example(self) -> Example:
-        """Choose the first held-out sequence."""
         example = super().example()
         total = np.asarray(example.batch["inputs"]).sum()
-        said = "above" if int(example.batch["labels"][0]) else "not above"
-        title = f"threshold: {self.length} tokens with sum {total}, {said} {self.threshold}"
+        side = "above" if int(example.batch["labels"][0]) else "not above"
+        title = f"threshold: {self.length} tokens with sum {total}, {side} {self.threshold}"
         return example._replace(title=title)
 
     def pictures(self, model: nnx.Module) -> Iterator[Picture]:
