@@ -14,7 +14,7 @@ import definition
 from oracle import assert_as_exact
 from regard import attend, masks, readouts
 from regard.readouts import accumulators
-from regard.readouts.profiles import bin_of, sum_diagonals
+from regard.readouts.accumulators import bin_of, sum_diagonals
 from regard.readouts.top_k import RunningTopK
 
 D, TOP = 7, 5

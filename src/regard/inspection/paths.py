@@ -17,7 +17,7 @@ from regard.engine.call.hooks import CallEvent, Finish, rewrite, watch
 from regard.engine.call.problem import Problem
 from regard.inspection.contributions import check_decoder
 from regard.inspection.layer_predictions import find_directions
-from regard.readouts.windows import weigh
+from regard.readouts.reading import weigh
 
 MOST_CELLS = 2**22  # weights that are formed at once
 

@@ -7,9 +7,8 @@ of an indexer, and `index_divergence` what it is trained on.
 
 from regard.readouts.indexing import choose_keys, index_divergence, index_scores
 from regard.readouts.labels import LABELS, Label, average, label, spread
-from regard.readouts.reading import read
+from regard.readouts.reading import read, window
 from regard.readouts.readout import Level, Readout
-from regard.readouts.windows import window
 
 __all__ = ["LABELS", "Label", "Level", "Readout", "average", "choose_keys", "index_divergence"]
 __all__ += ["index_scores", "label", "read", "spread", "window"]

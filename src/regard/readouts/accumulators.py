@@ -1,11 +1,13 @@
-"""Accumulators of a sweep over the weights, and the blocks that they count in."""
+"""Accumulators of a sweep over the weights, and the blocks and bins of distances that they count in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem
@@ -13,6 +15,8 @@ from regard.engine.call.problem import Problem
 # Kinds of keys that weight is counted on; those after "local" are known where tokens are.
 PATTERNS = ("first", "self", "previous", "next", "local", "duplicate", "induction", "delimiter")
 SIDE = 512  # queries of all heads of a group, and keys, of a tile
+NUM_BINS = 63  # of distances; their sizes double
+NEAREST = 31  # the bin of distance 0
 
 
 def choose_block(length: int, grid: int) -> int:
@@ -51,9 +55,9 @@ class Norm(NamedTuple):
         """Compute the logs of the weights; -inf in a row without keys."""
         return scores - jnp.where(self.peak == -jnp.inf, jnp.inf, self.peak) - self.rest
 
-    def is_sound(self) -> Array:
-        """Mark the rows that hold no NaN."""
-        return ~jnp.isnan(self.peak + self.rest)
+    def is_nan(self) -> Array:
+        """Mark the rows that hold NaN."""
+        return jnp.isnan(self.peak + self.rest)
 
 
 class PerQuery(NamedTuple):
@@ -91,7 +95,7 @@ class Tokens(NamedTuple):
     delimits: Array  # 1 for keys that hold a delimiter
 
 
-class Found(NamedTuple):
+class SweepResults(NamedTuple):
     """The results of a sweep, with the leading axes of the call."""
 
     norm: Norm  # (*B, T)
@@ -104,3 +108,30 @@ class Found(NamedTuple):
     block_mass: Array  # (*B, I, J) sums, not means
     block_max: Array  # (*B, I, J)
     distance_mass: Array  # (*B, 63) sums
+
+
+def bin_of(distance: Array) -> Array:
+    """Find the bin of a distance: 31 at 0, 31 + n for 2^(n-1) .. 2^n - 1, 31 - n for their negatives."""
+    size = np.int32(32) - jax.lax.clz(jnp.abs(distance))
+    return np.int32(NEAREST) + jnp.sign(distance) * size
+
+
+def sum_diagonals(tile: Array) -> Array:
+    """Sum diagonals, (C, G, R) -> (G, C + R + 1): entry C + d sums the cells (c, r) with r - c = d."""
+    # Rows of the tile one after the other, cut into rows one longer than they are, move by one a row.
+    columns, group, rows = tile.shape
+    width = columns + rows
+    laid = jnp.pad(jnp.moveaxis(tile, 1, 0), ((0, 0), (0, 0), (columns, 0))).reshape((group, -1))
+    laid = jnp.pad(laid, ((0, 0), (0, columns)))
+    return laid.reshape((group, columns, width + 1)).sum(1)
+
+
+def sum_bins(diagonals: Array, first: Any) -> Array:
+    """Sum diagonals (..., L) into bins (..., 63); entry x lies at distance first + x, `first` is (...)."""
+    steps = jax.lax.broadcasted_iota(jnp.int32, (*(1,) * first.ndim, diagonals.shape[-1]), first.ndim)
+    bins = bin_of(first[..., None] + steps)
+
+    def total(number: Array) -> Array:
+        return jnp.where(bins == number, diagonals, 0).sum(-1)
+
+    return jnp.moveaxis(jax.lax.map(total, jnp.arange(NUM_BINS, dtype=jnp.int32)), 0, -1)

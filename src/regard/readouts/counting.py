@@ -17,15 +17,26 @@ from regard.engine.flash.tiles import TileView
 from regard.engine.softmax.exponential import exp, finite_base, nan_where_total_is
 from regard.engine.softmax.products import product
 from regard.masks.offsets import offset_column
-from regard.readouts.accumulators import Found, Norm, PerKey, PerQuery, SweepConfig, Tokens
-from regard.readouts.profiles import bin_of, sum_bins, sum_diagonals
-from regard.readouts.tiling import Place, Tiling, block_of, merge
+from regard.readouts.accumulators import (
+    Norm,
+    PerKey,
+    PerQuery,
+    SweepConfig,
+    SweepResults,
+    Tokens,
+    bin_of,
+    sum_bins,
+    sum_diagonals,
+)
+from regard.readouts.tiling import TilePositions, Tiling, block_of, merge
 from regard.readouts.top_k import CHUNK, RunningTopK
 
 _EXACT = jax.lax.Precision.HIGHEST
 
 
-def sweep(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_config: SweepConfig) -> Found:
+def sweep(
+    problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_config: SweepConfig
+) -> SweepResults:
     """Visit every tile that is not EMPTY: once, if lse is given, else twice."""
     tiling = Tiling.prepare(problem, sweep_config)
     rows = tiling.config.rows
@@ -40,13 +51,29 @@ def sink_logits(problem: Problem) -> Array:
     return problem.spread(problem.sink_column().astype(problem.accumulation), problem.T, 1)[..., 0]
 
 
+class _Floats(NamedTuple):
+    """The floating-point numbers of a query, which are written at once, stacked in this order."""
+
+    norm: Norm
+    sums: PerQuery
+    top_scores: tuple[Array, ...]
+
+
+class _Tile(NamedTuple):
+    """A tile of weights (C, G * R), and where it lies."""
+
+    view: TileView
+    positions: TilePositions
+    weights: Array
+
+
 class _RowBlock(NamedTuple):
     """The values that all tiles of a row block share."""
 
     view: TileView
     query: Array
     norm: Norm  # (1, R)
-    own: Array | None  # which rows belong to this row block; None, all
+    is_own: Array | None  # which rows belong to this row block; None, all
     own_norm: Norm  # -inf where they do not, so that weights are 0
     position: Array  # int32
     membership: Array  # (R, G * blocks) which block of the grid a row counts for
@@ -61,91 +88,95 @@ class _Counting:
     tokens: Tokens | None
     certain: bool  # all keys of a FULL tile count
 
-    def run(self, problem: Problem) -> Found:
+    def run(self, problem: Problem) -> SweepResults:
         """Run the loops, and give the arrays that they filled the axes of the call."""
         tiling, config, sweep_config = self.tiling, self.tiling.config, self.tiling.sweep_config
-        lead, group, dtype = config.leading, config.group, config.dtype
-        height, width = tiling.pyramid
-        blocks, keys = (*lead, width, group, height), (*lead, tiling.width, group)
-        distances = (*lead, group, config.num_queries + tiling.width + 1)
-        columns = PerKey(*(jnp.zeros(shape, dtype) for shape in (keys, keys, blocks, blocks, distances)))
-        like = PerQuery.like(jnp.zeros((), dtype), self.tokens)
-        real = len(Norm._fields) + len(jax.tree.leaves(like)) + sweep_config.top_k
-        reals = jnp.zeros((*config.rows, real), dtype)
-        whole = jnp.zeros((*config.rows, 1 + sweep_config.top_k), jnp.int32)
-        start = reals, whole, columns
-        reals, whole, columns = tiling.loop.blocks(tiling.row_blocks, self._row_block, start)
-        batch, axes = problem.leading, len(problem.leading)
-        moved = offset_column(problem.query_offset, axes) - offset_column(problem.key_offset, axes)
-        moved = moved.reshape((moved.shape[0], *(1,) * len(lead)))
-        binned = sum_bins(columns.diagonals, moved - np.int32(tiling.width))
-        sizes = -(-problem.T // sweep_config.query_block), -(-problem.S // sweep_config.key_block)
+        top_k, dtype = sweep_config.top_k, config.dtype
+        zero = jnp.zeros((), dtype)
+        row = _Floats(Norm(zero, zero), PerQuery.like(zero, self.tokens), (zero,) * top_k)
+        layout = jax.tree.structure(row)
+        floats = jnp.zeros((*config.rows, layout.num_leaves), dtype)
+        integers = jnp.zeros((*config.rows, 1 + top_k), jnp.int32)
+        start = floats, integers, self._start_columns()
+        floats, integers, columns = tiling.loop.blocks(tiling.row_blocks, self._row_block, start)
 
-        reals, whole = reals.reshape((*batch, problem.T, -1)), whole.reshape((*batch, problem.T, -1))
-        sums = [reals[..., number] for number in range(real - sweep_config.top_k)]
+        batch, axes = problem.leading, len(problem.leading)
+        shift = offset_column(problem.query_offset, axes) - offset_column(problem.key_offset, axes)
+        shift = shift.reshape((shift.shape[0], *(1,) * len(config.leading)))
+        distance_mass = sum_bins(columns.diagonals, shift - np.int32(tiling.width))
+        floats, integers = floats.reshape((*batch, problem.T, -1)), integers.reshape((*batch, problem.T, -1))
+        row = jax.tree.unflatten(layout, [floats[..., number] for number in range(layout.num_leaves)])
+        height = -(-problem.T // sweep_config.query_block)
+        width = -(-problem.S // sweep_config.key_block)
 
         def of_keys(array: Array) -> Array:
             return jnp.swapaxes(array, -1, -2).reshape((*batch, -1))[..., : problem.S]
 
         def of_blocks(array: Array) -> Array:
             array = jnp.moveaxis(array, -3, -1)
-            return array.reshape((*batch, *array.shape[-2:]))[..., : sizes[0], : sizes[1]]
+            return array.reshape((*batch, *array.shape[-2:]))[..., :height, :width]
 
-        return Found(
-            Norm(*sums[:2]),
-            jax.tree.unflatten(jax.tree.structure(like), sums[2:]),
-            whole[..., 0],
-            reals[..., real - sweep_config.top_k :],
-            whole[..., 1:],
-            of_keys(columns.mass),
-            of_keys(columns.largest),
-            of_blocks(columns.block_mass),
-            of_blocks(columns.block_max),
-            binned.reshape((*batch, binned.shape[-1])),
+        return SweepResults(
+            norm=row.norm,
+            rows=row.sums,
+            keys=integers[..., 0],
+            top_scores=jnp.stack(row.top_scores, -1),
+            top_keys=integers[..., 1:],
+            key_mass=of_keys(columns.mass),
+            key_max=of_keys(columns.largest),
+            block_mass=of_blocks(columns.block_mass),
+            block_max=of_blocks(columns.block_max),
+            distance_mass=distance_mass.reshape((*batch, distance_mass.shape[-1])),
         )
+
+    def _start_columns(self) -> PerKey:
+        tiling, config = self.tiling, self.tiling.config
+        lead, group, (height, width) = config.leading, config.group, tiling.pyramid
+        keys = jnp.zeros((*lead, tiling.width, group), config.dtype)
+        blocks = jnp.zeros((*lead, width, group, height), config.dtype)
+        diagonals = jnp.zeros((*lead, group, config.num_queries + tiling.width + 1), config.dtype)
+        return PerKey(keys, keys, blocks, blocks, diagonals)
 
     def _row_block(self, loop: TileLoop, leading: Sequence[Any], number: Any, results: Any) -> Any:
         tiling, sweep_config = self.tiling, self.tiling.sweep_config
         view = tiling.view(leading, number * np.int32(tiling.blocking.queries))
         row_block = self._start(view, number)
+        floats, integers, columns = results
         size = row_block.norm.peak.size
         zeros = jnp.zeros((size,), tiling.config.dtype)
-        none = RunningTopK.none(sweep_config.top_k, size, tiling.config.dtype)
-        empty = PerQuery.like(zeros, self.tokens), zeros.astype(jnp.int32), none, results[-1]
+        top = RunningTopK.none(sweep_config.top_k, size, tiling.config.dtype)
+        start = PerQuery.like(zeros, self.tokens), zeros.astype(jnp.int32), top, columns
         body = partial(self._count, row_block)
-        rows, count, running_top, columns = loop.tiles(tiling.context.by_query, leading, number, body, empty)
-
-        def put(array: Array, tiles: Sequence[Array]) -> Array:
-            return view.put_rows(array, jnp.stack(tiles, -1))
-
-        norm = [part[0] for part in row_block.norm]
-        reals = put(results[0], [*norm, *jax.tree.leaves(rows), *running_top.scores])
-        return reals, put(results[1], [count, *running_top.keys]), columns
+        sums, count, top, columns = loop.tiles(tiling.context.by_query, leading, number, body, start)
+        row = _Floats(Norm(*(part[0] for part in row_block.norm)), sums, tuple(top.scores))
+        floats = view.put_rows(floats, jnp.stack(jax.tree.leaves(row), -1))
+        return floats, view.put_rows(integers, jnp.stack([count, *top.keys], -1)), columns
 
     def _start(self, view: TileView, number: Any) -> _RowBlock:
         tiling, config, sweep_config = self.tiling, self.tiling.config, self.tiling.sweep_config
         query = tiling.inputs.read_query(view)
-        norm = self._normalise(view, number, query)
-        rows = view.own_rows()
-        own = None if isinstance(rows, bool) else rows
-        own_norm = norm if own is None else norm._replace(peak=jnp.where(own[None], norm.peak, -jnp.inf))
+        norm = own_norm = self._normalise(view, number, query)
+        is_own: Any = view.own_rows()
+        is_own = None if isinstance(is_own, bool) else is_own
+        if is_own is not None:
+            own_norm = norm._replace(peak=jnp.where(is_own[None], norm.peak, -jnp.inf))
 
         def spread(row: Array) -> Array:
             return jnp.broadcast_to(row, (config.group, row.size)).reshape(-1)
 
-        row = view.row_span.members
-        block = block_of(row, sweep_config.query_block)
+        block = block_of(view.row_span.members, sweep_config.query_block)
         block = spread(block - block_of(view.first_query, sweep_config.query_block))
         head = jnp.repeat(np.arange(config.group, dtype=np.int32), tiling.blocking.queries)
         column = np.arange(config.group * tiling.query_blocks, dtype=np.int32)
         membership = (head * np.int32(tiling.query_blocks) + block)[:, None] == column[None]
-        membership = membership if own is None else membership & own[:, None]
+        membership = membership if is_own is None else membership & is_own[:, None]
         position = spread(view.grid(tiling.context.offsets).query_position.reshape(-1))
-        asked = None
+        tokens = None
         if self.tokens is not None:
-            asked = view.rows(self.tokens.query[..., None]).reshape(-1)
-            asked = asked if asked.size == norm.peak.size else spread(asked)
-        return _RowBlock(view, query, norm, own, own_norm, position, membership.astype(config.dtype), asked)
+            tokens = view.rows(self.tokens.query[..., None]).reshape(-1)
+            tokens = tokens if tokens.size == norm.peak.size else spread(tokens)
+        membership = membership.astype(config.dtype)
+        return _RowBlock(view, query, norm, is_own, own_norm, position, membership, tokens)
 
     def _normalise(self, row_view: TileView, number: Any, query: Array) -> Norm:
         """Return what the scores of a row block are lessened by."""
@@ -178,32 +209,30 @@ class _Counting:
         # Held: made anew by another kernel, none of a chunk's scores may be its largest.
         scores = jax.lax.optimization_barrier(scores)
         # A row that holds NaN counts for nothing: times 0, it would still reach what others count for.
-        sound = row_block.norm.is_sound()
-        logs = jnp.where(sound, row_block.norm.logs(scores), -jnp.inf)
-        weights = exp(logs)
-        span = tiling.place(view)
-
-        tops = jnp.where(sound, scores.reshape((-1, CHUNK, scores.shape[-1])).max(1), -jnp.inf)
+        is_nan = row_block.norm.is_nan()
+        logs = jnp.where(is_nan, -jnp.inf, row_block.norm.logs(scores))
+        tile = _Tile(view, tiling.positions(view), exp(logs))
+        tops = jnp.where(is_nan, -jnp.inf, scores.reshape((-1, CHUNK, scores.shape[-1])).max(1))
         running_top = running_top.meet(scores, tops, start)
         if self.certain and tiling.config.masked:
             full = jnp.full(count.shape, tiling.blocking.keys, jnp.int32)
             count = count + jax.lax.cond(partly, _count_keys, lambda _: full, scores)
         else:
             count = count + (np.int32(tiling.blocking.keys) if self.certain else _count_keys(scores))
-        more = self._count_rows(row_block, span, view, weights, logs, scores != -jnp.inf)
+        more = self._count_rows(row_block, tile, logs, scores != -jnp.inf)
         rows = jax.tree.map(jnp.add, rows, more)
-        columns = self._count_columns(row_block, span, view, weights, tops, columns)
+        columns = self._count_columns(row_block, tile, tops, columns)
         return rows, count, running_top, columns
 
-    def _count_rows(
-        self, row_block: _RowBlock, span: Place, view: TileView, weights: Array, logs: Array, visible: Array
-    ) -> PerQuery:
+    def _count_rows(self, row_block: _RowBlock, tile: _Tile, logs: Array, visible: Array) -> PerQuery:
         """Sum over the keys of a tile: weights, and how many keys each pattern has."""
+        view, positions, weights = tile
         dtype, sweep_config, keys = weights.dtype, self.tiling.sweep_config, self.tiling.keys
         index = jnp.arange(keys, dtype=jnp.int32)
-        first = (span.key + index < sweep_config.first).astype(dtype)
-        ahead = (row_block.position - span.key).astype(dtype)  # of the tile's first key
-        distance = row_block.position[None] - (span.key + index)[:, None]
+        key_position = positions.first_key + index
+        first = (key_position < sweep_config.first).astype(dtype)
+        ahead = (row_block.position - positions.first_key).astype(dtype)  # of the tile's first key
+        distance = row_block.position[None] - key_position[:, None]
         counts = visible.astype(dtype)
 
         def column(ids: Array) -> Array:
@@ -225,34 +254,34 @@ class _Counting:
 
         reach = max(sweep_config.local, 2)
         sums = [by_key[0]]
-        is_near = (span.least < reach) & (span.most > -reach)
+        is_near = (positions.least_distance < reach) & (positions.most_distance > -reach)
         sums += jax.lax.cond(is_near, near, lambda: [(jnp.zeros_like(total),) * 2] * 4)
         if self.tokens is not None and row_block.tokens is not None:
-            asked = row_block.tokens[None]
-            sums.append(total_over((column(self.tokens.key)[:, None] == asked) & (distance != 0)))
+            query_token = row_block.tokens[None]
+            sums.append(total_over((column(self.tokens.key)[:, None] == query_token) & (distance != 0)))
             # The query's own token comes before the next key, which says nothing of a repetition.
             earlier = (index + view.first_key > 0)[:, None] & (distance != -1)
-            sums.append(total_over((column(self.tokens.before_key)[:, None] == asked) & earlier))
+            sums.append(total_over((column(self.tokens.before_key)[:, None] == query_token) & earlier))
             sums.append(by_key[1])
         # Underflow: 0 times the log of 0 is 0.
         entropy_sum = -(weights * jnp.maximum(logs, -1e30)).sum(0)
         return PerQuery(total, total * ahead - offset, entropy_sum, *zip(*sums, strict=True))
 
-    def _count_columns(
-        self, row_block: _RowBlock, span: Place, view: TileView, weights: Array, tops: Array, columns: PerKey
-    ) -> PerKey:
+    def _count_columns(self, row_block: _RowBlock, tile: _Tile, tops: Array, columns: PerKey) -> PerKey:
         """Add the sums and maxima over the queries of a tile."""
+        view, positions, weights = tile
         tiling, sweep_config, group = self.tiling, self.tiling.sweep_config, self.tiling.config.group
         keys, queries, across = tiling.keys, tiling.blocking.queries, tiling.query_blocks
         height = min(sweep_config.key_block, keys)
         by_block = product(weights, row_block.membership, _EXACT).reshape((keys, group, across))
-        own = weights if row_block.own is None else jnp.where(row_block.own[None], weights, 0)
+        if row_block.is_own is not None:
+            weights = jnp.where(row_block.is_own[None], weights, 0)
         # Lanes: reducing the last axis at once is slower.
-        lanes = own.reshape((keys, group, -1, math.gcd(queries, 16)))
+        lanes = weights.reshape((keys, group, -1, math.gcd(queries, 16)))
         if height % CHUNK:
-            peaks = own.reshape((tiling.key_blocks, height, -1)).max(1)
+            peaks = weights.reshape((tiling.key_blocks, height, -1)).max(1)
         else:  # the largest weights are those of the largest scores, which are known
-            logs = jnp.where(row_block.norm.is_sound(), row_block.own_norm.logs(tops), -jnp.inf)
+            logs = jnp.where(row_block.norm.is_nan(), -jnp.inf, row_block.own_norm.logs(tops))
             peaks = exp(logs.reshape((tiling.key_blocks, -1, logs.shape[-1])).max(1))
         peaks = tiling.align_rows(peaks.reshape((tiling.key_blocks, group, queries)), view)
         peaks = peaks.reshape((tiling.key_blocks, group, across, -1)).max(-1)
@@ -263,8 +292,8 @@ class _Counting:
         def diagonals(tile: Array) -> Array:
             return sum_diagonals(tile.reshape((keys, group, queries)))
 
-        alike = bin_of(span.least) == bin_of(span.most)
-        diagonal = jax.lax.cond(alike, one_bin, diagonals, own)
+        alike = bin_of(positions.least_distance) == bin_of(positions.most_distance)
+        diagonal = jax.lax.cond(alike, one_bin, diagonals, weights)
         lead, start = view.leading, view.first_key
         key_block = block_of(start, sweep_config.key_block)
         corner = (*lead, key_block, 0, block_of(view.first_query, sweep_config.query_block))

@@ -262,18 +262,23 @@ def _choose(query: Array, key: Array, weights: Any, scale: Any, problem: Problem
         return jnp.zeros((*leading, length, count), jnp.int32)
 
     def step(rows: dict[str, Array]) -> Array:
-        scores = _score("...td,...sd->...ts", rows["query"], key, rows.get("weights"), scale)
+        # Read where they lie: without a gradient, no copy is needed.
+        span = {"start_index": rows["number"][0], "slice_size": rows["number"].size}
+        queries = jax.lax.dynamic_slice_in_dim(query, **span, axis=-2)
+        row_weights = None if weights is None else jax.lax.dynamic_slice_in_dim(weights, **span, axis=-1)
+        scores = _score("...td,...sd->...ts", queries, key, row_weights, scale)
         keep = _keep(problem, rows)
         scores = scores if keep is None else jnp.where(keep, scores, -jnp.inf)
         best, chosen = jax.lax.top_k(jnp.where(jnp.isnan(scores), -jnp.inf, scores), count)
         chosen = jnp.sort(jnp.where(best == -jnp.inf, problem.S, chosen.astype(jnp.int32)), -1)
         return jnp.where(chosen == problem.S, -1, chosen)
 
-    size = MOST_SCORES // (math.prod(leading) * problem.S)
-    return _map_rows(step, size, query=query, weights=weights)
+    return _map_rows(step, length, MOST_SCORES // (math.prod(leading) * problem.S))
 
 
-def _map_rows(step: Callable[[dict[str, Array]], Array], size: int, **arrays: Array | None) -> Array:
+def _map_rows(
+    step: Callable[[dict[str, Array]], Array], length: int, size: int, **arrays: Array | None
+) -> Array:
     """Join what `step` makes of `size` rows of the arrays, (..., T, x) or weights (..., T), at a time.
 
     `step` gets their numbers too, as "number". The last rows take up some of those before. Backward, each
@@ -282,7 +287,6 @@ def _map_rows(step: Callable[[dict[str, Array]], Array], size: int, **arrays: Ar
     columns = {name: array for name, array in arrays.items() if array is not None}
     if "weights" in columns:
         columns["weights"] = columns["weights"][..., None]
-    length = columns["query"].shape[-2]
     size = min(max(size, 1), length)
     first = jnp.minimum(jnp.arange(0, length, size, dtype=jnp.int32), length - size)
     numbers = first[:, None] + jnp.arange(size, dtype=jnp.int32)[None]
@@ -324,7 +328,8 @@ def _score_chosen(query: Array, key: Array, weights: Any, scale: Any, chosen: Ar
         return jnp.where((rows["chosen"] >= 0) & (rows["chosen"] < num_keys), scores, -jnp.inf)
 
     chosen = jnp.broadcast_to(chosen, (*query.shape[:-3], length, choices))
-    return _map_rows(step, max(num_keys // choices, 8), query=query, weights=weights, chosen=chosen)
+    size = max(num_keys // choices, 8)
+    return _map_rows(step, length, size, query=query, weights=weights, chosen=chosen)
 
 
 @jax.jit
@@ -352,7 +357,7 @@ def _diverge(inputs: Any, attention: Any, attention_scale: Any, chosen: Any, pro
         return terms.sum(-1, keepdims=True)
 
     columns = {"query": query, "weights": weights, "chosen": chosen, "attention_query": attention_query}
-    return _map_rows(step, size, **columns)[..., 0]
+    return _map_rows(step, length, size, **columns)[..., 0]
 
 
 def _average_weights(subscripts: str, rows: Any, key: Array, scale: Any, keep: Any) -> Array:

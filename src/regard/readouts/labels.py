@@ -18,16 +18,9 @@ from regard.readouts.readout import Readout
 
 # For each label the least share, of the weight that chance would not put there, from which it is given.
 LABELS: dict[str, float] = {
-    "self": 0.4,
-    "previous-token": 0.4,
-    "next-token": 0.4,
-    "sink": 0.5,
-    "duplicate-token": 0.3,
-    "induction": 0.3,
-    "delimiter": 0.5,
-    "local": 0.6,
-    "uniform": 0.9,
-}
+    "self": 0.4, "previous-token": 0.4, "next-token": 0.4, "sink": 0.5, "duplicate-token": 0.3,
+    "induction": 0.3, "delimiter": 0.5, "local": 0.6, "uniform": 0.9,
+}  # fmt: skip
 _PATTERN_OF = {name: name.removesuffix("-token") for name in LABELS} | {"sink": "first"}
 _NEIGHBOURS = ("self", "previous-token", "next-token")
 _CERTAINTY = np.log(1000)  # a head that knows nothing of a pattern passes once in so many times
@@ -171,7 +164,6 @@ def label(
         )
     measured = {name: _Measured(*map(np.asarray, arrays)) for name, arrays in _measure(readout).items()}
     least = {name: measured[name].threshold(thresholds.get(name, LABELS[name])) for name in measured}
-    least = {name: np.where(measured[name].rows > 0, bound, np.inf) for name, bound in least.items()}
     labels = {}
     for index in np.ndindex(*readout.entropy.shape[:-1]):
         reached = {
@@ -217,7 +209,8 @@ class _Measured(NamedTuple):
             enough = rows * divergence(middle) >= _CERTAINTY
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
         above = chance + least * (1 - chance)
-        return np.where(self.chance > 0, np.maximum(above, high * beyond), above)
+        least_mean = np.where(self.chance > 0, np.maximum(above, high * beyond), above)
+        return np.where(self.rows > 0, least_mean, np.inf)
 
 
 def _mean(row: Array, counted: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The reading of a call: its statistics, from one or two sweeps over the weights."""
+"""The reading of a call: its statistics, from one or two sweeps over the weights, and windows of these."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import integers, whole_number
+from regard.arguments import integers, read_array, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.options import ScoreOptions, check_names
 from regard.engine.call.problem import Problem
+from regard.engine.softmax.score_rows import score_cells
+from regard.masks.grid import is_concrete
 from regard.masks.offsets import positions_of
-from regard.readouts.accumulators import PATTERNS, Found, Norm, PerQuery, SweepConfig, Tokens
+from regard.readouts.accumulators import NUM_BINS, PATTERNS, Norm, PerQuery, SweepConfig, SweepResults, Tokens
 from regard.readouts.counting import sink_logits, sweep
-from regard.readouts.profiles import NUM_BINS
 from regard.readouts.readout import Readout
 
 _MOST_LISTED = 64  # where there are fewer keys
@@ -94,7 +95,7 @@ def read(
     top_k, most = whole_number("top_k", top_k, 1), max(problem.S, _MOST_LISTED)
     if top_k > most:
         raise ValueError(f"top_k: expected at most {most} with {problem.S} keys, got {top_k}")
-    _place(problem, options.get("query_offset"), options.get("key_offset"))
+    _check_offsets(problem, options.get("query_offset"), options.get("key_offset"))
     grid = whole_number("grid", grid, 1)
     first = None if first is None else whole_number("first", first, 0, clamp=True)
     local = None if local is None else whole_number("local", local, 0, clamp=True)
@@ -106,6 +107,82 @@ def read(
     checked_lse = None if lse is None else check_lse(problem, lse)
     # Gradients stop at the inputs: stopped at the outputs, the sweep would still be differentiated.
     return _read(*jax.lax.stop_gradient((problem, checked_lse, ids)), sweep_config)
+
+
+def window(
+    query: ArrayLike,
+    key: ArrayLike,
+    lse: ArrayLike,
+    *,
+    rows: slice | ArrayLike | Sequence[int] | None = None,
+    columns: slice | ArrayLike | Sequence[int] | None = None,
+    heads: slice | ArrayLike | Sequence[int] | None = None,
+    **options: Unpack[ScoreOptions],
+) -> Array:
+    """Form the weights of chosen rows, columns and heads: work and memory are those of the window alone.
+
+    p_ts = exp(score_ts - lse_t) for t in rows, s in columns
+
+    Windows of one size share one compiled program, wherever they lie.
+
+    Args:
+        query, key: as in `attend`.
+        lse: floating-point array `(*B, T)`: `Readout.lse`, or what `attend(..., aux=("lse",))` gave.
+        rows: which queries: a slice, or a list of indices, also traced. None means all.
+        columns: which keys, likewise.
+        heads: which query heads, the axis before T, likewise.
+        **options: those of `attend` that scores depend on, as in `read`; the share of sinks is already in
+            `lse`, so they only have to fit.
+
+    Returns:
+        The weights `(*B, rows, columns)` in the accumulation dtype, with as many heads as asked for; 0
+        where a query may not attend. They are constant under differentiation.
+
+    Raises:
+        TypeError: as `attend`; indices that are not integers.
+        ValueError: as `attend`; an index out of range, an lse that does not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from regard import masks, readouts
+        >>> x = jnp.eye(5)
+        >>> readout = readouts.read(x, x, mask=masks.causal(), scale=0.0)
+        >>> part = readouts.window(
+        ...     x, x, readout.lse, mask=masks.causal(), scale=0.0, rows=slice(2, 4), columns=slice(1, 4)
+        ... )
+        >>> [[f"{weight:.2f}" for weight in row] for row in part]
+        [['0.33', '0.33', '0.00'], ['0.25', '0.25', '0.25']]
+    """
+    problem = canonicalize_readable(query, key, **options)
+    if heads is not None and not problem.leading:
+        raise ValueError("heads: expected query with a heads axis, the one before T; got rank 2")
+    return weigh(
+        *jax.lax.stop_gradient((problem, check_lse(problem, lse))),
+        _indices("rows", rows, problem.T),
+        _indices("columns", columns, problem.S),
+        _indices("heads", heads, problem.leading[-1] if problem.leading else 1),
+    )
+
+
+@jax.jit
+def weigh(problem: Problem, lse: Array, rows: Array, columns: Array, heads: Array) -> Array:
+    """Form the weights of a checked call from its lse, in one program for windows of one size."""
+    scores = score_cells(problem, rows, columns, heads)
+    lse = jnp.take(lse, rows, -1)
+    lse = jnp.take(lse, heads, -2) if problem.leading else lse
+    lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)
+    return jnp.exp(scores - lse[..., None])
+
+
+def _indices(name: str, index: Any, size: int) -> Any:
+    if index is None or isinstance(index, slice):
+        return np.arange(size, dtype=np.int32)[slice(None) if index is None else index]
+    array: Any = read_array(name, index)
+    if array.ndim != 1 or not (array.size == 0 or jnp.issubdtype(array.dtype, jnp.integer)):
+        raise TypeError(f"{name}: expected a slice or a list of integers, got {index!r}")
+    if is_concrete(array) and not np.all((np.asarray(array) >= 0) & (np.asarray(array) < size)):
+        raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {np.asarray(array).tolist()}")
+    return integers(name, array) if array.size else np.zeros(0, np.int32)
 
 
 def canonicalize_readable(query: ArrayLike, key: ArrayLike, **options: Unpack[ScoreOptions]) -> Problem:
@@ -123,7 +200,6 @@ def canonicalize_readable(query: ArrayLike, key: ArrayLike, **options: Unpack[Sc
 
 
 def check_lse(problem: Problem, lse: ArrayLike) -> Array:
-    """Check the lse that the caller gave."""
     row_lse: Any = float_array("lse", lse, 0)
     expected = (*problem.leading, problem.T)
     if row_lse.shape != expected:
@@ -134,7 +210,7 @@ def check_lse(problem: Problem, lse: ArrayLike) -> Array:
     return row_lse.astype(problem.accumulation)
 
 
-def _place(problem: Problem, query_offset: Any, key_offset: Any) -> None:
+def _check_offsets(problem: Problem, query_offset: Any, key_offset: Any) -> None:
     if not all(positions_of(offset).is_consecutive for offset in (problem.query_offset, problem.key_offset)):
         raise NotImplementedError(
             "query_positions, key_positions: expected none, because weights are counted by distance along the"
@@ -157,7 +233,6 @@ def _check_tokens(problem: Problem, tokens: Any, query_tokens: Any, delimiters: 
             f"query_tokens: expected the ids of the {problem.T} queries, because there are {problem.S} keys;"
             " got None"
         )
-    asked = tokens if query_tokens is None else query_tokens
     axes = max(len(problem.leading), 1)
 
     def lay(name: str, ids: Any, length: int) -> Array:
@@ -172,7 +247,8 @@ def _check_tokens(problem: Problem, tokens: Any, query_tokens: Any, delimiters: 
     keys = lay("tokens", tokens, problem.S)
     listed = delimiters if np.size(delimiters) else np.zeros(0, np.int32)
     delimits = jnp.isin(keys, jnp.asarray(integers("delimiters", listed))).astype(jnp.int32)
-    return Tokens(lay("query_tokens", asked, problem.T), keys, jnp.roll(keys, 1, -1), delimits)
+    queries = lay("query_tokens", tokens if query_tokens is None else query_tokens, problem.T)
+    return Tokens(queries, keys, jnp.roll(keys, 1, -1), delimits)
 
 
 @partial(jax.jit, static_argnames=("sweep_config",))
@@ -181,8 +257,8 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_conf
     look = partial(_find_nothing, problem) if nothing else partial(sweep, problem, lse)
     swept = look(tokens, sweep_config)
     norm, rows, dtype = swept.norm, swept.rows, problem.accumulation
-    sound = norm.is_sound()
-    alive = (swept.keys > 0) & sound
+    is_nan = norm.is_nan()
+    alive = (swept.keys > 0) & ~is_nan
     sunk, sunk_entropy = jnp.zeros_like(rows.total), jnp.zeros_like(rows.total)
     if problem.sinks is not None:
         logs = norm.logs(sink_logits(problem))
@@ -203,13 +279,12 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_conf
     off = jnp.where(alive, jnp.abs(rows.total + sunk - 1), 0)
     counted = [counts.astype(jnp.int32) for counts in rows.keys]
     counted += [jnp.zeros_like(swept.keys)] * (len(PATTERNS) - len(counted))
-    rows = jax.tree.map(lambda row: jnp.where(sound, row, jnp.nan), rows)
+    rows = jax.tree.map(lambda row: jnp.where(is_nan, jnp.nan, row), rows)
     mass: dict[str, Any] = {f"{name}_mass": row for name, row in zip_longest(PATTERNS, rows.mass)}
-    entropy = jnp.where(sound, entropy, jnp.nan)
     return Readout(
         lse=norm.peak + norm.rest,
         keys=swept.keys,
-        entropy=entropy,
+        entropy=jnp.where(is_nan, jnp.nan, entropy),
         distance=rows.distance / key_total,
         sink_mass=sunk,
         **mass,
@@ -223,7 +298,7 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_conf
         block_max=swept.block_max,
         block_rows=block_rows,
         # Selected last: XLA's CPU loses NaN in a maximum.
-        trust=jnp.where(sound.all(-1), off.max(-1, initial=0), jnp.nan),
+        trust=jnp.where(is_nan.any(-1), jnp.nan, off.max(-1, initial=0)),
         query_block=sweep_config.query_block,
         key_block=sweep_config.key_block,
         first=sweep_config.first,
@@ -231,7 +306,7 @@ def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_conf
     )
 
 
-def _find_nothing(problem: Problem, tokens: Tokens | None, sweep_config: SweepConfig) -> Found:
+def _find_nothing(problem: Problem, tokens: Tokens | None, sweep_config: SweepConfig) -> SweepResults:
     """Return what a sweep over no queries, no keys or no batch finds."""
     batch, dtype = problem.leading, problem.accumulation
     rows = jnp.zeros((*batch, problem.T), dtype)
@@ -240,7 +315,15 @@ def _find_nothing(problem: Problem, tokens: Tokens | None, sweep_config: SweepCo
     blocks = [-(-problem.T // sweep_config.query_block), -(-problem.S // sweep_config.key_block)]
     grid = jnp.zeros((*batch, *blocks), dtype)
     sinks = jnp.full_like(rows, -jnp.inf) if problem.sinks is None else sink_logits(problem)
-    norm, sums, count = Norm(sinks, rows), PerQuery.like(rows, tokens), rows.astype(jnp.int32)
-    top_scores, top_keys = jnp.full(listed, -jnp.inf, dtype), jnp.full(listed, -1, jnp.int32)
-    distances = jnp.zeros((*batch, NUM_BINS), dtype)
-    return Found(norm, sums, count, top_scores, top_keys, keys, keys, grid, grid, distances)
+    return SweepResults(
+        norm=Norm(sinks, rows),
+        rows=PerQuery.like(rows, tokens),
+        keys=rows.astype(jnp.int32),
+        top_scores=jnp.full(listed, -jnp.inf, dtype),
+        top_keys=jnp.full(listed, -1, jnp.int32),
+        key_mass=keys,
+        key_max=keys,
+        block_mass=grid,
+        block_max=grid,
+        distance_mass=jnp.zeros((*batch, NUM_BINS), dtype),
+    )

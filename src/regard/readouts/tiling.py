@@ -33,13 +33,30 @@ class Tiling:
     context: Context
     config: TileConfig
     sweep_config: SweepConfig
+    keys: int  # of a tile, padding included
+    width: int  # keys of all tiles, padding included
+    row_blocks: int
+    query_blocks: int  # of the pyramid, that a tile touches
+    key_blocks: int
+    pyramid: tuple[int, int]  # query blocks and key blocks that all tiles touch
 
     @classmethod
     def prepare(cls, problem: Problem, sweep_config: SweepConfig) -> Tiling:
         """Prepare tiles with a power of two of queries and of keys."""
         queries = max(sweep_config.side // problem.group, 1)
         blocking = Blocking(1 << (queries.bit_length() - 1), sweep_config.side)
-        return cls(*prepare(problem, blocking, blocking), sweep_config)
+        inputs, context, config = prepare(problem, blocking, blocking)
+        blocking = config.forward
+        unit = max(CHUNK, min(sweep_config.key_block, sweep_config.side))
+        keys = -(-blocking.keys // unit) * unit
+        width = -(-config.num_keys // blocking.keys) * keys
+        row_blocks = -(-config.num_queries // blocking.queries)
+        query_blocks = -(-blocking.queries // sweep_config.query_block)
+        key_blocks = -(-keys // sweep_config.key_block)
+        height = (row_blocks - 1) * blocking.queries // sweep_config.query_block + query_blocks
+        pyramid = height, (width - keys) // sweep_config.key_block + key_blocks
+        blocks = (keys, width, row_blocks, query_blocks, key_blocks, pyramid)
+        return cls(inputs, context, config, sweep_config, *blocks)
 
     @property
     def blocking(self) -> Blocking:
@@ -48,37 +65,6 @@ class Tiling:
     @property
     def loop(self) -> TileLoop:
         return TileLoop(self.config, self.blocking)
-
-    @property
-    def keys(self) -> int:
-        """The number of keys of a tile, padding included."""
-        unit = max(CHUNK, min(self.sweep_config.key_block, self.sweep_config.side))
-        return -(-self.blocking.keys // unit) * unit
-
-    @property
-    def width(self) -> int:
-        """The number of keys of all tiles, padding included."""
-        return -(-self.config.num_keys // self.blocking.keys) * self.keys
-
-    @property
-    def row_blocks(self) -> int:
-        return -(-self.config.num_queries // self.blocking.queries)
-
-    @property
-    def query_blocks(self) -> int:
-        """The number of query blocks of the pyramid that a tile touches."""
-        return -(-self.blocking.queries // self.sweep_config.query_block)
-
-    @property
-    def key_blocks(self) -> int:
-        return -(-self.keys // self.sweep_config.key_block)
-
-    @property
-    def pyramid(self) -> tuple[int, int]:
-        """The numbers of query blocks and key blocks that all tiles touch."""
-        rows, columns = (self.row_blocks - 1) * self.blocking.queries, self.width - self.keys
-        height = rows // self.sweep_config.query_block + self.query_blocks
-        return height, columns // self.sweep_config.key_block + self.key_blocks
 
     def view(self, leading: Sequence[Any], first_query: Any, first_key: Any = 0) -> TileView:
         return TileView(self.config, self.blocking, leading, first_query, first_key)
@@ -104,19 +90,20 @@ class Tiling:
         more = self.query_blocks * block - self.blocking.queries
         return jnp.pad(tile, [*[(0, 0)] * (tile.ndim - 1), (0, more)])
 
-    def place(self, view: TileView) -> Place:
+    def positions(self, view: TileView) -> TilePositions:
         grid = view.grid(self.context.offsets)
         key = grid.key_position.reshape(-1)[0] + view.first_key - view.column_span.first
         ahead = grid.query_position.reshape(-1)[0] - key
-        return Place(key, ahead - np.int32(self.keys - 1), ahead + np.int32(self.blocking.queries - 1))
+        most = ahead + np.int32(self.blocking.queries - 1)
+        return TilePositions(key, ahead - np.int32(self.keys - 1), most)
 
 
-class Place(NamedTuple):
-    """The positions of a tile."""
+class TilePositions(NamedTuple):
+    """The position of a tile's first key, and the range of its distances, query position - key position."""
 
-    key: Array  # position of its first key
-    least: Array  # distance, query position - key position
-    most: Array
+    first_key: Array
+    least_distance: Array
+    most_distance: Array
 
 
 def block_of(index: Any, block: int) -> Array:
@@ -125,11 +112,11 @@ def block_of(index: Any, block: int) -> Array:
 
 
 def merge(array: Array, tile: Array, starts: Sequence[Any], join: Any) -> Array:
-    """Join a tile into an array whose leading axes are those of the tile's place."""
+    """Join a tile into an array at `starts`, on as many axes as the array has."""
     tile = tile.reshape((*(1,) * (array.ndim - tile.ndim), *tile.shape))
     starts = [jnp.asarray(start, jnp.int32) for start in starts]
-    there = jax.lax.dynamic_slice(array, starts, tile.shape, allow_negative_indices=False)
-    return jax.lax.dynamic_update_slice(array, join(there, tile), starts, allow_negative_indices=False)
+    before = jax.lax.dynamic_slice(array, starts, tile.shape, allow_negative_indices=False)
+    return jax.lax.dynamic_update_slice(array, join(before, tile), starts, allow_negative_indices=False)
 
 
 def _roll(tile: Array, shift: Any, axis: int) -> Array:

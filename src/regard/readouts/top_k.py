@@ -21,7 +21,6 @@ class RunningTopK(NamedTuple):
 
     @classmethod
     def none(cls, count: int, rows: int, dtype: Any) -> RunningTopK:
-        """Start without keys."""
         return cls(jnp.full((count, rows), -jnp.inf, dtype), jnp.full((count, rows), -1, jnp.int32))
 
     def meet(self, scores: Array, tops: Array, first_key: Any) -> RunningTopK:
@@ -34,9 +33,9 @@ class RunningTopK(NamedTuple):
         numbers = jnp.arange(count, dtype=jnp.int32)[:, None]
         members = jnp.arange(CHUNK, dtype=jnp.int32)[:, None]
         flat = scores.reshape(-1)
-        place_of_row = np.arange(rows, dtype=np.int32)[None]
+        row_index = np.arange(rows, dtype=np.int32)[None]
 
-        def find(tops: Array) -> tuple[Array, Array]:
+        def find_candidate(tops: Array) -> tuple[Array, Array]:
             """Find the next candidate's score, and its chunk."""
             best = tops.max(0)
             return best, jnp.where(tops == best[None], numbers, count - 1).min(0)
@@ -50,18 +49,18 @@ class RunningTopK(NamedTuple):
             running_top, tops, (best, chunk), (last, last_index) = state
             index = chunk[None] * np.int32(CHUNK) + members
             # A gather from a flat array is three times as fast as one along an axis, or as a masked maximum.
-            cells = flat.at[index * np.int32(rows) + place_of_row]
-            held = cells.get(mode="promise_in_bounds", unique_indices=True)
-            untaken = (held < last[None]) | ((held == last[None]) & (index > last_index[None]))
-            best_index = jnp.where(untaken & (held == best[None]), index, count * CHUNK).min(0)
-            rest = jnp.where(untaken & (index != best_index[None]), held, -jnp.inf).max(0)
+            cells = flat.at[index * np.int32(rows) + row_index]
+            values = cells.get(mode="promise_in_bounds", unique_indices=True)
+            untaken = (values < last[None]) | ((values == last[None]) & (index > last_index[None]))
+            best_index = jnp.where(untaken & (values == best[None]), index, count * CHUNK).min(0)
+            rest = jnp.where(untaken & (index != best_index[None]), values, -jnp.inf).max(0)
             running_top = running_top.insert(best, first_key + best_index)
             # A row without candidates keeps none, whatever its chunks hold.
             tops = jnp.where((numbers == chunk[None]) & (best > -jnp.inf)[None], rest[None], tops)
-            return running_top, tops, find(tops), (best, best_index)
+            return running_top, tops, find_candidate(tops), (best, best_index)
 
         start = jnp.full((rows,), jnp.inf, scores.dtype), jnp.full((rows,), -1, jnp.int32)
-        return jax.lax.while_loop(gains, take, (self, tops, find(tops), start))[0]
+        return jax.lax.while_loop(gains, take, (self, tops, find_candidate(tops), start))[0]
 
     def insert(self, score: Array, key: Array) -> RunningTopK:
         """Insert one key per row, where it is good enough."""
