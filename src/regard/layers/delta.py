@@ -26,7 +26,9 @@ from regard.masks.grid import spread
 
 
 class _Delta(nnx.Module):
-    """The parts that both layers share: projections, convolution, the rule, the norm and the output."""
+    """The delta rule with all that is around it; decays and gates without an entry are made of x itself."""
+
+    _activate_gate = staticmethod(jax.nn.silu)
 
     d_model: int
     num_heads: int
@@ -34,6 +36,10 @@ class _Delta(nnx.Module):
     head_dim: int
     value_dim: int
     conv_width: int
+    forget_entry: nnx.Linear | None
+    forget_projection: nnx.Linear
+    gate_entry: nnx.Linear | None
+    gate_projection: nnx.Linear
 
     def _build(self, sizes: dict[str, int], *, norm_epsilon: float, kernel_init: Any, **options: Any) -> Any:
         """Build the shared parts, of these sizes by name; return what makes a linear map."""
@@ -42,7 +48,6 @@ class _Delta(nnx.Module):
         check_epsilon(norm_epsilon)
         for name, size in sizes.items():
             setattr(self, name, size)
-        check_heads(self.d_model, self.num_heads, self.num_key_heads, self.head_dim)
         self.precision, self.norm_epsilon = options["precision"], norm_epsilon
         build = functools.partial(nnx.Linear, use_bias=False, kernel_init=kernel_init, **options)
         key_width, value_width = self.num_key_heads * self.head_dim, self.num_heads * self.value_dim
@@ -157,15 +162,22 @@ class _Delta(nnx.Module):
         return jnp.repeat(heads, self.num_heads // self.num_key_heads, axis=-3)
 
     def _decay(self, x: Array, wide: Any) -> Array:
-        raise NotImplementedError
+        """Return the log of what is kept, per channel `(*B, H, T, D)`, or without an entry `(*B, H, T)`."""
+        entry = x if self.forget_entry is None else self.forget_entry(x)
+        amount = self.forget_projection(entry).astype(wide) + _align(self.forget_bias[...].astype(wide), x)
+        speed = jnp.exp(self.log_speed[...].astype(wide))[:, None, None]
+        speed = jnp.expand_dims(speed, range(x.ndim - 2))
+        decay = -speed * jax.nn.softplus(split_heads(amount, self.num_heads))
+        return decay[..., 0] if self.forget_entry is None else decay
 
     def _gate(self, x: Array, wide: Any) -> Array:
-        raise NotImplementedError
+        entry = x if self.gate_entry is None else self.gate_entry(x)
+        return self._activate_gate(split_heads(self.gate_projection(entry), self.num_heads).astype(wide))
 
     def _check_cache(self, cache: Any, x: Array) -> None:
         check_kind("cache", cache, DeltaCache)
-        own = jax.eval_shape(lambda: self.start_cache(cache.batch))
-        expected = [leaf.shape for leaf in jax.tree.leaves(own)]
+        empty_cache = jax.eval_shape(lambda: self.start_cache(cache.batch))
+        expected = [leaf.shape for leaf in jax.tree.leaves(empty_cache)]
         shapes = [leaf.shape for leaf in jax.tree.leaves(cache)]
         if expected != shapes or x.shape[:-2] != (cache.batch,):
             raise ValueError(
@@ -228,24 +240,17 @@ class GatedDeltaNet(_Delta):
         precision: Any = None,
         rngs: nnx.Rngs,
     ):
-        sizes = {"d_model": d_model, "num_heads": num_heads, "conv_width": conv_width}
-        sizes["num_key_heads"] = num_heads if num_key_heads is None else num_key_heads
-        sizes["head_dim"] = _width_of_heads(d_model, num_heads) if head_dim is None else head_dim
-        sizes["value_dim"] = sizes["head_dim"] if value_dim is None else value_dim
+        num_key_heads = num_heads if num_key_heads is None else num_key_heads
+        head_dim = check_heads(d_model, num_heads, num_key_heads, head_dim)
+        sizes = {"d_model": d_model, "num_heads": num_heads, "num_key_heads": num_key_heads}
+        sizes |= {"head_dim": head_dim, "value_dim": head_dim if value_dim is None else value_dim}
+        sizes["conv_width"] = conv_width
         options = {"dtype": dtype, "param_dtype": param_dtype, "precision": precision, "rngs": rngs}
         build = self._build(sizes, norm_epsilon=norm_epsilon, kernel_init=kernel_init, **options)
+        self.forget_entry = self.gate_entry = None
         self.forget_projection = build(d_model, num_heads)
         self.gate_projection = build(d_model, num_heads * self.value_dim)
         self._draw_decay(num_heads, param_dtype, rngs)
-
-    def _decay(self, x: Array, wide: Any) -> Array:
-        """Return the log of what is kept, one factor per head, `(*B, H, T)`."""
-        amount = self.forget_projection(x).astype(wide) + _align(self.forget_bias[...].astype(wide), x)
-        speed = jnp.exp(_align(self.log_speed[...].astype(wide), x))
-        return -jnp.moveaxis(speed * jax.nn.softplus(amount), -1, -2)
-
-    def _gate(self, x: Array, wide: Any) -> Array:
-        return jax.nn.silu(split_heads(self.gate_projection(x), self.num_heads).astype(wide))
 
 
 @guided
@@ -280,6 +285,8 @@ class KimiDelta(_Delta):
     Reference: Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture", 2025, section 3.
     """
 
+    _activate_gate = staticmethod(jax.nn.sigmoid)
+
     def __init__(
         self,
         d_model: int,
@@ -294,7 +301,7 @@ class KimiDelta(_Delta):
         precision: Any = None,
         rngs: nnx.Rngs,
     ):
-        head_dim = _width_of_heads(d_model, num_heads) if head_dim is None else head_dim
+        head_dim = check_heads(d_model, num_heads, num_heads, head_dim)
         sizes = {"d_model": d_model, "num_heads": num_heads, "num_key_heads": num_heads}
         sizes |= {"head_dim": head_dim, "value_dim": head_dim, "conv_width": conv_width}
         options = {"dtype": dtype, "param_dtype": param_dtype, "precision": precision, "rngs": rngs}
@@ -303,27 +310,6 @@ class KimiDelta(_Delta):
         self.forget_projection = build(head_dim, num_heads * head_dim)
         self.gate_projection = build(head_dim, num_heads * head_dim)
         self._draw_decay(num_heads * head_dim, param_dtype, rngs)
-
-    def _decay(self, x: Array, wide: Any) -> Array:
-        """Return the log of what is kept, one factor per channel, `(*B, H, T, D)`."""
-        amount = self.forget_projection(self.forget_entry(x)).astype(wide)
-        amount = split_heads(amount + _align(self.forget_bias[...].astype(wide), x), self.num_heads)
-        speed = jnp.exp(self.log_speed[...].astype(wide))[:, None, None]
-        return -jnp.expand_dims(speed, range(x.ndim - 2)) * jax.nn.softplus(amount)
-
-    def _gate(self, x: Array, wide: Any) -> Array:
-        gate = self.gate_projection(self.gate_entry(x))
-        return jax.nn.sigmoid(split_heads(gate, self.num_heads).astype(wide))
-
-
-def _width_of_heads(d_model: int, num_heads: int) -> int:
-    whole_number("d_model", d_model, 1)
-    if d_model % whole_number("num_heads", num_heads, 1):
-        raise ValueError(
-            f"num_heads: expected a divisor of d_model = {d_model}, got {num_heads}; choose one, or give"
-            " head_dim"
-        )
-    return d_model // num_heads
 
 
 def _align(vector: Array, x: Array) -> Array:

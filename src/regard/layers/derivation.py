@@ -145,24 +145,23 @@ def _enter(course: Course, layer: MultiHeadAttention, inputs: Any, metric: Bilin
         words = "What is read: a row of features for each position of the memory."
         read = _give_input(course, "memory", "Y", "jd", key, words)
         array, apply = key, project_memory
-    line = Line(course, "key", "K", "j", "a")
-    if memory is None:
-        line.project(layer.key_projection, apply, read, array, layer.num_key_heads)
-    else:
-        line.begin(memory.key)
+
+    def begin(name: str, letter: str, features: str, projection: nnx.Linear) -> Line:
+        line = Line(course, name, letter, "j", features)
+        if memory is None:
+            line.project(projection, apply, read, array, layer.num_key_heads)
+        else:
+            line.begin(getattr(memory, name))
+        return line
+
+    line = begin("key", "K", "a", layer.key_projection)
     norm = layer.key_norm if memory is None else None
     line.adjust(norm, layer.rotary, grid.key_position[..., 0, :])
     line.finish(problem.key)
-
     if value is not None:
         words = "What the values are made of, in place of the memory."
         read, array = _give_input(course, "value_memory", "Z", "jd", value, words), value
-    line = Line(course, "value", "V", "j", "b")
-    if memory is None:
-        line.project(layer.value_projection, apply, read, array, layer.num_key_heads)
-    else:
-        line.begin(memory.value)
-    line.finish(problem.value)
+    begin("value", "V", "b", layer.value_projection).finish(problem.value)
 
 
 def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
@@ -175,27 +174,25 @@ def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
     if layer.output_projection is None:
         sides = Function("join", (heads,))
         words = "The heads side by side: what the layer returns without an output projection."
-        whole = joined if problem.heads is None else chosen
+        value = joined if problem.heads is None else chosen
         names = outer.name((*problem.leading[:-1], problem.T, layer.num_heads * layer.head_dim), "if")
-        course.add("output", Symbol("Y", spell(names)), sides, words, FEATURES, whole, names)
+        course.add("output", Symbol("Y"), sides, words, FEATURES, value, names)
         return
     linear = layer.output_projection
-    names, weight = ("h", "b", "c"), Symbol("W", "hbc", "O")
+    names, words = ("h", "b", "c"), "How each head writes into the features of the layer."
     kernel = linear.kernel[...].reshape((layer.num_heads, layer.head_dim, layer.d_model))
     kernel = course.pick(kernel, names)
-    words = "How each head writes into the features of the layer."
-    course.add("output_weight", weight, None, words, "", kernel, names)
-    whole = notation.name((*problem.leading, problem.T, layer.d_model), "ic")
-    share = Symbol("C", spell(whole))
+    weight = course.add("output_weight", Symbol("W", below="O"), None, words, "", kernel, names)
+    names = notation.name((*problem.leading, problem.T, layer.d_model), "ic")
     parts = jnp.einsum("...ib,...bc->...ic", step.value, kernel.astype(step.value.dtype))
     right: Formula = Sum("b", product(heads, weight))
-    words, subscripts = "What each head contributes to the output.", f"{heads.indices},hbc->{share.indices}"
-    course.add("contributions", share, right, words, FEATURES, parts, whole, subscripts)
+    words, subscripts = "What each head contributes to the output.", f"{heads.indices},hbc->{spell(names)}"
+    share = course.add("contributions", Symbol("C"), right, words, FEATURES, parts, names, subscripts)
     names = outer.name((*problem.leading[:-1], problem.T, layer.d_model), "ic")
     right = Sum("h", share)
     if linear.bias is not None:
-        bias = Symbol("b", "c", "O")
-        course.add("output_bias", bias, None, "Added whatever is read.", "", linear.bias[...], ("c",))
+        words, symbol = "Added whatever is read.", Symbol("b", below="O")
+        bias = course.add("output_bias", symbol, None, words, "", linear.bias[...], ("c",))
         right = Row((right, bias), "+")
     value, words = chosen, "All heads together, those not derived included."
     if problem.heads is None:
@@ -203,12 +200,10 @@ def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
         value = value[0] if value.ndim > output.ndim else value
         names = names[len(names) - value.ndim :]
     subscripts = f"{share.indices}->{spell(names)}"
-    course.add("output", Symbol("Y", spell(names)), right, words, FEATURES, value, names, subscripts)
+    course.add("output", Symbol("Y"), right, words, FEATURES, value, names, subscripts)
 
 
 def _give_input(course: Course, name: str, letter: str, tail: str, array: Array, words: str) -> Symbol:
     outer = dataclasses.replace(course.notation, leading=course.notation.leading[:-1])
     names = outer.name(array.shape, tail)
-    symbol = Symbol(letter, spell(names))
-    course.add(name, symbol, None, words, FEATURES, course.pick(array, names), names)
-    return symbol
+    return course.add(name, Symbol(letter), None, words, FEATURES, course.pick(array, names), names)

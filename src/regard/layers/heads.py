@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import regard.masks as masks
-from regard.arguments import as_array
+from regard.arguments import as_array, whole_number
 from regard.axes import Array, Float, Size, broadcast_shapes
 from regard.engine.call.canonicalization import float_array
 from regard.masks.data import check_boolean
@@ -35,8 +35,10 @@ def match_leading(*shapes: tuple[Size, ...]) -> tuple[Size, ...]:
         ) from None
 
 
-def check_heads(d_model: int, num_heads: int, num_key_heads: int, head_dim: int | None) -> None:
-    """Check for numbers of heads that divide what they share."""
+def check_heads(d_model: int, num_heads: int, num_key_heads: int, head_dim: int | None) -> int:
+    """Check for numbers of heads that divide what they share, and return the width of a head."""
+    for name, size in (("d_model", d_model), ("num_heads", num_heads), ("num_key_heads", num_key_heads)):
+        whole_number(name, size, 1)
     if head_dim is None and d_model % num_heads:
         raise ValueError(
             f"num_heads: expected a divisor of d_model = {d_model}, got {num_heads}; choose one, or give"
@@ -47,6 +49,7 @@ def check_heads(d_model: int, num_heads: int, num_key_heads: int, head_dim: int 
             f"num_key_heads: expected a divisor of num_heads = {num_heads}, got {num_key_heads};"
             f" {num_heads} gives every head its own keys, 1 shares them among all"
         )
+    return d_model // num_heads if head_dim is None else head_dim
 
 
 def as_mask(mask: Any, leading: tuple[Size, ...], T: Size, S: Size) -> masks.Mask | None:

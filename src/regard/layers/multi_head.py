@@ -133,8 +133,7 @@ class MultiHeadAttention(nnx.Module):
         flags |= {"query_key_norm": query_key_norm, "sinks": sinks, "output_gate": output_gate}
         check_options(sizes, precision=precision, **shared, **flags)
         check_initializers(kernel_init=kernel_init, bias_init=bias_init)
-        check_heads(d_model, num_heads, num_key_heads, head_dim)
-        head_dim = d_model // num_heads if head_dim is None else head_dim
+        head_dim = check_heads(d_model, num_heads, num_key_heads, head_dim)
         check_rotary(rotary, head_dim)
         self.d_model, self.num_heads, self.num_key_heads = d_model, num_heads, num_key_heads
         self.head_dim, self.memory_width, self.precision = head_dim, memory_width, precision
