@@ -9,7 +9,7 @@ from flax import nnx
 from layer_oracle import build_drawn
 from regard.cli import generating, main, text_models
 from regard.cli.console import Console
-from regard.cli.spelling import ByteSpelling
+from regard.cli.spelling import spell_bytes
 from regard.interop import huggingface
 from regard.models import Decoder, EncoderDecoder, TransformerConfig, generate
 from small_runs import begin, tiny_copy
@@ -28,7 +28,10 @@ def spell(token):
 
 def offer(monkeypatch, model, start_token=None):
     """What every directory holds from now on."""
-    spelling = {"encode": lambda text: [MARK, *text.encode()], "spell": lambda prompt: ByteSpelling(spell)}
+    spelling = {
+        "encode": lambda text: [MARK, *text.encode()],
+        "spell": lambda _, tokens: spell_bytes(spell, tokens),
+    }
     options = {"title": "a test", "stop_tokens": (MARK,), "start_token": start_token}
     found = text_models.TextModel(model=model, **spelling, **options)
     monkeypatch.setattr(generating, "open_text_model", lambda directory: found)

@@ -4,32 +4,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.cli.spelling import MISSING, ByteSpelling, Ending, TokenizerSpelling
+from regard.cli.spelling import MISSING, Ending, spell_bytes, spell_pieces
 
 TEXTS = ["naïve café", "日本語 και ελληνικά", "👩‍👩‍👧 and 🇪🇺\n", "plain words, plain words", " a  b\tc"]
 
 
-def push_all(spelling, tokens):
-    pieces = [spelling.push([token]) for token in tokens]
-    return pieces, spelling.finish()
+def spell(data):
+    return spell_bytes(lambda token: bytes([token]), data)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_bytes_make_whole_characters(text):
-    pieces, rest = push_all(ByteSpelling(lambda token: bytes([token])), text.encode())
-    assert "".join(pieces) == text
-    assert rest == ""
     # Each character comes with its last byte, no sooner and no later.
-    done = 0
-    for character in text:
-        done += len(character.encode())
-        assert pieces[done - 1] == character
+    tokens = iter(text.encode())
+    pieces = spell(tokens)
+    for number, character in enumerate(text, 1):
+        assert next(pieces) == character
+        assert tokens.__length_hint__() == len(text[number:].encode())
+    assert [*pieces] == []
 
 
 @given(st.binary(max_size=20))
 def test_bytes_that_are_no_text_are_marked(data):
-    pieces, rest = push_all(ByteSpelling(lambda token: bytes([token])), data)
-    assert "".join(pieces) + rest == data.decode("utf-8", errors="replace")
+    assert "".join(spell(data)) == data.decode("utf-8", errors="replace")
 
 
 def byte_pairs():
@@ -62,38 +59,35 @@ def test_a_tokenizers_text_comes_whole(text):
         prompt = tokenizer.decode(tokens[:size])
         if prompt.endswith(MISSING):
             continue  # a prompt is whole
-        pieces, rest = push_all(TokenizerSpelling(tokenizer, tokens[:size]), tokens[size:])
-        assert prompt + "".join(pieces) + rest == text
-        assert MISSING not in "".join(pieces)
+        spelled = "".join(spell_pieces(tokenizer, tokens[:size], tokens[size:]))
+        assert prompt + spelled == text
+        assert MISSING not in spelled
     cut = len("日".encode()) - 1
-    pieces, rest = push_all(TokenizerSpelling(tokenizer), tokenizer.encode("日").ids[:cut])
-    assert ("".join(pieces), rest) == ("", MISSING)
+    pieces = [*spell_pieces(tokenizer, (), tokenizer.encode("日").ids[:cut])]
+    assert ("".join(pieces[:-1]), pieces[-1]) == ("", MISSING)
 
 
 def test_spaces_between_tokens_stay():
     tokenizer = words()
     tokens = tokenizer.encode("a bird in the hand").ids
     assert tokenizer.decode(tokens[1:2]) == "bird", "alone it has lost its space"
-    pieces, rest = push_all(TokenizerSpelling(tokenizer, tokens[:2]), tokens[2:])
-    assert pieces == [" in", " the", " hand"]
-    assert rest == ""
-    assert push_all(TokenizerSpelling(tokenizer), tokens)[0] == ["a", " bird", " in", " the", " hand"]
+    assert [*spell_pieces(tokenizer, tokens[:2], tokens[2:])] == [" in", " the", " hand", ""]
+    assert [*spell_pieces(tokenizer, (), tokens)] == ["a", " bird", " in", " the", " hand", ""]
 
 
 @given(st.text("abE", max_size=30), st.lists(st.text("abE", min_size=1, max_size=4), max_size=3))
 def test_an_ending_cuts_before_the_first_word(text, words):
     ending = Ending(words)
-    told = "".join(ending.push(letter) for letter in text) + ending.finish()
+    told = "".join(ending.cut(text))
     # Letter by letter, the word that is complete first decides.
     ends = [(text.find(word) + len(word), text.find(word)) for word in words if word in text]
     expected = text[: min(start for end, start in ends if end == min(ends)[0])] if ends else text
     assert told == expected
     assert ending.is_reached == bool(ends)
-    assert ending.push("more") == ("" if ends else "more")
 
 
 def test_an_ending_holds_back_no_more_than_it_must():
     ending, pieces = Ending(["\n\n", "END"]), ("a\n", "b", "EN", "d", "\n", "\nc")
-    assert [*map(ending.push, pieces)] == ["a", "\nb", "", "ENd", "", ""]
+    assert [*ending.cut(pieces)] == ["a", "\nb", "", "ENd", "", ""]
     assert ending.is_reached
-    assert Ending([]).push("all") == "all"
+    assert [*Ending([]).cut(["all"])] == ["all", ""]

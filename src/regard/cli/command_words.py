@@ -60,10 +60,8 @@ def parse_arguments(words: Sequence[str]) -> Command:
     for name, value in _list_values(parsed):
         if value == () and _spell_flag(name) in words:
             _refuse(program, f"{_spell_flag(name)} needs at least one value")
-    for _, value in _list_values(parsed):
-        several = value if isinstance(value, tuple) else (value,)
-        for path in (path for path in several if isinstance(path, Path)):
-            if refusal := describe_store(path):
+        for path in value if isinstance(value, tuple) else (value,):
+            if isinstance(path, Path) and (refusal := describe_store(path)):
                 _refuse(program, refusal)
     return parsed
 
@@ -77,7 +75,7 @@ def describe_versions() -> str:
 def find_extra(words: Sequence[str]) -> str:
     """Return the extra that brings what a command line needs."""
     extras = {command.__name__.lower(): command.EXTRA for command in commands.COMMANDS}
-    return next(filter(None, (extras.get(word) for word in words[:1])), "all")
+    return (words and extras.get(words[0])) or "all"
 
 
 def name_options(text: str, command: Command) -> str:

@@ -3,7 +3,6 @@
 import itertools
 import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,39 +18,6 @@ TASKS = ("threshold", "copy", "reverse", "digits")  # those that take seconds
 PAGES = {"digits": "explorer.html", "copy": "explorer-copy.html"}
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One trained task of the demo."""
-
-    task: tasks.Task
-    run: runs.Run
-    outcome: loop.Outcome
-
-    @property
-    def reused(self) -> bool:
-        return self.outcome.status == "already finished"
-
-    @property
-    def reached(self) -> bool:
-        return self.task.goal.is_reached(self.outcome.held_out)
-
-    def summarise(self) -> dict[str, Any]:
-        """Return the task's part of summary.json; a reused run keeps the seconds that it took when it ran."""
-        goal, outcome = self.task.goal, self.outcome
-        clocks = ("seconds", "compile_seconds", "elapsed_seconds")
-        return {
-            "steps": outcome.step,
-            "metric": goal.metric,
-            "value": outcome.held_out[goal.metric],
-            "goal": goal.bound,
-            "reached": self.reached,
-            **{name: round(getattr(outcome, name), 3) for name in clocks},
-            "held_out": outcome.held_out,
-            "reused": self.reused,
-            "run": self.run.directory.name,
-        }
-
-
 def run_demonstration(command: Demo, console: Console) -> int:
     """Train, draw and sum up; return 1 when a task misses its goal or diverges, 130 when interrupted."""
     start = time.perf_counter()
@@ -62,7 +28,8 @@ def run_demonstration(command: Demo, console: Console) -> int:
         if runs.is_run(folder):
             raise UsageError(f"--out: expected a directory of its own; {folder} is a run")
     console.say(f"Four tasks on {overview.describe_devices()}; results go to {out}")
-    entries: list[Entry] = []
+    trained: list[runs.Run] = []
+    results: dict[str, dict[str, Any]] = {}
     for run in open_all(command, out):
         outcome = advance_run(console, run)
         if outcome is None:
@@ -70,16 +37,16 @@ def run_demonstration(command: Demo, console: Console) -> int:
         if outcome.status == "interrupted":
             console.say(f"stopped with a checkpoint; {describe_next(console.words)}")
             return 130
-        entries.append(Entry(run.task, run, outcome))
+        trained.append(run)
+        results[run.task.name] = summarise(run, outcome)
     with expected_errors():
         console.say("drawing figures ...")
-        figures = draw_figures(entries, out / "figures")
+        figures = draw_figures(trained, out / "figures")
         console.say("writing pages ...")
-        pages = write_pages(entries, out)
-        seconds = time.perf_counter() - start
+        pages = write_pages(trained, out)
         summary = {
-            "tasks": {entry.task.name: entry.summarise() for entry in entries},
-            "seconds": round(seconds, 3),
+            "tasks": results,
+            "seconds": round(time.perf_counter() - start, 3),
             "smoke": command.smoke,
             "figures": [str(figure.relative_to(out)) for figure in figures],
             "pages": [str(page.relative_to(out)) for page in pages],
@@ -87,7 +54,7 @@ def run_demonstration(command: Demo, console: Console) -> int:
         }
         metrics.replace_text(out / "summary.json", json.dumps(summary, indent=2) + "\n")
     console.emit("end", **summary)
-    code = report(console, out, entries, figures, seconds, smoke=command.smoke)
+    code = report(console, out, summary)
     if not command.smoke:
         pages += show_pretrained(console, out)
     console.say("\nTo look around in what the models attend to, open in a browser:")
@@ -109,22 +76,38 @@ def open_all(command: Demo, out: Path) -> list[runs.Run]:
         return [run.clear() for run in opened]
 
 
-def draw_figures(entries: list[Entry], folder: Path) -> list[Path]:
+def summarise(run: runs.Run, outcome: loop.Outcome) -> dict[str, Any]:
+    """Return a task's part of summary.json; a reused run keeps the seconds that it took when it ran."""
+    goal, clocks = run.task.goal, ("seconds", "compile_seconds", "elapsed_seconds")
+    return {
+        "steps": outcome.step,
+        "metric": goal.metric,
+        "value": outcome.held_out[goal.metric],
+        "goal": goal.bound,
+        "reached": goal.is_reached(outcome.held_out),
+        **{name: round(getattr(outcome, name), 3) for name in clocks},
+        "held_out": outcome.held_out,
+        "reused": outcome.status == "already finished",
+        "run": run.directory.name,
+    }
+
+
+def draw_figures(trained: list[runs.Run], folder: Path) -> list[Path]:
     """Draw the figures of every task, then masks; return the files."""
     written = []
-    for entry in entries:
-        model = runs.load_model(entry.task, entry.run.directory)
-        drawn = pictures.draw_run(entry.task, model, metrics.read(entry.run.metrics_path))
-        written += pictures.save_pictures(drawn, folder, "png", prefix=f"{entry.task.name}-")
+    for run in trained:
+        model = runs.load_model(run.task, run.directory)
+        drawn = pictures.draw_run(run.task, model, metrics.read(run.metrics_path))
+        written += pictures.save_pictures(drawn, folder, "png", prefix=f"{run.task.name}-")
     common = itertools.chain(pictures.draw_sinusoids(64), pictures.draw_masks())
     return written + pictures.save_pictures(common, folder, "png")
 
 
-def write_pages(entries: list[Entry], out: Path) -> list[Path]:
+def write_pages(trained: list[runs.Run], out: Path) -> list[Path]:
     """Write the explorer's page of every task that has one; return the files."""
-    written, trained = [], {entry.task.name: entry for entry in entries}
+    written, by_task = [], {run.task.name: run for run in trained}
     for name, page in PAGES.items():
-        task, directory = trained[name].task, trained[name].run.directory
+        task, directory = by_task[name].task, by_task[name].directory
         trace = task.watch(runs.load_model(task, directory))
         written.append(trace.explore(out / page, training=history.training_document(directory)))
     return written
@@ -145,23 +128,24 @@ def show_pretrained(console: Console, out: Path) -> list[Path]:
     return [page]
 
 
-def report(
-    console: Console, out: Path, entries: list[Entry], figures: list[Path], seconds: float, *, smoke: bool
-) -> int:
+def report(console: Console, out: Path, summary: dict[str, Any]) -> int:
     """Print the table and what to try next; return the exit code."""
+    smoke, results = summary["smoke"], summary["tasks"]
     table = new_table("task", "steps", "held out", "goal", "training", "compiling", "")
-    for entry in entries:
-        goal, outcome = entry.task.goal, entry.outcome
-        verdict = "" if smoke else "reached" if entry.reached else "MISSED"
-        measured = f"{goal.title} {outcome.held_out[goal.metric]:.4f}"
-        times = f"{outcome.seconds:.1f} s", f"{outcome.compile_seconds:.1f} s"
-        remark = " ".join(filter(None, [verdict, "(reused)" if entry.reused else ""]))
-        table.add_row(entry.task.name, str(outcome.step), measured, str(goal), *times, remark)
+    for name, result in results.items():
+        goal = tasks.TASKS[name].goal
+        verdict = "" if smoke else "reached" if result["reached"] else "MISSED"
+        measured = f"{goal.title} {result['value']:.4f}"
+        times = f"{result['seconds']:.1f} s", f"{result['compile_seconds']:.1f} s"
+        remark = " ".join(filter(None, [verdict, "(reused)" if result["reused"] else ""]))
+        table.add_row(name, str(result["steps"]), measured, str(goal), *times, remark)
     console.say()
     console.say(table)
-    console.say(f"\n{len(figures)} figures in {out / 'figures'}, all numbers in {out / 'summary.json'}")
-    console.say(f"{seconds:.1f} s in all" + (", a smoke test: goals are not checked" if smoke else ""))
-    if any(entry.reused for entry in entries):
+    count = len(summary["figures"])
+    console.say(f"\n{count} figures in {out / 'figures'}, all numbers in {out / 'summary.json'}")
+    note = ", a smoke test: goals are not checked" if smoke else ""
+    console.say(f"{summary['seconds']:.1f} s in all{note}")
+    if any(result["reused"] for result in results.values()):
         console.say("Reused runs were trained before; --force trains them again.")
     console.say(
         "\nNext:\n"
@@ -170,9 +154,9 @@ def report(
         f"  {spell_command('view', out / 'reverse')}\n"
         "  regard explain --shape 1,8,4096,64 --mask 'causal() & sliding_window(256)'"
     )
-    missed = [entry for entry in entries if not entry.reached]
+    missed = [name for name, result in results.items() if not result["reached"]]
     if missed and not smoke:
-        goals = (f"{entry.task.name} ({entry.task.goal.compare(entry.outcome.held_out)})" for entry in missed)
+        goals = (f"{name} ({tasks.TASKS[name].goal.compare(results[name]['held_out'])})" for name in missed)
         console.fail(f"missed the goal: {', '.join(goals)}")
         return 1
     return 0

@@ -69,32 +69,26 @@ def _write(
     text_model: TextModel,
     number: int,
     prompt: list[int],
-    tokens: Iterator[list[list[int]]],
+    rows: Iterator[list[list[int]]],
 ) -> None:
     """Show one text while it is made, and how fast that was."""
-    spelling, ending, begun = text_model.spell(prompt), Ending(command.stop), time.perf_counter()
+    ending, begun = Ending(command.stop), time.perf_counter()
     made: list[int] = []
     times: list[float] = []
-    text = ""
 
-    def show(piece: str) -> None:
-        nonlocal text
+    def take_tokens() -> Iterator[int]:
+        for (row,) in rows:
+            made.extend(row)
+            times.extend(time.perf_counter() for _ in row)
+            yield from (token for token in row if token not in text_model.stop_tokens)
+
+    console.write(command.prompt[number] if text_model.continues else "")
+    text = ""
+    for piece in ending.cut(text_model.spell(prompt, take_tokens())):
         text += piece
         console.write(piece)
         if piece:
             console.emit("piece", prompt=number, text=piece)
-
-    console.write(command.prompt[number] if text_model.continues else "")
-    for (row,) in tokens:
-        for token in row:
-            made.append(token)
-            times.append(time.perf_counter())
-            if token not in text_model.stop_tokens:
-                show(ending.push(spelling.push([token])))
-        if ending.is_reached:
-            break
-    show(ending.push(spelling.finish()))
-    show(ending.finish())
     console.write("\n")
     reason = _name_end(made, ending, text_model, command)
     facts: dict[str, Any] = {"given": command.prompt[number], "text": text, "ids": made, "reason": reason}
@@ -126,9 +120,8 @@ def _search(command: Generate, console: Console, text_model: TextModel, prompts:
     for number, (texts, scores) in enumerate(zip(beams.rows(), beams.scores.tolist(), strict=True)):
         spelled = []
         for tokens, score in zip(texts, scores, strict=False):
-            spelling, ending = text_model.spell(prompts[number]), Ending(command.stop)
             text_tokens = [token for token in tokens if token not in text_model.stop_tokens]
-            text = ending.push(spelling.push(text_tokens)) + ending.push(spelling.finish()) + ending.finish()
+            text = "".join(Ending(command.stop).cut(text_model.spell(prompts[number], text_tokens)))
             spelled.append({"text": text, "ids": tokens, "score": score})
         prompt = command.prompt[number]
         console.emit("beams", prompt=number, given=prompt, texts=spelled)

@@ -1,11 +1,11 @@
 """Models that write text: a text run of Regard, or a folder as Hugging Face lays them out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.cli.spelling import ByteSpelling, TokenizerSpelling
+from regard.cli.spelling import spell_bytes, spell_pieces
 from regard.models import Decoder, EncoderDecoder
 from regard.training import metrics, runs
 
@@ -20,7 +20,7 @@ class TextModel:
     model: Decoder | EncoderDecoder
     title: str
     encode: Callable[[str], list[int]]
-    spell: Callable[[list[int]], ByteSpelling | TokenizerSpelling]  # of the text after these prompt tokens
+    spell: Callable[[list[int], Iterable[int]], Iterator[str]]  # of a prompt's tokens and those behind it
     stop_tokens: tuple[int, ...]
     start_token: int | None = None  # of targets; None for a `Decoder`
 
@@ -45,7 +45,7 @@ def open_text_model(directory: Path) -> TextModel:
         title=f"{task.name} run, {vocabulary.size} tokens",
         # The mark before a document is where the model learned to begin.
         encode=lambda text: [vocabulary.mark, *vocabulary.encode(text).tolist()],
-        spell=lambda prompt: ByteSpelling(vocabulary.spell),
+        spell=lambda prompt, tokens: spell_bytes(vocabulary.spell, tokens),
         stop_tokens=(vocabulary.mark,),
     )
 
@@ -83,8 +83,8 @@ def _open_pretrained(directory: Path) -> TextModel:
             raise ValueError(f"--prompt {text!r} has no tokens, {needs}")
         return [first]
 
-    def spell(prompt: list[int]) -> TokenizerSpelling:
-        return TokenizerSpelling(tokenizer, prompt if start is None else ())
+    def spell(prompt: list[int], tokens: Iterable[int]) -> Iterator[str]:
+        return spell_pieces(tokenizer, prompt if start is None else (), tokens)
 
     title = f"{loaded.kind}, {tokenizer.get_vocab_size()} tokens"
     return TextModel(model, title, encode, spell, stop_tokens=ends, start_token=start)
