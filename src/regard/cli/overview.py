@@ -57,9 +57,11 @@ def describe_devices() -> str:
 
 def describe_mesh(deployment: Deployment, params: Any) -> str:
     """Describe the mesh, and the share of the parameters that a device keeps."""
-    own, whole = deployment.count_bytes(params)
+    kept_bytes, all_bytes = deployment.count_bytes(params)
     several = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    share = "all parameters" if own == whole else f"1/{whole / own:.1f} of the parameters"
+    share = (
+        "all parameters" if kept_bytes == all_bytes else f"1/{all_bytes / kept_bytes:.1f} of the parameters"
+    )
     return f"{deployment.name}{several}; {share} on each device"
 
 

@@ -51,29 +51,29 @@ def supervise_training(command: Train, console: Console) -> int:
 
 def _watch(command: Train, console: Console, membership: Membership) -> int:
     """Run the command in a child; return its exit code, or explain the signal that ended it."""
-    own, other = socket.socketpair()
+    ours, theirs = socket.socketpair()
     code = "import sys; from regard.cli import main; sys.exit(main(sys.argv[1:]))"
     child = subprocess.Popen(
         [sys.executable, "-P", "-c", code, *console.words],
-        env=os.environ | {LINE: str(other.fileno())},
-        pass_fds=(other.fileno(),),
+        env=os.environ | {LINE: str(theirs.fileno())},
+        pass_fds=(theirs.fileno(),),
         process_group=0,  # Ctrl-C comes here alone, and is passed on once
     )
-    other.close()
+    theirs.close()
     # The child may still save when this process is asked to stop.
-    with own, handle_signals(lambda number, frame: child.send_signal(number), *STOPPING):
+    with ours, handle_signals(lambda number, frame: child.send_signal(number), *STOPPING):
         ended = child.wait()
-        own.setblocking(False)
-        heard = b""
+        ours.setblocking(False)
+        messages = b""
         with suppress(BlockingIOError, ConnectionError):
-            heard = own.recv(64)
+            messages = ours.recv(64)
     if ended >= 0:
         return ended
-    if JOINED not in heard and -ended in STOPPING:
+    if JOINED not in messages and -ended in STOPPING:
         console.fail("interrupted before all processes had come")
         return INTERRUPTED
-    if TOLD not in heard:
-        console.fail(_explain_end(-ended, JOINED in heard, command, console.words, membership))
+    if TOLD not in messages:
+        console.fail(_explain_end(-ended, JOINED in messages, command, console.words, membership))
     return FAILED
 
 

@@ -119,8 +119,8 @@ class Course:
         """Take the derived rows and heads of an array whose axes have these names."""
         chosen = {"i": self.problem.rows, "h": self.problem.heads}
         for axis, name in enumerate(names):
-            if chosen.get(name) is not None:
-                array = jnp.take(array, chosen[name], axis)
+            if (entries := chosen.get(name)) is not None:
+                array = jnp.take(array, entries, axis)
         return array
 
     def _step(self, name: str) -> Step:

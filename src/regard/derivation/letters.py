@@ -48,7 +48,7 @@ class Notation:
         """Name the axes of an array over leading axes and `tail`; "" where one entry serves all."""
         letters = (*self.leading, *tail)[-len(shape) :] if shape else ()
         axes = zip(shape, letters, strict=True)
-        names = ["" if own == 1 < self.sizes.get(letter, 1) else letter for own, letter in axes]
+        names = ["" if size == 1 < self.sizes.get(letter, 1) else letter for size, letter in axes]
         if of_keys and self.is_grouped:
             names = ["g" if name == "h" else name for name in names]
         return tuple(names)

@@ -63,11 +63,11 @@ def write_fragment(title: str, steps: Sequence[Step], view: View) -> str:
 
 def _write_step(number: int, step: Step, view: View) -> str:
     formula = step.formula.mathml(step.roles if step.contraction else {})
-    said = [
+    spans = [
         f'<span>{kind} {" ".join(f"""<i class="{kind}">{escape(index)}</i>""" for index in indices)}</span>'
         for kind, indices in step.indices_by_role
     ]
-    roles = f'<p class="roles">{"".join(said)}</p>' if said else ""
+    roles = f'<p class="roles">{"".join(spans)}</p>' if spans else ""
     tables = "".join(_write_table(table) for table in cut_tables(step, view))
     shape = " × ".join(map(str, step.shape)) or "a number"
     facts = " · ".join(part for part in (shape, str(step.dtype), step.unit) if part)
@@ -82,7 +82,7 @@ def _write_step(number: int, step: Step, view: View) -> str:
 
 
 def _write_table(table: Table) -> str:
-    outer_indices = ", ".join(f"{letter} = {index}" for letter, index in table.place)
+    outer_indices = ", ".join(f"{letter} = {index}" for letter, index in table.outer_index)
     caption = f"<caption>{escape(outer_indices)}</caption>" if outer_indices else ""
     head = ""
     if any(table.columns):

@@ -26,7 +26,7 @@ class Cell(NamedTuple):
 class Table(NamedTuple):
     """A matrix of a step."""
 
-    place: tuple[tuple[str, int], ...]  # where it stands on the axes before: head 0, say
+    outer_index: tuple[tuple[str, int], ...]  # on the axes before the last two: head 0, say
     rows: list[str]  # "i=0" and so on; "" where there is one row without a number
     columns: list[str]
     cells: list[list[Cell]]

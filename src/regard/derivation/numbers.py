@@ -109,9 +109,9 @@ def _average(
     """Return the output, and whether a value that nobody may read is hidden from it."""
     exponentials, scores = problem.with_heads(exponentials), problem.with_heads(scores)
     values = problem.with_heads(problem.value)
-    own = values.shape[-3]
-    if own > 1:
-        values = jnp.take(values, heads // np.int32(problem.leading[-1] // own), -3)
+    value_heads = values.shape[-3]
+    if value_heads > 1:
+        values = jnp.take(values, heads // np.int32(problem.leading[-1] // value_heads), -3)
     values = jnp.broadcast_to(values, (*exponentials.shape[:-2], *values.shape[-2:]))
     readable = scores != -jnp.inf
     read = readable.any(-2)[..., None]

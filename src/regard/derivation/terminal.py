@@ -67,7 +67,7 @@ def _write_table(table: Table) -> list[str]:
     texts = [[printable(cell.text) for cell in row] for row in table.cells]
     widths = [max(map(len, column)) for column in zip(table.columns, *texts, strict=True)]
     margin = max(map(len, table.rows), default=0)
-    title = " ".join(f"{letter}={index}" for letter, index in table.place)
+    title = " ".join(f"{letter}={index}" for letter, index in table.outer_index)
     lines = []
     if any(table.columns):
         margin = max(margin, len(title))

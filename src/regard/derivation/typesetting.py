@@ -24,7 +24,7 @@ def write_latex(steps: Sequence[Step], view: View, numbers: bool) -> str:
 
 
 def _write_table(symbol: str, table: Table, name: str, is_given: bool) -> str:
-    outer_indices = ", ".join(f"{letter} = {index}" for letter, index in table.place)
+    outer_indices = ", ".join(f"{letter} = {index}" for letter, index in table.outer_index)
     rows = [
         " & ".join(_SIGNS.get(cell.text) or Number(cell.text).latex for cell in row) for row in table.cells
     ]

@@ -95,8 +95,8 @@ def _full_rank(name: str, array: Any, full: tuple[int, ...]) -> Any:
 
 def all_of(parts: Sequence[Mask | None]) -> Mask | None:
     """Combine the masks that are not None; None for no mask."""
-    there = [part for part in parts if part is not None]
-    return functools.reduce(operator.and_, there) if there else None
+    present = [part for part in parts if part is not None]
+    return functools.reduce(operator.and_, present) if present else None
 
 
 def further_options(options: dict[str, Any], **elsewhere: str) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def from_the_first(options: dict[str, Any], mask: Any, full: tuple[int, ...]) ->
     A mask or score of Regard's that reads positions is left to `attend`, which asks where lengths differ.
     """
     score = options.get("score")
-    own = [mask, *(score if isinstance(score, list | tuple) else [score])]
-    asks = full[-2] != full[-1] and any(getattr(part, "reads_positions", False) for part in own)
+    readers = [mask, *(score if isinstance(score, list | tuple) else [score])]
+    asks = full[-2] != full[-1] and any(getattr(part, "reads_positions", False) for part in readers)
     is_placed = options.keys() & {"query_offset", "query_positions"}
     return options if is_placed or asks else {**options, "query_offset": 0}
 

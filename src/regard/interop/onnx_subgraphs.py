@@ -35,7 +35,7 @@ Value = Spread | np.ndarray
 class Cell:
     """The place of one score in the tensor of scores."""
 
-    place: tuple[Array, ...]  # batch, head, query, key
+    index: tuple[Array, ...]  # batch, head, query, key
     shape: tuple[int, ...]
     dtype: Any
 
@@ -54,12 +54,12 @@ class Cell:
         if not varying:
             return jnp.asarray(value.reshape(()))
         if len(varying) == 1 and value.dtype.kind != "b":
-            line, index = value.reshape(-1), self.place[varying[0]]
+            line, position = value.reshape(-1), self.index[varying[0]]
             first, step = line[0], line[1] - line[0]
             if np.array_equal(first + step * np.arange(line.size).astype(line.dtype), line):
-                return jnp.asarray(first) + jnp.asarray(step) * index.astype(line.dtype)  # no look-up
-        places = (self.place[axis] if axis in varying else 0 for axis in range(-value.ndim, 0))
-        return jnp.asarray(value)[tuple(places)]
+                return jnp.asarray(first) + jnp.asarray(step) * position.astype(line.dtype)  # no look-up
+        indices = (self.index[axis] if axis in varying else 0 for axis in range(-value.ndim, 0))
+        return jnp.asarray(value)[tuple(indices)]
 
     def kind(self, dtype: np.dtype) -> Any:
         """Return the dtype to compute in: that of the scores, or of positions for integers."""

@@ -60,15 +60,15 @@ def join_heads(array: Array) -> Array:
     return array.swapaxes(1, 2).reshape((batch, length, heads * width))
 
 
-def working_dtype(softmax_precision: int | None, own: Any) -> Any:
+def working_dtype(softmax_precision: int | None, dtype: Any) -> Any:
     """Return the dtype of inputs with which the softmax has at least the precision asked for."""
     if softmax_precision is None:
-        return own
+        return dtype
     if softmax_precision not in FLOATS:
-        codes = ", ".join(f"{number} ({dtype})" for number, dtype in FLOATS.items())
+        codes = ", ".join(f"{number} ({kind})" for number, kind in FLOATS.items())
         raise ValueError(f"softmax_precision: expected None or one of {codes}; got {softmax_precision}")
     if FLOATS[softmax_precision] != np.float64:
-        return own  # sums are float32 at least
+        return dtype  # sums are float32 at least
     if not jax.config.read("jax_enable_x64"):
         raise ValueError(
             "softmax_precision: expected at most float32 while JAX has 64-bit types disabled, got 11"

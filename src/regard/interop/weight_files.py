@@ -195,9 +195,9 @@ def write_weights(
         for file, held in files.items():
             _write_file(Path(draft) / file.name, held, {"format": "pt"} if metadata is None else metadata)
         if len(shards) > 1:
-            places = {name: file.name for file, held in files.items() for name in held}
+            file_of = {name: file.name for file, held in files.items() for name in held}
             total = sum(tensor.nbytes for tensor in lazy.values())
-            text = json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2)
+            text = json.dumps({"metadata": {"total_size": total}, "weight_map": file_of}, indent=2)
             (Path(draft) / index.name).write_text(text + "\n")
         for file in written:
             os.replace(Path(draft) / file.name, file)

@@ -128,10 +128,10 @@ class EncoderBlock(nnx.Module):
             options |= {"query_offset": query_offset, "query_positions": positions}
         result = self.attention(self.attention_residual.enter(x), mask=mask, **options)
         has_more = bool(aux) or cache is not None
-        attended, seen = unpack(result, has_more)
+        attended, stats = unpack(result, has_more)
         x = self.attention_residual.leave(x, attended)
         x = self.feed_forward_residual.leave(x, self.feed_forward(self.feed_forward_residual.enter(x)))
-        return (x, seen) if has_more else x
+        return (x, stats) if has_more else x
 
 
 @guided
@@ -202,10 +202,10 @@ class DeltaBlock(nnx.Module):
         """Run the block on x, the residual stream `(*B, T, M)`, as `GatedDeltaNet` is called."""
         x = check_features("x", x, self.delta.d_model)
         result = self.delta(self.delta_residual.enter(x), segments=segments, cache=cache, counts=counts)
-        read, seen = unpack(result, cache is not None)
+        read, stats = unpack(result, cache is not None)
         x = self.delta_residual.leave(x, read)
         x = self.feed_forward_residual.leave(x, self.feed_forward(self.feed_forward_residual.enter(x)))
-        return x if cache is None else (x, seen)
+        return x if cache is None else (x, stats)
 
 
 @guided
@@ -310,13 +310,13 @@ class DecoderBlock(nnx.Module):
         options |= {"cache": cache, "counts": counts, "aux": aux}
         result = self.self_attention(self.self_residual.enter(x), mask=mask, **options)
         has_more = bool(aux) or cache is not None
-        attended, seen_self = unpack(result, has_more)
+        attended, self_stats = unpack(result, has_more)
         x = self.self_residual.leave(x, attended)
         result = self.cross_attention(self.cross_residual.enter(x), memory, mask=memory_mask, aux=aux)
-        attended, seen_cross = unpack(result, aux)
+        attended, cross_stats = unpack(result, aux)
         x = self.cross_residual.leave(x, attended)
         x = self.feed_forward_residual.leave(x, self.feed_forward(self.feed_forward_residual.enter(x)))
-        return (x, {"self": seen_self, "cross": seen_cross}) if has_more else x
+        return (x, {"self": self_stats, "cross": cross_stats}) if has_more else x
 
 
 def _build_feed_forward(
@@ -327,9 +327,9 @@ def _build_feed_forward(
     return (Experts if "num_experts" in options else FeedForward)(d_model, d_ff, **options, **shared)
 
 
-def _check_branches(name: str, options: Any, layer: type, feed_forward: Any, *own: str) -> None:
+def _check_branches(name: str, options: Any, layer: type, feed_forward: Any, *passed: str) -> None:
     """Raise for further arguments of branches that they do not take, or that the block passes itself."""
-    own = ("d_model", "num_heads", "d_ff", "dtype", "param_dtype", "rngs", *own)
-    check_arguments(name, options, layer, own)
+    passed = ("d_model", "num_heads", "d_ff", "dtype", "param_dtype", "rngs", *passed)
+    check_arguments(name, options, layer, passed)
     has_experts = isinstance(feed_forward, Mapping) and "num_experts" in feed_forward
-    check_arguments("feed_forward", feed_forward, Experts if has_experts else FeedForward, own)
+    check_arguments("feed_forward", feed_forward, Experts if has_experts else FeedForward, passed)

@@ -51,12 +51,12 @@ def check_initializers(**initializers: Any) -> None:
             )
 
 
-def check_arguments(name: str, options: Any, layer: type, own: Collection[str]) -> None:
-    """Raise unless `options` is None or a mapping of arguments of a layer, less those that the caller has."""
+def check_arguments(name: str, options: Any, layer: type, passed: Collection[str]) -> None:
+    """Raise unless `options` is None or maps arguments of a layer, less those that the caller passes."""
     check_kind(name, options, Mapping, type(None))
-    names = [key for key in inspect.signature(layer.__init__).parameters if key not in ("self", *own)]
+    names = [key for key in inspect.signature(layer.__init__).parameters if key not in ("self", *passed)]
     for argument in options or ():
-        check_option(str(argument), names, *own, title=f"{name}[{argument!r}]")
+        check_option(str(argument), names, *passed, title=f"{name}[{argument!r}]")
 
 
 def check_rotary(rotary: Any, features: int) -> None:

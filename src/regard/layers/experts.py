@@ -150,17 +150,17 @@ class Experts(nnx.Module):
         groups, join = _group_tokens(x)
         weights, chosen = self.route(groups)
         lay = functools.partial(_lay_tiles, num_experts=self.num_experts)
-        experts, places = jax.vmap(lay)(chosen.reshape(len(chosen), -1))
+        experts, slots = jax.vmap(lay)(chosen.reshape(len(chosen), -1))
         size = count_tile_rows(chosen[0].size, self.num_experts)
-        # Every token once for each of its choices. Places are unique, so that no gradient is a race of sums.
+        # Every token once for each of its choices. Slots are unique, so that no gradient is a race of sums.
         rows = jnp.repeat(groups, self.experts_per_token, axis=1)
         empty = jnp.zeros((len(experts), experts.shape[1] * size, self.d_model), x.dtype)
-        put = jax.vmap(lambda tiles, places, rows: tiles.at[places].set(rows, unique_indices=True))
-        tiles = put(empty, places, rows).reshape((*experts.shape, size, self.d_model))
+        put = jax.vmap(lambda tiles, slots, rows: tiles.at[slots].set(rows, unique_indices=True))
+        tiles = put(empty, slots, rows).reshape((*experts.shape, size, self.d_model))
         gate = None if self.gate is None else self.gate(tiles, experts)
         hidden = activate(self.activation, gate, self.widen(tiles, experts), self.gate_limit)
         outputs = self.narrow(self.dropout(hidden), experts).reshape((len(experts), -1, self.d_model))
-        outputs = jax.vmap(lambda rows, places: rows.at[places].get(unique_indices=True))(outputs, places)
+        outputs = jax.vmap(lambda rows, slots: rows.at[slots].get(unique_indices=True))(outputs, slots)
         outputs = outputs.reshape((*chosen.shape, self.d_model))
         weights = weights.astype(outputs.dtype)
         return join(jnp.einsum("gnk,gnkm->gnm", weights, outputs, precision=self.widen.precision))
@@ -285,7 +285,7 @@ def _lay_tiles(chosen: Array, num_experts: int) -> tuple[Array, Array]:
     tiles = -(-counts // size)
     ends = jnp.cumsum(tiles)
     ranks = jnp.argsort(jnp.argsort(chosen)) - (jnp.cumsum(counts) - counts)[chosen]
-    places = (ends - tiles)[chosen] * size + ranks
+    slots = (ends - tiles)[chosen] * size + ranks
     experts = jnp.searchsorted(ends, jnp.arange(num_tiles, dtype=ends.dtype), side="right")
     # Tiles beyond the last are empty, whatever their expert.
-    return jnp.minimum(experts, num_experts - 1), places
+    return jnp.minimum(experts, num_experts - 1), slots

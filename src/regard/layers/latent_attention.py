@@ -185,17 +185,17 @@ class LatentAttention(nnx.Module):
                 query = jnp.concatenate([query, turned_query], axis=-1)
                 if positions is not None:
                     options |= {"query_positions": index, "key_positions": index}
-                out, seen = unpack(attend(query, key, value, **options), aux)
+                out, stats = unpack(attend(query, key, value, **options), aux)
             else:
                 cache = cache.append(turned, latent, counts)
                 query = self._multiply("bhtn,rhn->bhtr", query, kernel[..., : self.head_dim])
                 query = jnp.concatenate([query, turned_query.astype(query.dtype)], axis=-1)
                 stored: Any = (cache.value, cache.key)
                 read = dataclasses.replace(cache, key=jnp.concatenate(stored, axis=-1))
-                out, seen = unpack(read.attend(query, counts=counts, **options), aux)
+                out, stats = unpack(read.attend(query, counts=counts, **options), aux)
                 out = self._multiply("bhtr,rhv->bhtv", out, kernel[..., self.head_dim :])
         out = self.output_projection(merge_heads(out))
-        return pack(out, seen, rank, cache, aux)
+        return pack(out, stats, rank, cache, aux)
 
     def _check_cache(self, cache: KVCache, x: Array, positions: Any) -> None:
         """Raise unless the cache is this layer's, and x what may be appended to it."""

@@ -39,13 +39,13 @@ def unpack(result: Any, is_pair: Any) -> tuple[Any, Any]:
     return result if is_pair else (result, {})
 
 
-def pack(out: Array, seen: Any, rank: int, cache: Any, aux: tuple[str, ...]) -> Any:
+def pack(out: Array, stats: Any, rank: int, cache: Any, aux: tuple[str, ...]) -> Any:
     """Return what a call on inputs of this rank gives: its output, and with a cache or aux a dict as well."""
     if rank == 2:
-        out, seen = jax.tree.map(lambda x: x[0], (out, seen))
+        out, stats = jax.tree.map(lambda x: x[0], (out, stats))
     if cache is not None:
-        return out, {**seen, "cache": cache}
-    return (out, seen) if aux else out
+        return out, {**stats, "cache": cache}
+    return (out, stats) if aux else out
 
 
 @guided
@@ -250,18 +250,18 @@ class MultiHeadAttention(nnx.Module):
         if self.rotary is not None:
             T, S = heads.shape[-2], memory.key.shape[-2]
             if cache is None:
-                query_place = settle_positions("query", query_offset, query_positions, T, leading)
-                key_place = settle_positions("key", None, key_positions, S, leading)
-                query_place = place_queries(T, S, query_place, True, key_place)
-                query_rows, key_rows = positions_of(query_place).rows(T), positions_of(key_place).rows(S)
+                query_start = settle_positions("query", query_offset, query_positions, T, leading)
+                key_start = settle_positions("key", None, key_positions, S, leading)
+                query_start = place_queries(T, S, query_start, True, key_start)
+                query_rows, key_rows = positions_of(query_start).rows(T), positions_of(key_start).rows(S)
             else:
                 query_rows = key_rows = cache.lengths[:, None] + jnp.arange(T, dtype=jnp.int32)[None]
             heads = self.rotary(heads, query_rows)
             memory = memory._replace(key=self.rotary(memory.key, key_rows))
         if cache is None:
-            places = {"query_offset": query_offset, "query_positions": query_positions}
-            places |= {"key_positions": key_positions}
-            call, num_keys = functools.partial(attend, heads, *memory, **places), memory.key.shape[-2]
+            positions = {"query_offset": query_offset, "query_positions": query_positions}
+            positions |= {"key_positions": key_positions}
+            call, num_keys = functools.partial(attend, heads, *memory, **positions), memory.key.shape[-2]
         else:
             cache = cache.append(*memory, counts)
             call, num_keys = functools.partial(cache.attend, heads, counts=counts), cache.slots
@@ -279,13 +279,13 @@ class MultiHeadAttention(nnx.Module):
                 aux=aux,
                 precision=self.precision,
             )
-        out, seen = unpack(out, aux)
+        out, stats = unpack(out, aux)
         out = merge_heads(out)
         if self.gate_projection is not None:
             out = out * jax.nn.sigmoid(self.gate_projection(query))
         if self.output_projection is not None:
             out = self.output_projection(out)
-        return pack(out, seen, rank, cache, aux)
+        return pack(out, stats, rank, cache, aux)
 
     def remember(self, memory: ArrayLike) -> Memory:
         """Project a memory `(batch, S, W)` once, to be read by many calls as `key`."""

@@ -32,8 +32,8 @@ def convolve(
     for tap in range(reach + 1):
         read = jax.lax.slice_in_dim(rows, tap, tap + T, axis=-2)
         if document is not None:
-            own = jax.lax.slice_in_dim(document, tap, tap + T, axis=-1) == document[..., reach:]
-            read = jnp.where(own[..., None], read, jnp.zeros_like(read))
+            is_same = jax.lax.slice_in_dim(document, tap, tap + T, axis=-1) == document[..., reach:]
+            read = jnp.where(is_same[..., None], read, jnp.zeros_like(read))
         output = output + read * jnp.expand_dims(taps[tap], range(read.ndim - 1))
     return output
 
@@ -42,5 +42,5 @@ def keep_newest(before: Array, features: Array, added: Array) -> Array:
     """Return the last rows of `before` with `added` rows of features behind them, as many as there were."""
     rows = jnp.concatenate([before, features.astype(before.dtype)], axis=-2)
     reach = before.shape[-2]
-    places = added[:, None] + jnp.arange(reach, dtype=jnp.int32)[None]
-    return jnp.take_along_axis(rows, places[..., None], axis=-2)
+    newest = added[:, None] + jnp.arange(reach, dtype=jnp.int32)[None]
+    return jnp.take_along_axis(rows, newest[..., None], axis=-2)

@@ -58,9 +58,9 @@ def jensen_shannon(weights: Any) -> Array:
     weights = _weights(weights)
     alive = weights.sum(-1) > 0
     both = alive[..., :, None, :] & alive[..., None, :, :]
-    own = _entropy(weights)
+    entropies = _entropy(weights)
     mixed = _entropy((weights[..., :, None, :, :] + weights[..., None, :, :, :]) / 2)
-    divergence = mixed - (own[..., :, None, :] + own[..., None, :, :]) / 2
+    divergence = mixed - (entropies[..., :, None, :] + entropies[..., None, :, :]) / 2
     # Rounding could make the divergence of a head from itself negative.
     return _mean(jnp.maximum(divergence, 0), both)
 

@@ -45,8 +45,8 @@ def energy(state: Any, patterns: Any, beta: Any = 1.0, keep: Any = None) -> Arra
     lengths = _contract("...jd,...jd->...j", patterns, patterns)[..., None, :]
     largest = jnp.where(keep, jnp.broadcast_to(lengths, fit.shape), 0).max(-1, initial=0)
     count = jnp.maximum(keep.sum(-1), 1).astype(fit.dtype)
-    own = jnp.broadcast_to(_contract("...id,...id->...i", state, state), largest.shape)
-    return -_log_partition(fit * beta, keep=keep) / beta + jnp.log(count) / beta + (own + largest) / 2
+    squares = jnp.broadcast_to(_contract("...id,...id->...i", state, state), largest.shape)
+    return -_log_partition(fit * beta, keep=keep) / beta + jnp.log(count) / beta + (squares + largest) / 2
 
 
 def update(state: Any, patterns: Any, beta: Any = 1.0, keep: Any = None) -> Array:
@@ -166,9 +166,9 @@ def separation(patterns: Any) -> Array:
     """
     (patterns,) = operands.floating("(..., S, D)", patterns=patterns)
     fit = _contract("...id,...jd->...ij", patterns, patterns)
-    own = operands.diagonal(fit.shape)
-    others = jnp.where(own, -jnp.inf, fit).max(-1, initial=-jnp.inf)
-    return jnp.where(own, fit, 0).sum(-1) - others
+    is_itself = operands.diagonal(fit.shape)
+    others = jnp.where(is_itself, -jnp.inf, fit).max(-1, initial=-jnp.inf)
+    return jnp.where(is_itself, fit, 0).sum(-1) - others
 
 
 def capacity(width: int, *, beta: float = 1.0, radius: float = 1.0, failure: float = 0.001) -> float:

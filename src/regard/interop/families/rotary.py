@@ -153,8 +153,8 @@ def write_rotary(config: TransformerConfig) -> dict[str, Any]:
     kind, names = _WRITTEN.get(type(scaling), ("", {}))
     if not kind:
         raise ValueError(f"rotary_scaling: expected one of {', '.join(KINDS)}, got {scaling!r}")
-    said = {name: getattr(scaling, field) for name, field in names.items()}
-    rules = {"rope_type": kind, **{name: value for name, value in said.items() if value is not None}}
+    entries = {name: getattr(scaling, field) for name, field in names.items()}
+    rules = {"rope_type": kind, **{name: value for name, value in entries.items() if value is not None}}
     scaled = {} if scaling is None else {"rope_scaling": dict(rules)}
     return {"rope_parameters": {**rules, "rope_theta": base}, "rope_theta": base, **scaled}
 
