@@ -88,12 +88,20 @@ class Rings:
         first = (number * chunk).astype(np.int32)
         last = np.minimum(first + chunk, problem.T).astype(np.int32) - 1
 
-        def lay(*shape: int) -> tuple[jax.Array, jax.Array]:
-            whole = (*(1,) * axes, *shape)
-            return jnp.asarray(first.reshape(whole)), jnp.asarray(last.reshape(whole))
+        def lay(ends: np.ndarray, *shape: int) -> jax.Array:
+            return jnp.asarray(ends.reshape((*(1,) * axes, *shape)))
 
-        offsets = problem.query_offset, problem.key_offset
-        blocks = Blocks(*lay(-1, 1), offsets[0], *lay(1, -1), offsets[1], chunk, chunk, axes)
+        blocks = Blocks(
+            query_first=lay(first, -1, 1),
+            query_last=lay(last, -1, 1),
+            query_offset=problem.query_offset,
+            key_first=lay(first, 1, -1),
+            key_last=lay(last, 1, -1),
+            key_offset=problem.key_offset,
+            query_block=chunk,
+            key_block=chunk,
+            leading_axes=axes,
+        )
         try:
             with jax.ensure_compile_time_eval():
                 kinds = np.asarray(problem.mask.classify(blocks))

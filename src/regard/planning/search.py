@@ -6,9 +6,10 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from regard.engine.call.problem import Problem
+from regard.parallel.cost_reports import sent_bytes
 from regard.parallel.division import Chunking
 from regard.planning.candidates import Candidate, list_candidates
 from regard.planning.chips import Chip
@@ -37,6 +38,46 @@ class Beside:
     bytes: float = 0.0
 
 
+@dataclass(frozen=True, order=True)
+class _Node:
+    """What is to be looked at: all meshes of so many devices, or one of them."""
+
+    least: float  # seconds that it takes at least
+    number: int  # of nodes that take as long, the first comes first
+    devices: int = field(compare=False)
+    mesh: Candidate | None = field(compare=False, default=None)
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """The best that a mesh in it may have."""
+        return (False, self.devices) if self.mesh is None else self.mesh.order
+
+
+class _Shortlist:
+    """The meshes that are as fast as the fastest so far."""
+
+    def __init__(self, devices: int):
+        self.fastest, self.first = math.inf, (True, devices)
+        self._alike: list[tuple[float, Estimate]] = []
+
+    def admits(self, node: _Node) -> bool:
+        """Return whether a node may be better: faster than all, or else of an order that is as good."""
+        return node.least <= self.fastest or node.order <= self.first
+
+    def add(self, seconds: float, estimate: Estimate) -> None:
+        """Add a mesh if it is as fast, and drop those that are slower."""
+        self.fastest = min(self.fastest, seconds)
+        every = [*self._alike, (seconds, estimate)]
+        self._alike = [pair for pair in every if pair[0] <= ALIKE * self.fastest]
+        self.first = min(item.candidate.order for _, item in self._alike)
+
+    @property
+    def best(self) -> Estimate | None:
+        """The first in order; of those alike, that which sends least."""
+        every = [(item.candidate.order, item.all_bytes, seconds) for seconds, item in self._alike]
+        return self._alike[every.index(min(every))][1] if every else None
+
+
 @dataclass(frozen=True)
 class Search:
     """A call on chips of a kind, weighed on one mesh after the other."""
@@ -50,6 +91,7 @@ class Search:
     beside: Callable[[Candidate], Beside] = lambda _: Beside()
     times: float = 1.0  # calls one after the other
     also: tuple[Search, ...] = ()  # other calls on the same mesh
+    serves: Callable[[Candidate], bool] = lambda _: True  # which meshes the caller runs on
 
     def chip_of(self, devices: int) -> Chip:
         """Return what each of so many devices has."""
@@ -57,7 +99,12 @@ class Search:
 
     def list(self, devices: int) -> Iterator[Candidate]:
         """Yield the meshes of so many devices."""
-        return list_candidates(self.problem, devices, self.fixed)
+        return filter(self.serves, list_candidates(self.problem, devices, self.fixed))
+
+    def send(self, candidate: Candidate) -> tuple[int, int]:
+        """Return the bytes that a device sends forward and back."""
+        problem = candidate.pad(self.problem)
+        return sent_bytes(problem, self.rings.divide(candidate.cut(problem))[0])
 
     def peak(self, candidate: Candidate) -> float:
         """Return the bytes that a device holds."""
@@ -97,32 +144,25 @@ class Search:
     def find_best(self, devices: int) -> Estimate | None:
         """Return the fastest that fits of at most so many devices; of those as fast, the first in order."""
         step = math.prod(self.fixed.values())
+        numbers, shortlist = itertools.count(), _Shortlist(devices)
         # Numbers of devices, then their meshes: what cannot be the fastest is never looked at.
-        waiting: list[tuple[float, int, int | Candidate]] = [
-            (self._spread(count * step), count, count * step) for count in list_counts(devices // step)
+        waiting = [
+            _Node(self._spread(count * step), next(numbers), count * step)
+            for count in list_counts(devices // step)
         ]
         heapq.heapify(waiting)
-        numbers = itertools.count(devices + 1)
-        alike: list[tuple[float, Estimate]] = []
-        fastest, first = math.inf, (True, devices)
         room = self.chip.memory_bytes * self.assumptions.memory_share
-        while waiting and waiting[0][0] <= ALIKE * fastest:
-            least, _, entry = heapq.heappop(waiting)
-            order = (False, entry) if isinstance(entry, int) else entry.order
-            # From there on nothing is faster: only a better order counts.
-            if least > fastest and order > first:
+        while waiting and waiting[0].least <= ALIKE * shortlist.fastest:
+            node = heapq.heappop(waiting)
+            if not shortlist.admits(node):
                 continue
-            if isinstance(entry, int):
-                for candidate in self.list(entry):
-                    heapq.heappush(waiting, (self.bound(candidate), next(numbers), candidate))
-            elif self.peak(entry) + self.beside(entry).bytes <= room:
-                item = self.weigh(entry)
-                seconds = self.total(item)
-                fastest = min(fastest, seconds)
-                alike = [pair for pair in [*alike, (seconds, item)] if pair[0] <= ALIKE * fastest]
-                first = min(estimate.candidate.order for _, estimate in alike)
-        ordered = sorted(alike, key=lambda pair: (pair[1].candidate.order, pair[1].all_bytes, pair[0]))
-        return ordered[0][1] if ordered else None
+            if node.mesh is None:
+                for mesh in self.list(node.devices):
+                    heapq.heappush(waiting, _Node(self.bound(mesh), next(numbers), node.devices, mesh))
+            elif self.peak(node.mesh) + self.beside(node.mesh).bytes <= room:
+                estimate = self.weigh(node.mesh)
+                shortlist.add(self.total(estimate), estimate)
+        return shortlist.best
 
     def _spread(self, devices: int) -> float:
         """Return the seconds of the call's products, spread evenly."""
