@@ -109,10 +109,7 @@ ANY_CUT = {
         1,
         lambda bias: {"mask": masks.causal(), "bias": bias, "dropout_rate": 0.2, "rng": jax.random.key(2)},
     ),
-    "bfloat16, with sinks": (
-        8,
-        lambda bias: {"mask": masks.causal(), "sinks": jnp.arange(16.0)},
-    ),
+    "bfloat16, with sinks": (8, lambda bias: {"mask": masks.causal(), "sinks": jnp.arange(16.0)}),
 }
 
 

@@ -418,10 +418,7 @@ def test_entropy_of_large_scores_keeps_its_digits_in_float32(backend):
     np.testing.assert_allclose(aux["entropy"], truth, atol=1e-6)
 
 
-RETURNED = {
-    "nothing": {},
-    "a mask": {"mask": masks.lengths([90, 0])},
-}
+RETURNED = {"nothing": {}, "a mask": {"mask": masks.lengths([90, 0])}}
 
 
 @contract

@@ -117,10 +117,7 @@ def test_the_programs_of_scores_are_the_scores_and_their_derivatives():
         return found, pull(change)[0]
 
     expected, pulled = define(*(array[:, :, :263, :149] for array in (raw, change)))
-    for found, wanted in (
-        (evaluate(pairs.apply, raw), expected),
-        (evaluate(pairs.vjp, raw, change), pulled),
-    ):
+    for found, wanted in ((evaluate(pairs.apply, raw), expected), (evaluate(pairs.vjp, raw, change), pulled)):
         np.testing.assert_allclose(found[..., :149], wanted[:, ::3], rtol=1e-5, atol=1e-5)
 
 

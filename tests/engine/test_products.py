@@ -41,8 +41,7 @@ def test_product_is_that_of_numpy(dtype, contract):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "batch"),
-    [((13, 17, 19), (2, 3)), ((67, 191, 61), (1, 31)), ((128, 256, 64), (1, 16))],
+    ("sizes", "batch"), [((13, 17, 19), (2, 3)), ((67, 191, 61), (1, 31)), ((128, 256, 64), (1, 16))]
 )
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_product_has_the_bits_and_the_derivatives_of_a_plain_one(contract, sizes, batch):

@@ -254,6 +254,15 @@ def test_heads_are_cut_and_restored_and_a_cell_asked_why_by_the_pointer_and_in_a
         press("Cut this head")
         wait_for("6 tokens")
         assert visit.page.get_by_label("Cut heads").input_value() == ""
+        # A patch comes from a second text, whose box opens, and is in a link.
+        visit.page.get_by_label("Cut by").select_option("patch")
+        visit.page.get_by_label("Changed text").fill("<b>abc")
+        press("Patch this query")
+        visit.until("document.querySelector('.live-told code').innerText.includes('heads=(0,), rows=(4,)')")
+        visit.until("location.hash.includes('changed=%3Cb%3Eabc&cut=0.0%3A4&by=patch')")
+        visit.page.reload()
+        wait_for("6 and 6 tokens")
+        assert "Source, changed" in visit.page.locator(".live-bar").inner_text()
         visit.complaints[:] = [text for text in visit.complaints if "400" not in text]
         visit.check()
         browser.close(visit)

@@ -108,6 +108,35 @@ def test_heads_are_cut_within_the_same_program_as_by_hand(by, caplog):
     )
 
 
+@pytest.mark.parametrize("kind", [Decoder, Encoder])
+def test_heads_get_what_they_wrote_in_another_run_as_by_the_line_of_the_page(kind):
+    model, tokens = build(kind, **OPTIONS | {"num_layers": 3}), make_tokens(11)
+    other, cut = Tokens(tokens.texts, ids=tokens.ids[::-1]), ((0, 1), (1, 2), (0, 4, 7), (0, 1, 3))
+    recorder = Recorder(model, spell=str)
+    ask = lambda *more: recorder.record(tokens, "", *more)
+    trace = ask(cut, "patch", other)
+    ids, source = (jnp.asarray(read.ids)[None] for read in (tokens, other))
+    first, last, _ = inspection.observe(model, lambda problem, output: output)(source)[1]
+    row = inspection.Change(output=first, heads=(4,), rows=(7,))
+    changes = {0: inspection.Change(output=first, heads=(1,)), 1: inspection.Change(output=last, heads=(2,))}
+    with inspection.intervene(changes), inspection.intervene({0: row}):
+        wanted, expected = inspection.record(model, ids, tokens=tokens)
+    for call, plain in zip(trace, expected, strict=True):
+        np.testing.assert_allclose(call.window(), plain.window(), rtol=2e-5, atol=2e-6)
+    found, line = [], live._Reading("", cut, "patch", "").python
+    run = {"model": lambda pair: found.append(model(pair)), "tokens": ids, "source": source}
+    exec(line, run | {"inspection": inspection, "jnp": jnp})
+    np.testing.assert_allclose(found[0], [wanted[0], model(source)[0]], rtol=2e-5, atol=2e-6)
+    if kind is Decoder:
+        likeliest = jax.nn.softmax(wanted[0]).max(-1)
+        np.testing.assert_allclose(trace.predictions.probabilities[-1, :, 0], likeliest, rtol=2e-5)
+    check_refusals(
+        (lambda: ask([(0, 1)], "patch"), 'source: expected a second text by "patch"'),
+        (lambda: ask([(0, 1, 7)]), 'one position of a head by "patch" alone'),
+        (lambda: ask(cut, "patch", make_tokens(7)), "source: expected 11 tokens, .*, got 7; change words"),
+    )
+
+
 # The server
 
 
@@ -118,8 +147,8 @@ class Model:
         self.read, self.gate = [], threading.Event()
         self.gate.set()
 
-    def record(self, text, cut=(), by="zero"):
-        self.read.append((text, cut, by) if cut else text)
+    def record(self, text, cut=(), by="zero", **source):
+        self.read.append((text, cut, by, *source.values()) if cut else text)
         assert self.gate.wait(60)
         if "?" in text:
             raise ValueError("text: expected no <question>")
@@ -166,6 +195,11 @@ def test_a_text_stands_beside_itself_without_heads_and_a_cell_is_split_into_its_
         assert found["python"] == f"with inspection.intervene({{{changes}}}): model(tokens)"
         assert b'"title":"abc (0.0 1.2 1.2:2-1 3.0:1-1 switched off)"' in ask(page, "view/1-2/")[1]
         assert read(page, "abc", cut=" ", by="zero")["view"] == "view/1/"
+        found = read(page, "abc", "<b>", cut="0.0 0.0:1", by="patch")
+        assert model.read[2:] == ["<b>", ("abc", ((0, 0), (0, 0, 1)), "patch", "<b>")]
+        assert (found["view"], found["tokens"]) == ("view/1-4/", [3, 3])
+        assert b"(0.0 0.0:1 from \\u201c\\u003cb\\u003e\\u201d)" in ask(page, "view/1-4/")[1]
+        assert 'press "Change a word"' in read(page, "abc", cut="0.0", by="patch")["refused"]
         why = "why?text=abc&call=0&head=0&query=2&key="
         found = json.loads(ask(page, f"{why}1")[1])
         assert (found["score"], found["parts"][0]) == (1.5, ["tokens", "tokens", 2.0])
@@ -175,15 +209,9 @@ def test_a_text_stands_beside_itself_without_heads_and_a_cell_is_split_into_its_
         assert [(edge["call"], edge["key"], edge["direct"]) for edge in graph["edges"]] == [(1, 1, None)]
         assert (graph["query"], graph["target"], graph["tokens"]) == (2, "<t>", {"1": "b", "2": "c"})
         assert b"3.0:1-1 switched off" in ask(page, "save/1-2/")[1]
-        paths = (
-            "read?text=a&cut=1",
-            "read?text=a&cut=0.1:2&by=zero",
-            "read?text=a&cut=0.0&by=x",
-            f"{why}-1",
-            "why?text=abc&call=0",
-        )
-        paths += ("paths?text=abc&query=-2", "paths?text=abc")
-        for path in (*paths, why.replace("call=0", "call=1") + "1", "read?text=a&cut=0.0&cut=0.1"):
+        paths = [f"read?text=a&cut={cut}" for cut in ("1", "0.1:x&by=zero", "0.0&by=x", "0.0&cut=0.1")]
+        paths += [f"{why}-1", "why?text=abc&call=0", why.replace("call=0", "call=1") + "1"]
+        for path in (*paths, "paths?text=abc&query=-2", "paths?text=abc"):
             assert ask(page, path)[0] == 400, path
     assert asked[0] == ("abc", {"layer": 0, "head": 0, "query": 2, "key": 1})
 

@@ -44,16 +44,12 @@ def test_parts_sum_to_the_score_and_are_those_by_hand(kind, wide):
     maps = last.attention.query_projection.kernel[:, 20:24], last.attention.key_projection.kernel[:, 4:8]
     sides = []
     for part, kernel, place in zip(wrote, maps, (6, 2), strict=True):
-        part = (
-            part
-            * last.attention_residual.norm.scale[...]
-            / jnp.sqrt(jnp.mean(seen["blocks"][1]["hidden"][0, place] ** 2) + 1e-6)
-        )
+        size = jnp.sqrt(jnp.mean(seen["blocks"][1]["hidden"][0, place] ** 2) + 1e-6)
+        part = part * last.attention_residual.norm.scale[...] / size
         sides.append(positions.rotary((part @ kernel[...])[None], place))
     pair = found.parts[found.writers.index("layer 0 head 3"), found.writers.index("tokens")]
     assert pair == pytest.approx(float(jnp.vdot(*sides)) / 2, rel=1e-10)
     for wrong in ({"layer": 1}, {"layer": 3}, {"query": 8}, {"head": 6}):
+        cell = {"layer": 2, "head": 0, "query": 1, "key": 0} | wrong
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected"):
-            inspection.decompose_score(
-                model, TOKENS, **{"layer": 2, "head": 0, "query": 1, "key": 0, **wrong}
-            )
+            inspection.decompose_score(model, TOKENS, **cell)

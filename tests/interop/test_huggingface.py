@@ -582,13 +582,6 @@ def test_models_that_a_kind_cannot_describe_are_refused(tmp_path):
     assert not (tmp_path / "second").exists()
 
 
-# Families.
-
-
-BLOCK = "trunk.stack.blocks.{n}"
-SIZES = ("d_model", "num_heads", "d_ff", "num_layers", "vocab_size")
-
-
 # Tokenizers and patches.
 
 

@@ -108,11 +108,7 @@ def test_pairs_of_zigzag_causal_are_even():
     assert [step.pairs for step in division.rounds] == [((0, 0), (1, 0), (1, 1))] * 3
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [None, CAUSAL & ~masks.sliding_window(17, None)],
-    ids=repr,
-)
+@pytest.mark.parametrize("mask", [None, CAUSAL & ~masks.sliding_window(17, None)], ids=repr)
 def test_keys_stop_where_a_round_needs_them_and_what_they_gain_comes_home(mask):
     division, marks = rounds_of(mask), np.array([1, 10, 100, 1000])
 

@@ -290,10 +290,7 @@ class Attention:
         self.nan_row = np.isnan(self.final).any(-1, keepdims=True) & ~unsaid
         self.odd_row = (odd.any(-1, keepdims=True) | unsaid) & ~self.nan_row
         # A value that some query may attend to may spoil all rows that share it, and a key their gradients.
-        self.reached, self.shared = (
-            self._is_met("value", value),
-            self._is_met("key", self.key),
-        )
+        self.reached, self.shared = (self._is_met("value", value), self._is_met("key", self.key))
         self.value, self.query, self.key = (
             np.where(np.isfinite(x), x, 0) for x in (value, self.query, self.key)
         )

@@ -95,8 +95,7 @@ add_by_side = functools.partial(scores.relative_bias, bidirectional=False, max_d
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("run", "make", "expected"),
-    [("tiled", add_number, 384), ("in pieces", add_by_side, [[51], [333]])],
+    ("run", "make", "expected"), [("tiled", add_number, 384), ("in pieces", add_by_side, [[51], [333]])]
 )
 def test_gradients_are_summed_over_tiles_in_the_dtype_of_sums(run, make, expected):
     """Of 384 rows each adds 1 to the gradient, in tiles of at most 1/2: bfloat16 would stop at 128."""

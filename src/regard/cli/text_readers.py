@@ -24,8 +24,8 @@ class TextReader(NamedTuple):
     title: str
     """For people."""
     record: Callable[..., Trace]
-    """Gives the trace of a text, heads cut by `cut` and `by` as of `Recorder.record`; raises a ValueError
-    for one that cannot be read."""
+    """Gives the trace of a text, heads cut by `cut`, `by` and the text `source` as of `Recorder.record`;
+    raises a ValueError for one that cannot be read."""
     training: dict[str, Any] | None
     """The log of a run."""
     explain: Callable[..., ScoreParts] | None
@@ -61,8 +61,8 @@ def open_text_reader(directory: Path) -> TextReader | None:
 
     recorder = Recorder(model, most, spell)
 
-    def record(text: str, **cut: Any) -> Trace:
-        return recorder.record(*read(text), **cut)
+    def record(text: str, source: str | None = None, **cut: Any) -> Trace:
+        return recorder.record(*read(text), source=None if source is None else read(source)[0], **cut)
 
     def explain(text: str, **indices: Any) -> ScoreParts:
         return decompose_score(model, np.asarray(read(text)[0].ids, np.int32), **indices)

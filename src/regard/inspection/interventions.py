@@ -29,7 +29,8 @@ class Change:
     x_h <- (1 - share_h) x_h + share_h new_h  for each x of query, key, value, the weights and the output
     output_hq <- output_hq - share w_hqk v_hk  for each edge (h, q, k)
 
-    Every field but `heads` may be traced: one program serves for any head, differentiable by `share`.
+    Every field but `heads` and `rows` may be traced: one program serves for any head, differentiable by
+    `share`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -39,6 +40,13 @@ class Change:
         ...     out = attend(x, x, x)
         >>> out[:, 0, 0].tolist()
         [1.0, 0.0, 1.0]
+        >>> pair = jnp.stack([x, 2 * x])  # two examples; the second one's output goes into both
+        >>> with inspection.intervene({0: inspection.Change(source=1, heads=(1,), rows=(4,))}):
+        ...     out = attend(pair, pair, pair)
+        >>> out[0, 1, :, 0].tolist()
+        [1.0, 1.0, 1.0, 1.0, 2.0]
+
+    Reference: of `source`: Geiger et al., "Causal Abstractions of Neural Networks", 2021, section 3.
     """
 
     query: Any = None
@@ -51,6 +59,9 @@ class Change:
     """The pattern, `(*B, H, T, S)`: output = weights value, not normalised; NaN of weight 0 adds nothing."""
     output: Any = None
     """The heads' output, `(*B, H, T, E)`, before the output projection: 0.0 switches them off."""
+    source: Any = None
+    """In place of `output`: the example of the same batch, its first axis, whose output is taken (interchange
+    intervention, activation patching); or one for each example. The source itself stays as it is."""
     edges: Any = None
     """Cells, `(n, 3)`: head, query and key of each, once. What that weight hands over is taken out of the
     output, the row's other weights stay: exact where `trace_paths` estimates, in linear memory. `share` is a
@@ -59,13 +70,19 @@ class Change:
     """The part of each head that is replaced, 0 to 1: a number, or one per head (of key, value: key head)."""
     heads: Sequence[int] | None = dataclasses.field(default=None, metadata={"static": True})
     """Numbers of the heads that are replaced; None means all."""
+    rows: Sequence[int] | None = dataclasses.field(default=None, metadata={"static": True})
+    """Numbers of the queries (of key and value: keys) where they are replaced; None means all."""
 
     def __post_init__(self) -> None:
-        fields = (*_OPERANDS, "weights", "output", "edges")
+        fields = (*_OPERANDS, "weights", "output", "source", "edges")
         if all(getattr(self, name) is None for name in fields):
             raise ValueError(f"Change: expected one of {', '.join(fields)} at least, got none")
-        if self.heads is not None:
-            object.__setattr__(self, "heads", tuple(np.ravel(integers("heads", self.heads)).tolist()))
+        if self.output is not None and self.source is not None:
+            raise ValueError("Change: expected output or source, which give the same thing; got both")
+        for name in ("heads", "rows"):
+            if getattr(self, name) is not None:
+                numbers = np.ravel(integers(name, getattr(self, name))).tolist()
+                object.__setattr__(self, name, tuple(numbers))
 
     def rewrite(self, problem: Problem) -> tuple[Problem, Finish]:
         """Return the changed call, and a function of its output."""
@@ -86,6 +103,8 @@ class Change:
                 read = (rows != 0).any(-2)[..., None]
                 mixed = problem.unfold(rows @ jnp.where(read | jnp.isfinite(values), values, 0))
                 output = self._mix("weights", output, mixed.reshape(output.shape))
+            if self.source is not None:
+                return self._mix("output", output, self._exchange(output))
             return output if self.output is None else self._mix("output", output, self.output)
 
         return problem, finish
@@ -115,19 +134,32 @@ class Change:
         rows = output.reshape(*batch, count, *output.shape[-2:])
         return rows.at[..., head, query, :].add(-handed).reshape(output.shape)
 
+    def _exchange(self, output: Array) -> Array:
+        """Return the output of the examples that are the sources."""
+        count = output.shape[0] if output.ndim > 3 else 0
+        source = integers("source", self.source)
+        is_wrong = is_concrete(source) and np.any((np.asarray(source) < 0) | (np.asarray(source) >= count))
+        if source.shape not in ((), (count,)) or is_wrong:
+            expected = "an example in the first axis of (B, ..., H, T, E), or one for each"
+            raise ValueError(f"source: expected {expected}, got {self.source} for shape {output.shape}")
+        return output[jnp.broadcast_to(source, (count,))]
+
     def _mix(self, name: str, own: Array, new: Any) -> Array:
         """Put the new in place of a head's own, by its share."""
         heads = own.shape[-3] if own.ndim > 2 else 1
         share, new = jnp.asarray(self.share, own.dtype), _spread(name, new, own, own.shape)
         if share.shape not in ((), (heads,)):
             raise ValueError(f"share: expected a number or one for each of {heads} heads, got {share.shape}")
-        share = jnp.broadcast_to(share, (heads,))
-        if self.heads is not None:
-            wrong = [head for head in self.heads if not 0 <= head < heads]
+        share = jnp.broadcast_to(share, (heads,))[:, None, None]
+        for axis, (field, size) in enumerate((("heads", heads), ("rows", own.shape[-2]))):
+            if (chosen := getattr(self, field)) is None:
+                continue
+            wrong = [number for number in chosen if not 0 <= number < size]
             if wrong:
-                raise ValueError(f"heads: expected heads in 0..{heads - 1} of {name}, got {wrong}")
-            share = jnp.where(np.isin(np.arange(heads), self.heads), share, 0)
-        share = share.reshape((*(1,) * (own.ndim - 3), heads, 1, 1)[-own.ndim :])
+                raise ValueError(f"{field}: expected {field} in 0..{size - 1} of {name}, got {wrong}")
+            is_chosen = np.expand_dims(np.isin(np.arange(size), chosen), (1 - axis, 2))
+            share = jnp.where(is_chosen, share, 0)
+        share = share.reshape((*(1,) * (own.ndim - 3), *share.shape)[-own.ndim :])
         # 0 times what is no number would be none.
         own = jnp.where((share != 1) | jnp.isfinite(own), own, 0)
         return (1 - share) * own + share * jnp.where((share != 0) | jnp.isfinite(new), new, 0)

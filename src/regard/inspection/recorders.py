@@ -24,9 +24,10 @@ from regard.inspection.traces.padded import PaddedCall, pad_length
 from regard.inspection.traces.slices import take_example
 from regard.inspection.traces.trace import Trace, own_versions
 
-CUTS = ("zero", "mean", "uniform")
+CUTS = ("zero", "mean", "uniform", "patch")
 MOST_EDGES_CUT = 16
-Cuts = Sequence[tuple[int, ...]]  # heads (call, head), edges (call, head, query, key)
+# Heads (call, head), at one query (call, head, query), and edges (call, head, query, key).
+Cuts = Sequence[tuple[int, ...]]
 TOP_K = 3
 # Products of what every layer would predict, in multiply-adds; longer texts are recorded without.
 MOST_PREDICTED = 2**37
@@ -48,23 +49,34 @@ class Recorder:
         self._modules = {names[id(module)]: module for _, module in nnx.iter_modules(model)}
         self._positions = Positions(model)
         self._model, self._most = type(model).__name__, most
-        self._events: dict[int, list[tuple[str, CallEvent]]] = {}
+        self._events: dict[tuple[int, ...], list[tuple[str, CallEvent]]] = {}
         self._run = jax.jit(self._observe)
 
-    def record(self, tokens: Tokens, title: str, cut: Cuts = (), by: str = "zero") -> Trace:
+    def record(
+        self, tokens: Tokens, title: str, cut: Cuts = (), by: str = "zero", source: Tokens | None = None
+    ) -> Trace:
         """Let the model read tokens, by their ids, and keep what it attends to; the program stays the same.
 
         Heads that are cut, as (number of a call, number of a head), write instead: "zero" nothing, "mean"
-        their own mean over the text, later tokens included, "uniform" what they write with queries of 0. An
-        edge, as (call, head, query, key), is cut by "zero" alone: what that one weight hands over.
+        their own mean over the text, later tokens included, "uniform" what they write with queries of 0,
+        "patch" what they write at the same positions of the source, which has as many tokens; as (call, head,
+        query), at that one. Both are read at once, by a program of its own. An edge, as (call, head, query,
+        key), is cut by "zero" alone: what that one weight hands over.
         """
-        count = len(tokens)
-        if not count or tokens.ids is None:
-            raise ValueError(f"tokens: expected at least one, with ids, got {tokens!r}")
-        ids = self._pad(tokens.ids)
-        shares = self._share_cuts(cut, by, count)
-        observed, reading = jax.device_get(self._run(self._state, ids, np.full(1, count, np.int32), shares))
-        about = self._events[ids.shape[1]]
+        count, texts = len(tokens), [tokens] if source is None else [tokens, source]
+        token_ids = [text.ids for text in texts if text.ids is not None]
+        if not count or len(token_ids) != len(texts):
+            raise ValueError(f"tokens: expected at least one, with ids, got {texts[-1]!r}")
+        if (by == "patch") != (source is not None):
+            raise ValueError(f'source: expected a second text by "patch", and by nothing else; got by {by!r}')
+        if len(texts[-1]) != count:
+            expected = f"{count} tokens, as many as in the text that it patches, got {len(texts[-1])}"
+            raise ValueError(f"source: expected {expected}; change words for words of as many tokens")
+        ids = np.concatenate(list(map(self._pad, token_ids)))
+        shares = self._share_cuts(cut, by, ids.shape[1], count)
+        counts = np.full(len(ids), count, np.int32)
+        observed, reading = jax.device_get(self._run(self._state, ids, counts, shares))
+        about = self._events[ids.shape]
         layers = number_layers([name for name, _ in about])
         calls = []
         for (problem, rows), (name, event), layer in zip(observed, about, layers, strict=True):
@@ -99,12 +111,16 @@ class Recorder:
         padded[0, :count] = ids
         return padded
 
-    def _share_cuts(self, cut: Cuts, by: str, count: int) -> dict[str, np.ndarray]:
-        """Return how much of each head is replaced by what, (calls, heads), and the edges that are cut."""
+    def _share_cuts(self, cut: Cuts, by: str, length: int, count: int) -> dict[str, np.ndarray]:
+        """Return how much of each head is replaced by what, (calls, heads), and the edges that are cut.
+
+        Whether it is patched is said of each position.
+        """
         if by not in CUTS:
             raise ValueError(f"by: expected one of {', '.join(CUTS)}, got {by!r}")
         layers, heads = self._sizes.num_layers, self._sizes.num_heads
         shares: dict[str, Any] = {name: np.zeros((layers, heads), np.float32) for name in CUTS}
+        shares["patch"] = np.zeros((layers, heads, length if by == "patch" else 1), bool)
         edges = list({(call, *ends): None for call, *ends in cut if len(ends) == 3})
         if (edges and by != "zero") or len(edges) > MOST_EDGES_CUT:
             raise ValueError(
@@ -115,10 +131,12 @@ class Recorder:
         for layer, head, *ends in cut:
             if not (0 <= layer < layers and 0 <= head < heads and all(0 <= end < count for end in ends)):
                 limits = f"of layers 0..{layers - 1}, heads 0..{heads - 1} and tokens 0..{count - 1}"
-                where = f"{layer}.{head}" + (":{}-{}".format(*ends) if ends else "")
-                raise ValueError(f"cut: expected layer.head or layer.head:query-key, {limits}, got {where}")
-            if not ends:
-                shares[by][layer, head] = 1
+                expected = f"layer.head or layer.head:query-key, {limits}"
+                raise ValueError(f"cut: expected {expected}, got {spell_cut(layer, head, *ends)}")
+            if len(ends) == 1 and by != "patch":
+                raise ValueError(f'cut: expected one position of a head by "patch" alone, got it by {by!r}')
+            if len(ends) < 2:
+                shares[by][(layer, head, *ends)] = 1
         shares["edges"][: len(edges)] = np.reshape(edges, (-1, 4))
         return shares
 
@@ -147,8 +165,13 @@ class Recorder:
         names = name_owners(model)
         named = [names.get(id(event.owner), f"attention {number}") for number, event in enumerate(seen)]
         bare = [event._replace(problem=None, output=None) for event in seen]
-        self._events[ids.shape[1]] = list(zip(named, bare, strict=True))
+        self._events[ids.shape] = list(zip(named, bare, strict=True))
         return observed, reading
+
+
+def spell_cut(call: int, head: int, *ends: int) -> str:
+    """Return what is cut as it is typed: call.head, call.head:query or call.head:query-key."""
+    return f"{call}.{head}" + ":" * bool(ends) + "-".join(map(str, ends))
 
 
 def _cut_heads(shares: dict[str, Array], counts: Array) -> Rewriter:
@@ -167,7 +190,8 @@ def _cut_heads(shares: dict[str, Array], counts: Array) -> Rewriter:
             mean = jnp.mean(output, -2, keepdims=True, where=is_real)
             for name, new in (("zero", 0.0), ("mean", mean)):
                 output = Change(output=new, share=shares[name][number]).rewrite(problem)[1](output, extra)
-            return output
+            # The last row is the source, or the text itself.
+            return jnp.where(shares["patch"][number][None, ..., None], output[-1:], output)
 
         return problem, finish
 

@@ -58,8 +58,10 @@ test("the head that is looked at is cut, and restored", () => {
   assert.equal(toggleCut("2.5, 3.1", "#l=3&h=1"), "2.5");
   assert.equal(toggleCut("2.5", "#l=3&h=1&sel=3.1,2.5"), "2.5 3.1");
   assert.equal(toggleCut("2.5 3.1", "#l=3&h=1&sel=3.1,2.5"), "");
-  assert.equal(toggleCut("2.5", "#l=3&h=1&sel=3.1&row=7&key=2", true), "2.5 3.1:7-2");
-  assert.equal(toggleCut("3.1:7-2 3.1:7-1", "#l=3&h=1&row=7&key=2", true), "3.1:7-1");
+  assert.equal(toggleCut("2.5", "#l=3&h=1&sel=3.1&row=7&key=2", "cell"), "2.5 3.1:7-2");
+  assert.equal(toggleCut("3.1:7-2 3.1:7-1", "#l=3&h=1&row=7&key=2", "cell"), "3.1:7-1");
+  assert.equal(toggleCut("2.5", "#l=3&h=1&sel=2.5,3.1&row=7&key=2", "query"), "2.5 3.1:7");
+  assert.equal(toggleCut("3.1 3.1:7", "#l=3&h=1&row=7", "query"), "3.1");
 });
 
 test("what is predicted is told before and after", () => {
@@ -82,5 +84,16 @@ test("what is predicted is told before and after", () => {
   assert.equal(
     tellPredictions([before, { ...before, loss: null }]),
     "loss 2 → –, next ‘mat’ 0.5 → ‘mat’ 0.5",
+  );
+  const source = {
+    loss: 1,
+    next: [
+      ["log", 0.75],
+      ["dog", 0.125],
+    ],
+  };
+  assert.equal(
+    tellPredictions([before, { ...after, next: [...after.next, ["cat", 0.1], ["log", 0.05]] }, source]),
+    "loss 2 → 3, next ‘mat’ 0.5 → ‘dog’ 0.5, ‘mat’ 0.25, ‘log’ 0.05; of the source ‘log’ 0.75",
   );
 });

@@ -21,12 +21,13 @@ from regard.inspection.explorer.page_document import write_json
 from regard.inspection.explorer.pages import fill_page
 from regard.inspection.explorer.server import Serving
 from regard.inspection.explorer.sites import Answer, Explorer, RefusalError, Site, check_port
+from regard.inspection.recorders import spell_cut
 from regard.inspection.visible_text import show_text
 
 MOST_TRACES, MOST_VIEWS = 16, 4  # that are kept
 MOST_CUT, MOST_PARTS, MOST_EDGES = 4096, 8, 60  # heads; pairs of writers; edges of a graph
-CUTS = {"zero": "switched off", "mean": "at their mean", "uniform": "reading evenly"}
-_CUT = r"\d{1,4}\.\d{1,4}(:\d{1,7}-\d{1,7})?"
+CUTS = {"zero": "switched off", "mean": "at their mean", "uniform": "reading evenly", "patch": "from"}
+_CUT = r"\d{1,4}\.\d{1,4}(:\d{1,7}(-\d{1,7})?)?"
 _POLL_SECONDS = 0.05
 
 
@@ -50,7 +51,8 @@ def serve_live(
         text: what stands in the box at first.
         title: of the page.
         port: to listen on; 0 takes one that is free.
-        cuts: whether record takes `cut` and `by`, as `Recorder.record` does; the page then asks for heads.
+        cuts: whether record takes `cut` and `by`, as `Recorder.record` does, and `source`, a text; the page
+            then asks for heads.
         explain: gives the `ScoreParts` of (text, layer, head, query, key), a cell, as `decompose_score` does.
         trace: gives the `Paths` of (text, query), as `trace_paths`, and texts of the target and the tokens.
         **options: training and positions, as in `pages.write`.
@@ -86,23 +88,29 @@ class _TextError(Exception):
 
 
 class _Reading(NamedTuple):
-    """A text to be read, and what is cut: heads (call, head) and edges (call, head, query, key)."""
+    """A text to be read, what is cut, as of `Recorder.record`, and the text that patches come from."""
 
     text: str
     cut: tuple[tuple[int, ...], ...] = ()
     by: str = "zero"
+    source: str | None = None
 
     @property
     def python(self) -> str:
         """Return the line that does the same to a model of Regard, or of a library that calls `attend`."""
-        changed = {"zero": "output=0.0", "uniform": "query=0.0", "mean": "output=mean"}[self.by]
-        changes = []
-        for call in dict.fromkeys(number for number, *_ in self.cut):
-            heads = tuple(head for number, head, *ends in self.cut if number == call and not ends)
-            edges = tuple((head, *ends) for number, head, *ends in self.cut if number == call and ends)
-            fields = [f"{changed}, heads={heads}"] * bool(heads) + [f"edges={edges}"] * bool(edges)
-            changes.append(f"{call}: inspection.Change({', '.join(fields)})")
-        return f"with inspection.intervene({{{', '.join(changes)}}}): model(tokens)"
+        new = {"zero": "output=0.0", "uniform": "query=0.0", "mean": "output=mean", "patch": "source=1"}
+        blocks: dict[tuple[int, ...], list[str]] = {}  # by the one row that they change, if any
+        calls = dict.fromkeys((call, tuple(ends) * (len(ends) == 1)) for call, _, *ends in self.cut)
+        for call, rows in calls:
+            cut = [(head, tuple(ends)) for number, head, *ends in self.cut if number == call]
+            heads = tuple(head for head, ends in cut if ends == rows)
+            edges = tuple((head, *ends) for head, ends in cut if len(ends) == 2)
+            fields = [f"{new[self.by]}, heads={heads}"] * bool(heads) + [f"rows={rows}"] * bool(rows)
+            fields += [f"edges={edges}"] * bool(edges)
+            blocks.setdefault(rows, []).append(f"{call}: inspection.Change({', '.join(fields)})")
+        changes = ", ".join(f"inspection.intervene({{{', '.join(block)}}})" for block in blocks.values())
+        tokens = "tokens" if self.source is None else "jnp.concatenate([tokens, source])"
+        return f"with {changes}: model({tokens})"
 
 
 class _LiveExplorer:
@@ -159,13 +167,14 @@ class _LiveExplorer:
     def _read_texts(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
         readings = _parse_readings(question, self._cuts)
         with self._take_turn(is_wanted):
-            numbers, traces = [], []
+            numbers, recorded = [], []
             for reading in readings:
                 number, trace = self._find_trace(reading)
                 numbers.append(str(number))
-                traces.append(trace)
+                recorded.append(trace)
                 demand_reader(is_wanted)
-            name = "-".join(numbers)
+            # Of a source, what it predicts is told, no more.
+            name, traces = "-".join(numbers[:2]), recorded[:2]
             if name not in self._views:
                 options = self._options if len(traces) == 1 else {}
                 # Few heads are carried in detail: the server has them all.
@@ -175,10 +184,10 @@ class _LiveExplorer:
                 self._views.popitem(last=False)
         lengths = [max((call.keys for call in trace.calls), default=0) for trace in traces]
         answer = {"view": f"view/{name}/", "tokens": lengths}
-        if all(trace.predictions is not None for trace in traces):
-            answer["predicted"] = [_tell_predictions(trace) for trace in traces]
-        if readings[-1].cut:
-            answer["python"] = readings[-1].python
+        if all(trace.predictions is not None for trace in recorded):
+            answer["predicted"] = [_tell_predictions(trace) for trace in recorded]
+        if len(readings) > 1 and readings[1].cut:
+            answer["python"] = readings[1].python
         return answer
 
     def _explain_cell(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
@@ -210,11 +219,15 @@ class _LiveExplorer:
         return answer | {"python": f"inspection.trace_paths(model, tokens, query={paths.query})"}
 
     def _record_text(self, reading: _Reading) -> tuple[int, Any]:
-        cut = {"cut": reading.cut, "by": reading.by} if reading.cut else {}
+        cut: dict[str, Any] = {"cut": reading.cut, "by": reading.by} if reading.cut else {}
+        how = CUTS[reading.by]
+        if reading.source is not None:
+            cut["source"] = reading.source
+            how += f" “{self._find_trace(_Reading(reading.source))[1].title}”"
         trace = _ask(self._record, reading.text, **cut)
         if cut:
-            spelled = " ".join(_spell_cut(*ends) for ends in reading.cut)
-            trace = dataclasses.replace(trace, title=f"{trace.title} ({spelled} {CUTS[reading.by]})")
+            spelled = " ".join(spell_cut(*ends) for ends in reading.cut)
+            trace = dataclasses.replace(trace, title=f"{trace.title} ({spelled} {how})")
         return next(self._numbers), trace
 
     @contextmanager
@@ -247,7 +260,10 @@ def _tell_predictions(trace: Any) -> dict[str, Any]:
 
 
 def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
-    """Return what a page asks for: one text or two, of which the last may have heads cut."""
+    """Return what a page asks for: one text or two, of which the last may have heads cut.
+
+    By "patch" it is the first one, and the last one the source of its heads.
+    """
     parts = parse_qsl(query, keep_blank_values=True)
     texts = [value for name, value in parts if name == "text"]
     others = {name: value for name, value in parts if name != "text"}
@@ -260,6 +276,10 @@ def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
         raise RefusalError(f"by: expected one of {', '.join(cuts)}")
     if not cut:
         return [_Reading(text) for text in texts]
+    if by == "patch":
+        if len(texts) == 1:
+            raise _TextError('by: "patch" takes heads\' output from a second text: press "Change a word"')
+        return [_Reading(texts[0]), _Reading(texts[0], cut, by, texts[1]), _Reading(texts[1])]
     return [_Reading(texts[0]), _Reading(texts[-1], cut, by)]
 
 
@@ -277,7 +297,3 @@ def _parse_cut(cut: str) -> tuple[tuple[int, ...], ...]:
     if len(names) > MOST_CUT or not all(re.fullmatch(_CUT, name) for name in names):
         raise RefusalError("cut: expected layer.head or layer.head:query-key, such as 2.5 3.1:7-2")
     return tuple(tuple(map(int, re.split(r"[.:-]", name))) for name in names)
-
-
-def _spell_cut(call: int, head: int, *ends: int) -> str:
-    return f"{call}.{head}" + (":{}-{}".format(*ends) if ends else "")

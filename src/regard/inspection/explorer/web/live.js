@@ -42,6 +42,23 @@ export class Latest {
 const LIVE_KEEP = 300;
 const LIVE_READING = "reading … the first text of a length takes longer: a program is made for it";
 
+const LIVE_CUT = [
+  "B, without heads or cells",
+  "3.1:7-2",
+  "Cut this head",
+  "Cut the head that is looked at",
+  "Cut this cell",
+  "Take out what the chosen key hands to the chosen query by this head",
+];
+const LIVE_PATCH = [
+  "B: A, with heads’ output on the source",
+  "3.1:7",
+  "Patch this head",
+  "Give the head that is looked at the output that it has on the source",
+  "Patch this query",
+  "Give the head that is looked at its output on the source at the chosen query alone",
+];
+
 /**
  * Where the next explorer opens: as the last one stood, and on the difference as soon as there are two texts.
  * @param {string} last address part of the last explorer @param {boolean} compared whether it showed two texts
@@ -60,33 +77,36 @@ export function nextPlace(last, compared, compares, cuts = false) {
 }
 
 /**
- * What is cut, with what an explorer looks at among it, or no longer: its heads, or the weight of its cell.
- * @param {string} heads @param {string} place address part of the explorer @param {boolean} [one] the cell
+ * What is cut, with what an explorer looks at among it, or no longer: its heads, the weight of its cell, or its
+ * head at the query.
+ * @param {string} heads @param {string} place address part of the explorer
+ * @param {"heads" | "cell" | "query"} [what]
  */
-export function toggleCut(heads, place, one = false) {
+export function toggleCut(heads, place, what = "heads") {
   const said = new URLSearchParams(place.replace(/^#/, ""));
   const cut = new Set(heads.split(/[\s,]+/).filter(Boolean));
   const head = `${said.get("l") ?? 0}.${said.get("h") ?? 0}`;
-  const cell = `${head}:${said.get("row")}-${said.get("key")}`;
-  const chosen = one ? [cell] : (said.get("sel")?.split(",") ?? [head]);
+  const cell = `${head}:${said.get("row")}${what === "cell" ? `-${said.get("key")}` : ""}`;
+  const chosen = what === "heads" ? (said.get("sel")?.split(",") ?? [head]) : [cell];
   const has = chosen.every((head) => cut.has(head));
   for (const head of chosen) has ? cut.delete(head) : cut.add(head);
   return [...cut].join(" ");
 }
 
 /**
- * What comes after the texts, and what each token of them costs, one after the other.
+ * What comes after the texts, and what each token of them costs, one after the other; then after a source.
  * @param {Array<{loss: number|null, next: Array<[string, number]>}>} predicted
  */
 export function tellPredictions(predicted) {
   /** @param {[string, number]} likeliest */
   const word = ([token, share]) => `‘${shown(token)}’ ${formatNumber(share)}`;
-  const [before, after] = predicted;
+  const [before, after, source] = predicted;
   if (!after) return `next: ${before.next.map(word).join(", ")}`;
   const losses = [before.loss, after.loss].map((loss) => (loss === null ? "–" : formatNumber(loss)));
-  const same = after.next.find(([token]) => token === before.next[0][0]);
-  const fallen = same && same !== after.next[0] ? `, ${word(same)}` : "";
-  return `loss ${losses.join(" → ")}, next ${word(before.next[0])} → ${word(after.next[0])}${fallen}`;
+  const asked = [before, ...(source ? [source] : [])].map(({ next }) => next[0][0]);
+  const now = after.next.filter(([token], n) => !n || asked.includes(token)).map(word);
+  const there = source ? `; of the source ${word(source.next[0])}` : "";
+  return `loss ${losses.join(" → ")}, next ${word(before.next[0])} → ${now.join(", ")}${there}`;
 }
 
 /**
@@ -107,43 +127,33 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
     });
   const cut = element("input", {
     value: said.get("cut") ?? "",
-    placeholder: "layer.head, such as 2.5 3.1:7-2",
     "aria-label": "Cut heads",
     on: { input: () => latest.plan() },
   });
   const by = element(
     "select",
-    { "aria-label": "Cut by", on: { change: () => latest.plan(0) } },
+    { "aria-label": "Cut by", on: { change: () => chooseBy() } },
     ...(settings.cuts ?? []).map((/** @type {string} */ value) => element("option", { value, text: value })),
   );
   if (said.has("by")) by.value = said.get("by") ?? "";
+  const patches = () => by.value === "patch";
   /** @param {boolean} one */
   const pick = (one) => () => {
     if (one && !(place().has("row") && place().has("key"))) {
       fail(CHOOSE_CELL);
       return;
     }
-    cut.value = toggleCut(cut.value, current ? placeOf(current) : first, one);
+    const what = one ? (patches() ? "query" : "cell") : "heads";
+    cut.value = toggleCut(cut.value, current ? placeOf(current) : first, what);
     latest.plan(0);
   };
+  const cutName = element("span");
+  const cutHead = element("button", { type: "button", on: { click: pick(false) } });
+  const cutCell = element("button", { type: "button", on: { click: pick(true) } });
   const cutting = element(
     "label",
     { class: "live-cut", hidden: !settings.cuts?.length },
-    element("span", {}, "B, without heads or cells"),
-    cut,
-    by,
-    element("button", {
-      type: "button",
-      text: "Cut this head",
-      title: "Cut the head that is looked at; once more restores it",
-      on: { click: pick(false) },
-    }),
-    element("button", {
-      type: "button",
-      text: "Cut this cell",
-      title: "Take out what the chosen key hands to the chosen query by this head; once more restores it",
-      on: { click: pick(true) },
-    }),
+    ...[cutName, cut, by, cutHead, cutCell],
   );
   const python = element("code", { hidden: true });
   const saving = element("a", { download: "", hidden: true, text: "Save page" });
@@ -158,19 +168,22 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
   };
   const text = box("Text", said.get("text") ?? settings.text ?? "");
   const changed = box("Changed text", said.get("changed") ?? "");
-  const other = element(
-    "label",
-    { hidden: !said.has("changed") },
-    element("span", {}, "B, changed"),
-    changed,
-  );
+  const otherName = element("span");
+  const other = element("label", { hidden: !said.has("changed") }, otherName, changed);
   const press = () => {
     other.hidden = !other.hidden;
     if (!other.hidden) {
       changed.value = text.value;
       changed.focus();
     }
-    tell();
+    latest.plan(0);
+  };
+  const chooseBy = () => {
+    // A patch comes from a second text.
+    if (patches() && other.hidden) {
+      other.hidden = false;
+      changed.value = text.value;
+    }
     latest.plan(0);
   };
   const change = element("button", { type: "button", on: { click: press } });
@@ -187,7 +200,7 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
       why: settings.why,
       paths: settings.paths,
       place,
-      text: (said) => (said.get("t") === "1" && !other.hidden ? changed : text).value,
+      text: (said) => (said.get("t") === "1" && !other.hidden && !isPatched() ? changed : text).value,
       request: (path, signal) => request(path, signal),
       tell: (message, line = "") => {
         status.textContent = message;
@@ -248,9 +261,18 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
   };
   setInterval(keep, LIVE_KEEP);
 
+  const isPatched = () => patches() && Boolean(cut.value.trim());
   const tell = () => {
     name.textContent = other.hidden ? "Text" : "A";
+    otherName.textContent = patches() ? "Source, changed" : "B, changed";
     change.textContent = other.hidden ? "Change a word" : "Compare no more";
+    const [about, example, head, headTitle, cell, cellTitle] = patches() ? LIVE_PATCH : LIVE_CUT;
+    cutName.textContent = about;
+    cut.placeholder = `layer.head, such as 2.5 ${example}`;
+    cutHead.textContent = head;
+    cutHead.title = `${headTitle}; once more restores it`;
+    cutCell.textContent = cell;
+    cutCell.title = `${cellTitle}; once more restores it`;
   };
   /** @param {string} [message] */
   const fail = (message = "") => {
@@ -307,6 +329,7 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
   };
   const latest = new Latest(async (signal) => {
     const texts = [text.value, ...(other.hidden ? [] : [changed.value])];
+    tell();
     keep();
     fail();
     if (texts.some((one) => !one.trim())) {
