@@ -57,7 +57,7 @@ FOLDERS = {
     " transforms edges checking ours",
     "planning": "chips candidates estimates rings search reports planner residuals parameters training_steps",
     "linear": "halving problem chunks attention",
-    "layers": "choices heads dropout residual projections multi_head latent_attention"
+    "layers": "choices heads dropout residual projections multi_head indexer latent_attention"
     " short_convolution delta_cache delta derivation feed_forward experts blocks",
     "models": "config padding embedding depth stack encoder decoder encoder_decoder classifier"
     " presets sampling prompts prefill writing speculation generation beams",
@@ -78,8 +78,9 @@ FOLDERS = {
     " onnx_ops weight_files weight_maps families.entries families.family families.sliding_windows"
     " families.rotary families.bert families.vit families.gpt2 families.llama families.mistral families.qwen"
     " families.gemma2 families.gemma3 families.qwen3_moe families.qwen3_5 families.qwen3_next"
-    " families.deepseek_v3 families.kimi_linear families.t5 families.gpt_oss families.modernbert families"
-    " huggingface_configs tokenizer_files sentence_modules huggingface sentence_embeddings",
+    " families.deepseek_v3 families.deepseek_v32 families.kimi_linear families.t5 families.gpt_oss"
+    " families.modernbert families huggingface_configs tokenizer_files sentence_modules huggingface"
+    " sentence_embeddings",
     "cli": "plain console declaration continuation spelling text_models interruption displays overview"
     " pictures sources text_readers commands.conformance commands.demo commands.train commands.generate"
     " commands.plot commands.inspect commands.view commands.explain commands.plan commands.tune"

@@ -10,7 +10,7 @@ import numpy as np
 
 PARITY = Path(__file__).parent / "parity"
 QWEN = ("qwen2", "qwen3", "qwen3_moe", "qwen3_5_text", "qwen3_next")
-DEEPSEEK = ("deepseek_v3", "kimi_linear")
+DEEPSEEK = ("deepseek_v3", "deepseek_v32", "kimi_linear")
 DECODERS = ("gpt2", "llama", "mistral", *QWEN, *DEEPSEEK, "gemma2", "gemma3_text", "gpt_oss")
 NAMES = ("bert", "modernbert", "vit", *DECODERS, "t5", "t5_gated")
 

@@ -150,7 +150,7 @@ def test_gradients_are_those_of_torch(checkpoint, wide):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "capacities"), [("gemma3_text", (10, 10, 13)), ("gpt_oss", (11, 17)), ("deepseek_v3", (13, 13))]
+    ("name", "capacities"), [("gemma3_text", (10, 10, 13)), ("gpt_oss", (11, 17)), ("deepseek_v32", (13, 13))]
 )
 def test_what_is_written_through_a_cache_is_what_torch_would(name, capacities, checkpoint, wide):
     """Past the window, where layers of both kinds have dropped and kept keys turned by their own bases."""

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from layer_oracle import assert_refused, build_drawn, compiled, draw
@@ -17,15 +18,21 @@ def build_small(**options):
     return build_drawn(LatentAttention, 24, 3, **{"latent_dim": 5, "head_dim": 4, "rotary_dim": 2, **options})
 
 
-def test_it_is_the_same_whole_and_through_its_cache(wide):
+@pytest.mark.parametrize(
+    "indexer", [{}, {"index_count": 4, "index_heads": 19, "index_dim": 3}], ids=["", "chosen"]
+)
+def test_it_is_the_same_whole_and_through_its_cache(indexer, wide):
     """The first piece of a cache ends in padding; as a whole, tokens are told their places."""
-    layer, x = build_small(query_latent_dim=7, value_dim=3), jnp.asarray(draw(0, 2, 13, 24), jnp.float64)
+    layer, x = (
+        build_small(query_latent_dim=7, value_dim=3, **indexer),
+        jnp.asarray(draw(0, 2, 13, 24), jnp.float64),
+    )
     nnx.update(layer, jax.tree.map(lambda leaf: leaf.astype(jnp.float64), nnx.state(layer)))
     truth = compiled(layer, x, mask=masks.causal())
     exact = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-12 * np.abs(truth).max())
     exact(compiled(layer, x, mask=masks.causal(), positions=jnp.arange(7, 20)), truth)
     cache = layer.start_cache(2, 13)
-    assert cache.key.size + cache.value.size == 2 * 13 * (5 + 2)
+    assert cache.key.size + cache.value.size == 2 * 13 * (5 + 2 + indexer.get("index_dim", 0))
     step = nnx.jit(lambda layer, x, cache, counts: layer(x, mask=masks.causal(), cache=cache, counts=counts))
     out, seen = step(layer, x[:, :7], cache, jnp.array([7, 5]))
     exact(out[0], truth[0, :7])
@@ -53,6 +60,10 @@ def test_what_does_not_fit_is_refused():
         (lambda: layer(x, cache=cache, positions=jnp.array([1])), "without positions, got .* with positions"),
         (lambda: layer(x, cache=other), "cache: expected one key head of width 2 with values of 5"),
         (lambda: build_small(rotary_dim=3), "rotary_dim: expected an even number, as pairs are .*; got 3"),
+        (
+            lambda: build_small(index_count=3),
+            "index_count: expected all of index_count, index_heads, index_d",
+        ),
         (lambda: build_small(rotary=Rotary(width=8)), r"rotary\.width: expected an even number in 2\.\.2,"),
         (lambda: layer(x, positions=ids), r"one integer per token, \(1,\) or \(2, 1\); got shape \(3, 1\)"),
     )

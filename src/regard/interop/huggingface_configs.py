@@ -49,8 +49,8 @@ def read_config(
 
     Returns:
         The kind (`model_type`), and the config of an `Encoder` (bert, modernbert, vit), a `Decoder` (gpt2,
-        llama, mistral, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_next, deepseek_v3, kimi_linear, gemma2,
-        gemma3_text, gpt_oss) or an `EncoderDecoder` (t5).
+        llama, mistral, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_next, deepseek_v3, deepseek_v32,
+        kimi_linear, gemma2, gemma3_text, gpt_oss) or an `EncoderDecoder` (t5).
 
     Raises:
         ValueError: an unsupported model_type, or a setting that is missing, unsupported or unknown.

@@ -158,6 +158,10 @@ class WeightMap:
     def ignores(self, name: str) -> bool:
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)
 
+    def adding(self, *pairs: Pair) -> WeightMap:
+        """Return the table that has further pairs."""
+        return replace(self, pairs=(*self.pairs, *pairs))
+
     def ignoring(self, pattern: str) -> WeightMap:
         """Return the table that passes over such tensors, too."""
         return replace(self, ignored=(*self.ignored, pattern))

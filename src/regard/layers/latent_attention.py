@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from regard import masks
 from regard.arguments import guided, integers
 from regard.attention import attend
 from regard.axes import Array, ArrayLike
@@ -19,6 +20,7 @@ from regard.engine.call.canonicalization import read_scale
 from regard.engine.call.hooks import called_by
 from regard.layers.choices import check_counts, check_initializers, check_kind, check_options, check_rotary
 from regard.layers.heads import merge_heads, place_mask, split_heads
+from regard.layers.indexer import Indexer
 from regard.layers.multi_head import check_features, pack, unpack
 from regard.layers.residual import EPSILON, build_norm
 from regard.masks import Mask
@@ -39,6 +41,10 @@ class LatentAttention(nnx.Module):
     the number of heads, and neither keys nor values are made of them: as (q Wk^T) latent = q (latent Wk),
     Wk goes to the queries, and Wv to what the heads have read. All heads then share one key head.
 
+    With `index_count`, an indexer of a few small heads chooses so many keys for each query, and all heads
+    attend to these alone (DeepSeek's sparse attention): memory and time are linear in T `index_count`. Its
+    keys are kept beside the turned ones.
+
     Args:
         d_model, num_heads: width M of input and output, and H.
         latent_dim: width of the latent vector.
@@ -46,13 +52,15 @@ class LatentAttention(nnx.Module):
         value_dim: width of a head's values. None means `head_dim`.
         query_latent_dim: width of a latent vector of the queries. None means that they have none.
         rotary: how that part is turned, by default as DeepSeek stores it; None leaves it as it is.
+        index_count: keys that each query attends to; None means all.
+        index_heads, index_dim: heads of the indexer, and their width, of which `rotary_dim` are turned.
         scale: what scores are multiplied by. None means 1/sqrt(head_dim + rotary_dim).
         use_bias: whether the maps from the input, and the one to the output, have biases; others have none.
         norm_epsilon: of the latent vectors' norms.
         dtype, param_dtype, kernel_init, precision, rngs: as in `MultiHeadAttention`.
 
     Raises:
-        ValueError: sizes below 1, an odd `rotary_dim`.
+        ValueError: sizes below 1, an odd `rotary_dim`, an indexer without its sizes.
 
     Example:
         >>> import jax.numpy as jnp
@@ -64,7 +72,8 @@ class LatentAttention(nnx.Module):
         >>> out.shape, seen["cache"].value.shape, seen["cache"].key.shape
         ((2, 3, 6), (2, 1, 7, 5), (2, 1, 7, 2))
 
-    Reference: DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1 and appendix C.
+    Reference: DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1 and appendix C; for the indexer DeepSeek-AI,
+    "DeepSeek-V3.2", 2025, section 2.1.
     """
 
     def __init__(
@@ -77,6 +86,9 @@ class LatentAttention(nnx.Module):
         rotary_dim: int,
         value_dim: int | None = None,
         query_latent_dim: int | None = None,
+        index_count: int | None = None,
+        index_heads: int | None = None,
+        index_dim: int | None = None,
         rotary: Rotary | None = Rotary(interleaved=True),  # noqa: B008 (immutable)
         scale: float | None = None,
         use_bias: bool = False,
@@ -91,6 +103,9 @@ class LatentAttention(nnx.Module):
         sizes = {"d_model": d_model, "num_heads": num_heads, "latent_dim": latent_dim, "head_dim": head_dim}
         sizes |= {"rotary_dim": rotary_dim, "value_dim": value_dim}
         sizes |= {} if query_latent_dim is None else {"query_latent_dim": query_latent_dim}
+        check_indexer(index_count, index_heads, index_dim, rotary_dim)
+        indexer: Any = {"num_heads": index_heads, "head_dim": index_dim, "count": index_count}
+        sizes |= {f"index_{name}": size for name, size in indexer.items() if size is not None}
         shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         check_options(sizes, precision=precision, use_bias=use_bias, **shared)
         check_initializers(kernel_init=kernel_init)
@@ -112,6 +127,12 @@ class LatentAttention(nnx.Module):
         else:
             self.query_latent = linear(d_model, query_latent_dim, use_bias=use_bias)
             self.query_norm = norm(query_latent_dim)
+        if index_count is None:
+            self.indexer = None
+        else:
+            indexer |= {"rotary": self.rotary, "rotary_dim": rotary_dim, "kernel_init": kernel_init}
+            indexer |= {"precision": precision, **shared}
+            self.indexer = Indexer(d_model, query_latent_dim or d_model, **indexer)
         self.query_projection = linear(query_latent_dim or d_model, width, use_bias=False)
         self.latent = linear(d_model, latent_dim + rotary_dim, use_bias=use_bias)
         self.latent_norm = norm(latent_dim)
@@ -124,8 +145,12 @@ class LatentAttention(nnx.Module):
         Its `value` is for the latent vectors of tokens, its `key` for their turned keys.
         """
         dtype = self.latent.kernel.dtype if self.latent.dtype is None else self.latent.dtype
-        widths = (self.rotary_dim, self.latent_dim)
-        return KVCache.create(batch, 1, capacity, *widths, dtype=dtype, window=window)
+        return KVCache.create(batch, 1, capacity, *self.cache_widths, dtype=dtype, window=window)
+
+    @property
+    def cache_widths(self) -> tuple[int, int]:
+        """Widths of a token's `key`, its turned key and that of an indexer, and `value` in the cache."""
+        return self.rotary_dim + (0 if self.indexer is None else self.indexer.head_dim), self.latent_dim
 
     def __call__(
         self,
@@ -166,7 +191,12 @@ class LatentAttention(nnx.Module):
             )
         if cache is not None:
             index = cache.lengths[:, None] + row[None]
-        query, turned_query = self._query(x, index)
+        source = x
+        if self.query_latent is not None and self.query_norm is not None:
+            source = self.query_norm(self.query_latent(x))
+        heads = split_heads(self.query_projection(source), self.num_heads)
+        query, turned_query = jnp.split(heads, [self.head_dim], axis=-1)
+        turned_query = self._turn(turned_query, index)
         latent, turned = jnp.split(self.latent(x), [self.latent_dim], axis=-1)
         latent = self.latent_norm(latent)[..., None, :, :]
         turned = self._turn(turned[..., None, :, :], index)
@@ -185,12 +215,26 @@ class LatentAttention(nnx.Module):
                 query = jnp.concatenate([query, turned_query], axis=-1)
                 if positions is not None:
                     options |= {"query_positions": index, "key_positions": index}
+                if self.indexer is not None:
+                    places = {} if positions is None else {"query_positions": index, "key_positions": index}
+                    chooser = (x, source, self.indexer.make_keys(x, index), index)
+                    options["mask"] = self.indexer.choose(*chooser, options["mask"], **places)
                 out, stats = unpack(attend(query, key, value, **options), aux)
             else:
+                before = cache.lengths
+                if self.indexer is not None:
+                    key = self.indexer.make_keys(x, index)[..., None, :, :].astype(turned.dtype)
+                    turned = jnp.concatenate([turned, key], axis=-1)
                 cache = cache.append(turned, latent, counts)
+                turned_keys, index_keys = jnp.split(cache.key, [self.rotary_dim], axis=-1)
+                if self.indexer is not None:
+                    written = masks.lengths(cache.lengths)
+                    mask = written if options["mask"] is None else options["mask"] & written
+                    chooser = (x, source, index_keys[..., 0, :, :], index)
+                    options["mask"] = self.indexer.choose(*chooser, mask, query_offset=before)
                 query = self._multiply("bhtn,rhn->bhtr", query, kernel[..., : self.head_dim])
                 query = jnp.concatenate([query, turned_query.astype(query.dtype)], axis=-1)
-                stored: Any = (cache.value, cache.key)
+                stored: Any = (cache.value, turned_keys)
                 read = dataclasses.replace(cache, key=jnp.concatenate(stored, axis=-1))
                 out, stats = unpack(read.attend(query, counts=counts, **options), aux)
                 out = self._multiply("bhtr,rhv->bhtv", out, kernel[..., self.head_dim :])
@@ -203,9 +247,10 @@ class LatentAttention(nnx.Module):
         key, value = cache.key, cache.value
         is_plain = isinstance(key, jax.Array) and isinstance(value, jax.Array)
         widths = (*key.shape[1::2], value.shape[-1]) if is_plain else ()
-        if widths != (1, self.rotary_dim, self.latent_dim):
+        key_width, value_width = self.cache_widths
+        if widths != (1, key_width, value_width):
             raise ValueError(
-                f"cache: expected one key head of width {self.rotary_dim} with values of {self.latent_dim},"
+                f"cache: expected one key head of width {key_width} with values of {value_width},"
                 f" as arrays, got {cache!r}; make it with the layer's start_cache"
             )
         if positions is not None or x.shape[:-2] != (cache.batch,):
@@ -214,17 +259,18 @@ class LatentAttention(nnx.Module):
                 f"{'' if positions is None else ' with positions'}"
             )
 
-    def _query(self, x: Array, index: ArrayLike) -> tuple[Array, Array]:
-        """Return both parts of the queries of all heads."""
-        if self.query_latent is not None and self.query_norm is not None:
-            x = self.query_norm(self.query_latent(x))
-        heads = split_heads(self.query_projection(x), self.num_heads)
-        plain, turned = jnp.split(heads, [self.head_dim], axis=-1)
-        return plain, self._turn(turned, index)
-
     def _turn(self, features: Array, index: ArrayLike) -> Array:
         """Turn the parts of queries or keys that positions turn, where there is a rule."""
         return features if self.rotary is None else self.rotary(features, index)
 
     def _multiply(self, axes: str, features: Array, kernel: Array) -> Array:
         return jnp.einsum(axes, features, kernel.astype(features.dtype), precision=self.precision)
+
+
+def check_indexer(count: int | None, num_heads: int | None, head_dim: int | None, rotary_dim: int) -> None:
+    """Check that an indexer has all of its sizes, or none."""
+    sizes = {"index_count": count, "index_heads": num_heads, "index_dim": head_dim}
+    if len({size is None for size in sizes.values()}) == 2:
+        raise ValueError(f"index_count: expected all of {', '.join(sizes)}, or none of them; got {sizes}")
+    if head_dim is not None and head_dim < rotary_dim:
+        raise ValueError(f"index_dim: expected at least rotary_dim = {rotary_dim}, got {head_dim}")

@@ -15,6 +15,7 @@ from regard.layers.choices import NormKind, NormPlace, check_choice, check_kind
 from regard.layers.experts import RouterKind, check_experts, check_router, check_shared
 from regard.layers.feed_forward import check_activation
 from regard.layers.heads import check_heads
+from regard.layers.latent_attention import check_indexer
 from regard.layers.residual import EPSILON
 from regard.positions import Rotary, Scaling
 
@@ -88,6 +89,12 @@ class TransformerConfig:
     """With latent_dim, the width of a head's values; None means head_dim."""
     latent_query_dim: int | None = None
     """With latent_dim, the width of a vector that queries are made of; None means that they have none."""
+    index_count: int | None = None
+    """With latent_dim, the number of keys that an indexer chooses for each query; None means all keys."""
+    index_heads: int | None = None
+    """Heads of the indexer."""
+    index_dim: int | None = None
+    """Width of a head of the indexer."""
     output_gate: bool = False
     """True if a sigmoid of the layer's input weighs what the heads have read, feature by feature."""
     mixers: tuple[Mixer, ...] = ("attention",)
@@ -281,7 +288,7 @@ class TransformerConfig:
             )
 
     def _check_latent(self) -> None:
-        of_latent = ("latent_rotary_dim", "latent_value_dim", "latent_query_dim")
+        of_latent = ("latent_rotary_dim", "latent_value_dim", "latent_query_dim", "index_count")
         others = ("num_key_heads", "output_bias", "query_key_norm", "sinks", "output_gate", "rotary_width")
         chosen = of_latent if self.latent_dim is None else (*others, "attention_dropout_rate")
         for name in chosen:
@@ -292,6 +299,9 @@ class TransformerConfig:
             raise ValueError(
                 f"latent_rotary_dim: expected an even number with latent_dim, got {self.latent_rotary_dim}"
             )
+        check_indexer(self.index_count, self.index_heads, self.index_dim, self.latent_rotary_dim or 0)
+        if self.index_count is not None and self.windows != (None,):
+            raise ValueError(f"windows: expected (None,) with index_count, got {self.windows!r}")
 
     def _check_windows(self) -> None:
         windows = self.windows

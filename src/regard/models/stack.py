@@ -159,8 +159,7 @@ class Stack(nnx.Module):
             attention = block.attention if isinstance(block, EncoderBlock) else block.self_attention
             window, slots, options = self.config.window(number), capacity, {}
             if isinstance(attention, LatentAttention):
-                projections, heads = (attention.latent,), 1
-                widths = attention.rotary_dim, attention.latent_dim
+                projections, heads, widths = (attention.latent,), 1, attention.cache_widths
             else:
                 projections, heads = (
                     (attention.key_projection, attention.value_projection),
@@ -264,6 +263,9 @@ def _build_block(
             "rotary_dim": config.latent_rotary_dim,
             "value_dim": config.latent_value_dim,
             "query_latent_dim": config.latent_query_dim,
+            "index_count": config.index_count,
+            "index_heads": config.index_heads,
+            "index_dim": config.index_dim,
             "use_bias": config.attention_bias,
             "scale": config.attention_scale,
             "rotary": config.rotary(number),

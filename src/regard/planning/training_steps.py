@@ -363,7 +363,9 @@ class _Divided:
         branches = [is_dense for is_dense, count in ((True, dense), (False, sparse)) if count]
         inside = self.tokens * max((self.keep(is_dense, None) for is_dense in branches), default=0.0)
         attention = model.peak(self.candidate)
-        working = max(inside - attention, 0.0) + 2 * size * block.used  # its gradient, and what that is summed to
+        working = (
+            max(inside - attention, 0.0) + 2 * size * block.used
+        )  # its gradient, and what that is summed to
         copies = outside.copies(size)
         if config.scan_layers:
             # Its parameters, taken out of all, and as they are gathered.
@@ -371,7 +373,9 @@ class _Divided:
         else:
             copies += blocks.copies(size)
         if sparse:  # One map's of all tiles.
-            copies += self.tiles[0] * config.d_model * (config.expert_width or config.d_ff) / self.candidate.heads
+            copies += (
+                self.tiles[0] * config.d_model * (config.expert_width or config.d_ff) / self.candidate.heads
+            )
         return {
             "gradients": self._sums + size * (outside.stored + blocks.stored),
             "gathered": size * copies,

@@ -106,6 +106,11 @@ MODELS = {
             "original_max_position_embeddings": 16,
         },
     )),
+    "deepseek_v32": (transformers.DeepseekV32ForCausalLM, 13, transformers.DeepseekV32Config(
+        **{**LLAMA, "num_key_value_heads": 6}, **LATENT, q_lora_rank=13, n_routed_experts=8, n_group=4,
+        topk_group=2, first_k_dense_replace=1, index_topk=5, index_n_heads=19, index_head_dim=6,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+    )),
     "kimi_linear": (transformers.KimiLinearForCausalLM, 13, transformers.KimiLinearConfig(
         **{**LLAMA, "num_hidden_layers": 3, "num_key_value_heads": 6}, **LATENT, num_local_experts=7,
         linear_head_dim=5, linear_num_heads=3,

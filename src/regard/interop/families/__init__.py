@@ -5,6 +5,7 @@ A new one is a file with a subclass of `family.Family`, imported and listed here
 
 from regard.interop.families.bert import Bert
 from regard.interop.families.deepseek_v3 import DeepSeekV3
+from regard.interop.families.deepseek_v32 import DeepSeekV32
 from regard.interop.families.family import Family
 from regard.interop.families.gemma2 import Gemma2
 from regard.interop.families.gemma3 import Gemma3
@@ -22,5 +23,5 @@ from regard.interop.families.t5 import T5
 from regard.interop.families.vit import ViT
 
 _CLASSES: list[type[Family]] = [Bert, ModernBert, ViT, GPT2, Llama, Mistral, Qwen2, Qwen3, Qwen3Moe, Qwen35]
-_CLASSES += [Qwen3Next, DeepSeekV3, KimiLinear, Gemma2, Gemma3, GptOss, T5]
+_CLASSES += [Qwen3Next, DeepSeekV3, DeepSeekV32, KimiLinear, Gemma2, Gemma3, GptOss, T5]
 FAMILIES = {family.kind: family() for family in _CLASSES}

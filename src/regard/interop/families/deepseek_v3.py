@@ -55,7 +55,8 @@ class DeepSeekV3(Llama):
         *Llama.harmless, "output_router_logits", "num_nextn_predict_layers", "num_mtp_layers", "ep_size",
         "aux_loss_alpha", "seq_aux", "head_dim", "qk_head_dim", "num_key_value_heads",
     )  # fmt: skip
-    count_of_shared, query_rank = "n_shared_experts", 1536
+    count_of_shared, query_rank, num_dense = "n_shared_experts", 1536, 3
+    names_branches = False  # True if transformers writes the kind of every layer's branch
 
     def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         rank = settings.get("q_lora_rank", self.query_rank)
@@ -82,12 +83,22 @@ class DeepSeekV3(Llama):
 
     def read_dense_layers(self, settings: Settings, num_layers: int) -> tuple[int, ...]:
         """Return the layers that have one branch for all tokens."""
-        first = read_size("first_k_dense_replace", settings.get("first_k_dense_replace", 3))
-        return tuple(range(min(first, num_layers)))
+        first = read_size("first_k_dense_replace", settings.get("first_k_dense_replace", self.num_dense))
+        kinds = settings.get("mlp_layer_types")
+        if kinds is None:
+            return tuple(range(min(first, num_layers)))
+        if len(kinds) != num_layers or not {*kinds} <= {"dense", "sparse"}:
+            raise ValueError(
+                f"mlp_layer_types: expected dense or sparse for each of {num_layers} layers, got {kinds!r}"
+            )
+        return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
 
     def write_dense_layers(self, config: TransformerConfig) -> dict[str, Any]:
         """Return the entry of these layers; the inverse of `read_dense_layers`."""
-        return {"first_k_dense_replace": len(config.dense_layers)}
+        if not self.names_branches:
+            return {"first_k_dense_replace": len(config.dense_layers)}
+        kinds = ["dense" if layer in config.dense_layers else "sparse" for layer in range(config.num_layers)]
+        return {"mlp_layer_types": kinds}
 
     def read_positions(self, settings: Settings, *sizes: Any) -> dict[str, Any]:
         *lengths, fields = sizes

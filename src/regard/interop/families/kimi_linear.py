@@ -70,7 +70,7 @@ class KimiLinear(DeepSeekV3):
     harmless: ClassVar = (
         *DeepSeekV3.harmless, "auto_map", "rope_theta", "rope_scaling", "use_grouped_topk",
     )  # fmt: skip
-    count_of_shared, query_rank = "num_shared_experts", None
+    count_of_shared, query_rank, num_dense, names_branches = "num_shared_experts", None, 1, True
 
     def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
         released = settings.get("linear_attn_config") or {}
@@ -89,22 +89,6 @@ class KimiLinear(DeepSeekV3):
             "layer_types": [kinds.get(config.mixer(layer)) for layer in range(config.num_layers)],
             "linear_num_heads": config.delta_heads or config.num_heads,
             "linear_head_dim": config.delta_head_dim or config.head_width,
-        }
-
-    def read_dense_layers(self, settings: Settings, num_layers: int) -> tuple[int, ...]:
-        kinds = settings.get("mlp_layer_types")
-        if kinds is None:
-            return super().read_dense_layers({"first_k_dense_replace": 1, **settings}, num_layers)
-        if len(kinds) != num_layers or not {*kinds} <= {"dense", "sparse"}:
-            raise ValueError(
-                f"mlp_layer_types: expected dense or sparse for each of {num_layers} layers, got {kinds!r}"
-            )
-        return tuple(layer for layer, kind in enumerate(kinds) if kind == "dense")
-
-    def write_dense_layers(self, config: TransformerConfig) -> dict[str, Any]:
-        layers = range(config.num_layers)
-        return {
-            "mlp_layer_types": ["dense" if layer in config.dense_layers else "sparse" for layer in layers]
         }
 
     def read_positions(self, settings: Settings, *sizes: Any) -> dict[str, Any]:
