@@ -79,7 +79,7 @@ FOLDERS = {
     " families.rotary families.bert families.vit families.gpt2 families.llama families.mistral families.qwen"
     " families.gemma2 families.gemma3 families.qwen3_moe families.qwen3_5 families.qwen3_next"
     " families.deepseek_v3 families.deepseek_v32 families.kimi_linear families.t5 families.gpt_oss"
-    " families.modernbert families huggingface_configs tokenizer_files sentence_modules huggingface"
+    " families.modernbert families huggingface_configs model_folders huggingface"
     " sentence_embeddings",
     "cli": "plain console declaration continuation spelling text_models interruption displays overview"
     " pictures sources text_readers commands.conformance commands.demo commands.train commands.generate"

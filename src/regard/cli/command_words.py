@@ -75,7 +75,8 @@ def describe_versions() -> str:
 def find_extra(words: Sequence[str]) -> str:
     """Return the extra that brings what a command line needs."""
     extras = {command.__name__.lower(): command.EXTRA for command in commands.COMMANDS}
-    return (words and extras.get(words[0])) or "all"
+    extra = extras.get(words[0]) if words else None
+    return extra or "all"
 
 
 def name_options(text: str, command: Command) -> str:

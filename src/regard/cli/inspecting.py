@@ -94,12 +94,12 @@ def _check_arguments(command: Inspect) -> None:
         raise UsageError(f"--save: there is no folder {command.save.parent}")
     if command.model is not None and not command.model.is_dir():
         is_file = command.model.is_file()
-        there = f"{command.model} is a file" if is_file else f"there is no {command.model}"
-        seen = ""
+        problem = f"{command.model} is a file" if is_file else f"there is no {command.model}"
+        hint = ""
         if is_file and command.model.suffix == ".regard":
             view = continuation.spell_command("view", command.model)
-            seen = f"; what is kept in a file is shown by: {view}"
-        raise UsageError(f"{there}; give the folder of a run, or of a Hugging Face model{seen}")
+            hint = f"; what is kept in a file is shown by: {view}"
+        raise UsageError(f"{problem}; give the folder of a run, or of a Hugging Face model{hint}")
 
 
 def _inspect_run(command: Inspect, directory: Path, console: Console, page: Path | None) -> int:

@@ -52,9 +52,9 @@ def supervise_training(command: Train, console: Console) -> int:
 def _watch(command: Train, console: Console, membership: Membership) -> int:
     """Run the command in a child; return its exit code, or explain the signal that ended it."""
     ours, theirs = socket.socketpair()
-    code = "import sys; from regard.cli import main; sys.exit(main(sys.argv[1:]))"
+    program = "import sys; from regard.cli import main; sys.exit(main(sys.argv[1:]))"
     child = subprocess.Popen(
-        [sys.executable, "-P", "-c", code, *console.words],
+        [sys.executable, "-P", "-c", program, *console.words],
         env=os.environ | {LINE: str(theirs.fileno())},
         pass_fds=(theirs.fileno(),),
         process_group=0,  # Ctrl-C comes here alone, and is passed on once
@@ -62,18 +62,18 @@ def _watch(command: Train, console: Console, membership: Membership) -> int:
     theirs.close()
     # The child may still save when this process is asked to stop.
     with ours, handle_signals(lambda number, frame: child.send_signal(number), *STOPPING):
-        ended = child.wait()
+        code = child.wait()
         ours.setblocking(False)
         messages = b""
         with suppress(BlockingIOError, ConnectionError):
             messages = ours.recv(64)
-    if ended >= 0:
-        return ended
-    if JOINED not in messages and -ended in STOPPING:
+    if code >= 0:
+        return code
+    if JOINED not in messages and -code in STOPPING:
         console.fail("interrupted before all processes had come")
         return INTERRUPTED
     if TOLD not in messages:
-        console.fail(_explain_end(-ended, JOINED in messages, command, console.words, membership))
+        console.fail(_explain_end(-code, JOINED in messages, command, console.words, membership))
     return FAILED
 
 

@@ -67,27 +67,27 @@ def _open_pretrained(directory: Path) -> TextModel:
     if tokenizer is None:
         files = "its tokenizer.json (or vocab.json and merges.txt)"
         raise ValueError(f"{directory} has no tokenizer; put {files} there")
-    ends = _read_tokens(directory, settings, "eos_token_id")
-    first = next(iter(_read_tokens(directory, settings, "bos_token_id")), None)
-    start = None
+    stop_tokens = _read_tokens(directory, settings, "eos_token_id")
+    begin_token = next(iter(_read_tokens(directory, settings, "bos_token_id")), None)
+    start_token = None
     if isinstance(model, EncoderDecoder):
         names = ("decoder_start_token_id", "pad_token_id")
-        start = next((token for name in names for token in _read_tokens(directory, settings, name)), 0)
+        start_token = next((token for name in names for token in _read_tokens(directory, settings, name)), 0)
 
     def encode(text: str) -> list[int]:
         tokens = tokenizer.encode(text).ids
-        if tokens or start is not None:
+        if tokens or start_token is not None:
             return tokens
-        if first is None:
+        if begin_token is None:
             needs = "and the model none to begin with; give a text"
             raise ValueError(f"--prompt {text!r} has no tokens, {needs}")
-        return [first]
+        return [begin_token]
 
     def spell(prompt: list[int], tokens: Iterable[int]) -> Iterator[str]:
-        return spell_pieces(tokenizer, prompt if start is None else (), tokens)
+        return spell_pieces(tokenizer, prompt if start_token is None else (), tokens)
 
     title = f"{loaded.kind}, {tokenizer.get_vocab_size()} tokens"
-    return TextModel(model, title, encode, spell, stop_tokens=ends, start_token=start)
+    return TextModel(model, title, encode, spell, stop_tokens=stop_tokens, start_token=start_token)
 
 
 def _read_tokens(directory: Path, settings: dict[str, Any], name: str) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard.cli.text_models import is_pretrained
 from regard.inspection import Paths, ScoreParts, Tokens, Trace, decompose_score
 from regard.inspection.recorders import Recorder
 from regard.models import Decoder
@@ -35,7 +36,9 @@ class TextReader(NamedTuple):
 
 
 def open_text_reader(directory: Path) -> TextReader | None:
-    """Load a run of text or a pretrained model of text; None for a run of something else."""
+    """Load a run of text or a pretrained model of text; None for anything else."""
+    if not runs.is_run(directory) and not is_pretrained(directory):
+        return None
     if runs.is_run(directory):
         task, model = runs.load_run(directory)
         if not isinstance(task, tasks.Text):

@@ -77,21 +77,19 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         heads: Any = [jax.vmap(project)(x).reshape((x.shape[0], self.num_heads, -1)) for project, x in inputs]
         if process_heads is not None:
             heads = process_heads(*heads)
-        arrays = layouts.heads_first(*heads, ranks=range(3, 4))
-        full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
-        options = layouts.from_the_first(options, mask, full)
+        call = layouts.HeadsLast(*heads, ranks=range(3, 4))
+        options = layouts.from_the_first(options, mask, call.shape)
         rate = 0.0 if (self.dropout.inference if inference is None else inference) else self.dropout.p
         if rate and key is None:
             raise ValueError(
                 f"key: expected a random key because the layer has dropout_p = {rate}, got None; pass one, or"
                 " inference=True"
             )
-        mask = layouts.align_mask("mask", mask, full)
+        mask = layouts.align_mask("mask", mask, call.shape)
         rng = key if rate else None
-        attended = layouts.attend(*arrays, mask=mask, dropout_rate=rate, rng=rng, **options)
-        output, aux = attended if options.get("aux") else (attended, {})
-        output = jax.vmap(self.output_proj)(layouts.swap_heads(output)[0].reshape((query.shape[0], -1)))
-        return (output, jax.tree.map(lambda array: array[0], aux)) if aux else output
+        output, aux = call.attend(mask=mask, dropout_rate=rate, rng=rng, **options)
+        output = jax.vmap(self.output_proj)(output.reshape((query.shape[0], -1)))
+        return (output, aux) if aux else output
 
 
 def replace_attention(model: Model) -> Model:

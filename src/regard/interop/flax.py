@@ -117,17 +117,15 @@ def attention_fn(
     reason = "rotate query and key with regard.positions.rotary in an attention_fn of your own, and call this"
     _refuse("input_positions", input_positions, f"{reason} one from it")
     options = layouts.further_options(options, rng="dropout_rng")
-    promoted = promote_dtype((query, key, value), dtype=dtype)
-    unbatched = np.ndim(promoted[0]) == 3
-    arrays = layouts.heads_first(*promoted, ranks=range(3, 33))
-    full = (*arrays[0].shape[:-1], arrays[1].shape[-2])
-    options = layouts.from_the_first(options, mask, full)
+    call = layouts.HeadsLast(*promote_dtype((query, key, value), dtype=dtype), ranks=range(3, 33))
+    options = layouts.from_the_first(options, mask, call.shape)
     mask, sound = _read_mask(mask)
-    allowed = layouts.align_mask("mask", mask, full)
+    allowed = layouts.align_mask("mask", mask, call.shape)
     if check_flag("is_causal", is_causal):
-        if allowed is not None and full[-2] == 1 < full[-1]:
+        num_queries, num_keys = call.shape[-2:]
+        if allowed is not None and num_queries == 1 < num_keys:
             raise ValueError(
-                f"is_causal: expected False for one query, with a mask, on {full[-1]} keys, got True: Flax"
+                f"is_causal: expected False for one query, with a mask, on {num_keys} keys, got True: Flax"
                 " counts it from the first key, and all others would be lost. decode=True masks its cache by"
                 " itself"
             )
@@ -140,18 +138,14 @@ def attention_fn(
         )
     asked = tuple(options.pop("aux", ()))
     names = asked if module is None else tuple(dict.fromkeys((*asked, "weights")))
-    options |= {"mask": allowed, "bias": layouts.align_bias("bias", bias, full), "precision": precision}
+    options |= {"mask": allowed, "bias": layouts.align_bias("bias", bias, call.shape), "precision": precision}
     options |= {"dropout_rate": rate, "rng": dropout_rng, "aux": names}
     with nullcontext() if module is None else called_by(module):
-        result = layouts.attend(*arrays, **options)
-    output, aux = result if names else (result, {})
+        output, aux = call.attend(**options)
     if sound is not None:
         output = jnp.where(sound, output, jnp.nan)
-    output = layouts.swap_heads(output)
-    if unbatched:
-        output, aux = jax.tree.map(lambda array: array[0], (output, aux))
     if module is not None:
-        weights = aux["weights"] if force_fp32_for_softmax else aux["weights"].astype(arrays[0].dtype)
+        weights = aux["weights"] if force_fp32_for_softmax else aux["weights"].astype(call.query.dtype)
         collection = nnx.Intermediate if isinstance(module, nnx.Module) else "intermediates"
         module.sow(collection, "attention_weights", weights)
     return (output, {name: aux[name] for name in asked}) if asked else output

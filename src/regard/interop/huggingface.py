@@ -20,14 +20,12 @@ from regard.loading import name_extra
 with name_extra(__name__, "weights"):
     from flax import nnx
 
-from regard.axes import Array
 from regard.engine.call.canonicalization import float_dtype
 from regard.interop.families import FAMILIES
 from regard.interop.families.vit import cut_patches as cut_patches
 from regard.interop.huggingface_configs import find_family, read_settings, write_settings
 from regard.interop.huggingface_configs import read_config as read_config
-from regard.interop.sentence_modules import find_transformer
-from regard.interop.tokenizer_files import read_tokenizer
+from regard.interop.model_folders import find_transformer, read_tokenizer
 from regard.interop.weight_files import SINGLE, WeightFileError, open_weights, write_weights
 from regard.interop.weight_maps import name_tensors, parameter_paths, read_parameters
 from regard.models import Decoder, Encoder, EncoderDecoder, TransformerConfig
@@ -122,7 +120,7 @@ def load(
     weights = family.unpack(open_weights(directory))
     remedy = "the files hold no more tensors: correct config.json, or put all the shards there"
     family.check_layers(settings, len(weights), remedy)
-    kind, config = read_config(settings, length=length)
+    model_type, config = read_config(settings, length=length)
     config = dataclasses.replace(config, scan_layers=scan_layers, remat=remat)
     table = family.weight_map(config)
     # Files often hold both; where they differ, the model was not tied, whatever its config says.
@@ -132,20 +130,17 @@ def load(
     shapes = {path: tuple(leaf.shape) for path, leaf in parameter_paths(model).items()}
     filled = {}
     for path, array, stored in read_parameters(table, shapes, weights, {**family.assumed, **settings}):
-        filled[path] = _place(path, array, stored if dtype is None else dtype, sharding)
+        kind = jax.dtypes.canonicalize_dtype(stored if dtype is None else dtype)
+        array = np.ascontiguousarray(array, dtype=kind)
+        device = sharding(path, array.shape) if callable(sharding) else sharding
+        filled[path] = jax.device_put(array, device)
     graph, state = nnx.split(model)
     leaves = [
         (path, leaf.replace(filled[".".join(map(str, path))])) for path, leaf in nnx.to_flat_state(state)
     ]
     model = nnx.merge(graph, nnx.from_flat_state(leaves))
     model.eval()
-    return Pretrained(model, config, read_tokenizer(directory), kind, settings, directory)
-
-
-def _place(path: str, array: np.ndarray, dtype: Any, sharding: Placement) -> Array:
-    """Return a parameter in its dtype, where it belongs."""
-    array = np.ascontiguousarray(array, dtype=jax.dtypes.canonicalize_dtype(dtype))
-    return jax.device_put(array, sharding(path, array.shape) if callable(sharding) else sharding)
+    return Pretrained(model, config, read_tokenizer(directory), model_type, settings, directory)
 
 
 def save(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
 from regard import masks
 from regard.arguments import check_flag
@@ -95,13 +93,10 @@ def dot_product_attention(
             f'aux: expected none beside return_residual=True, got {options["aux"]!r}; "lse" in aux is the'
             " residual, heads first"
         )
-    unbatched = np.ndim(query) == 3
-    arrays = layouts.heads_first(query, key, value, range(3, 5))
-    batch, heads, num_queries, _ = arrays[0].shape
-    num_keys = arrays[1].shape[-2]
-    full = (batch, heads, num_queries, num_keys)
-    options = layouts.from_the_first(options, mask, full)
-    parts = [layouts.align_mask("mask", mask, full)]
+    call = layouts.HeadsLast(query, key, value, range(3, 5))
+    batch, _, num_queries, num_keys = call.shape
+    options = layouts.from_the_first(options, mask, call.shape)
+    parts = [layouts.align_mask("mask", mask, call.shape)]
     if check_flag("is_causal", is_causal):
         parts.append(masks.causal())
     if local_window_size is not None:
@@ -117,10 +112,8 @@ def dot_product_attention(
         parts.append(masks.from_array(real[:, None, :, None]))
     if return_residual:
         options = {**options, "aux": ("lse",)}
-    bias = layouts.align_bias("bias", bias, full)
-    result = layouts.attend(*arrays, mask=layouts.all_of(parts), bias=bias, scale=scale, **options)
-    output, aux = result if options.get("aux") else (result, {})
-    results = layouts.swap_heads(output), jnp.swapaxes(aux["lse"], -2, -1) if return_residual else aux
-    if unbatched:
-        results = jax.tree.map(lambda array: array[0], results)
-    return results if options.get("aux") else results[0]
+    bias = layouts.align_bias("bias", bias, call.shape)
+    output, aux = call.attend(mask=layouts.all_of(parts), bias=bias, scale=scale, **options)
+    if return_residual:
+        return output, jnp.swapaxes(aux["lse"], -2, -1)
+    return (output, aux) if aux else output

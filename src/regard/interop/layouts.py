@@ -22,47 +22,56 @@ from regard.masks.data import check_boolean, check_broadcast
 from regard.masks.grid import is_concrete
 
 
-def swap_heads(array: Any) -> Any:
-    """Turn (..., length, heads, width) into (..., heads, length, width), and back."""
+class HeadsLast:
+    """Arrays (*B, length, heads, width) of another library's call, checked, or one example without *B.
+
+    `shape` is that of their scores, (*B, H, T, S), where one example is a batch of 1.
+    """
+
+    def __init__(self, query: Any, key: Any, value: Any, ranks: range):
+        self._is_single = np.ndim(query) == 3
+        query = _batched("query", query, ranks)
+        key = _batched("key", key, ranks)
+        value = _batched("value", value, ranks)
+        shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
+        order = (
+            ". Arrays are (batch, length, heads, width): from (batch, heads, length, width), swap axes -3 and"
+            " -2 first, or call regard.attend"
+        )
+        for name, array in (("key", key), ("value", value)):
+            if array.shape[:-3] != query.shape[:-3]:
+                raise ValueError(
+                    f"{name}: expected the batch axes of query, {query.shape[:-3]}; got {shapes}"
+                )
+        if key.shape[-1] != query.shape[-1]:
+            raise ValueError(
+                f"key: expected the head width of query, {query.shape[-1]}, on its last axis; got"
+                f" {shapes}{order}"
+            )
+        if value.shape[-3:-1] != key.shape[-3:-1]:
+            raise ValueError(
+                f"value: expected the length and the heads of key, {key.shape[-3:-1]}; got {shapes}{order}"
+            )
+        if not key.shape[-2] or query.shape[-2] % key.shape[-2]:
+            raise ValueError(
+                f"key: expected heads on axis -2 that divide those of query, {query.shape[-2]}; got"
+                f" {shapes}{order}"
+            )
+        self.query, self._key, self._value = _swap_heads(query), LengthFirst(key), LengthFirst(value)
+        self.shape = (*self.query.shape[:-1], key.shape[-3])
+
+    def attend(self, *, backend: str | None = None, **options: Any) -> tuple[Array, dict[str, Array]]:
+        """Call `regard.attend`; return its output with heads last, and what `aux` names, heads first."""
+        shapes = [jax.ShapeDtypeStruct(stored.shape, stored.dtype) for stored in (self._key, self._value)]
+        problem = canonicalize(self.query, *shapes, **options)
+        result = run_problem(dataclasses.replace(problem, key=self._key, value=self._value), backend)
+        output, aux = result if options.get("aux") else (result, {})
+        results = _swap_heads(output), aux
+        return jax.tree.map(lambda array: array[0], results) if self._is_single else results
+
+
+def _swap_heads(array: Any) -> Any:
     return jnp.swapaxes(array, -3, -2)
-
-
-def heads_first(query: Any, key: Any, value: Any, ranks: range) -> tuple[Array, LengthFirst, LengthFirst]:
-    """Check arrays (*B, length, heads, width) for `attend`, *B not empty: (*B, heads, length, width)."""
-    query = _batched("query", query, ranks)
-    key = _batched("key", key, ranks)
-    value = _batched("value", value, ranks)
-    shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
-    order = (
-        ". Arrays are (batch, length, heads, width): from (batch, heads, length, width), swap axes -3 and -2"
-        " first, or call regard.attend"
-    )
-    for name, array in (("key", key), ("value", value)):
-        if array.shape[:-3] != query.shape[:-3]:
-            raise ValueError(f"{name}: expected the batch axes of query, {query.shape[:-3]}; got {shapes}")
-    if key.shape[-1] != query.shape[-1]:
-        raise ValueError(
-            f"key: expected the head width of query, {query.shape[-1]}, on its last axis; got {shapes}{order}"
-        )
-    if value.shape[-3:-1] != key.shape[-3:-1]:
-        raise ValueError(
-            f"value: expected the length and the heads of key, {key.shape[-3:-1]}; got {shapes}{order}"
-        )
-    if not key.shape[-2] or query.shape[-2] % key.shape[-2]:
-        raise ValueError(
-            f"key: expected heads on axis -2 that divide those of query, {query.shape[-2]}; got"
-            f" {shapes}{order}"
-        )
-    return swap_heads(query), LengthFirst(key), LengthFirst(value)
-
-
-def attend(
-    query: Array, key: LengthFirst, value: LengthFirst, *, backend: str | None = None, **options: Any
-) -> Any:
-    """Call `regard.attend` with what `heads_first` returns."""
-    shapes = (jax.ShapeDtypeStruct(stored.shape, stored.dtype) for stored in (key, value))
-    problem = canonicalize(query, *shapes, **options)
-    return run_problem(dataclasses.replace(problem, key=key, value=value), backend)
 
 
 def _batched(name: str, array: Any, ranks: range) -> Array:

@@ -19,7 +19,7 @@ from regard.axes import Array, Float
 from regard.interop.families.entries import read_size
 from regard.interop.huggingface import Pretrained
 from regard.interop.huggingface_configs import read_settings
-from regard.interop.sentence_modules import find_modules
+from regard.interop.model_folders import find_modules
 from regard.models import Encoder
 from regard.models.classifier import FirstPooling, MeanPooling
 from regard.models.prompts import pad

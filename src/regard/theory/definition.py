@@ -109,12 +109,12 @@ def attention(
 
     sink = np.full((heads, 1, 1), -np.inf, dtype) if sinks is None else sinks.astype(dtype)[:, None, None]
     largest = np.maximum(masked.max(-1, keepdims=True, initial=-np.inf), sink)
-    some = largest > -np.inf
-    peak = np.where(some, largest, 0)
+    alive = largest > -np.inf
+    peak = np.where(alive, largest, 0)
     exponentials, exponential = np.exp(masked - peak), np.exp(sink - peak)
-    total = np.where(some, exponentials.sum(-1, keepdims=True) + exponential, 1)
+    total = np.where(alive, exponentials.sum(-1, keepdims=True) + exponential, 1)
     weights = step("weights", exponentials / total)
-    lse = step("lse", np.where(some, peak + np.log(total), -np.inf))
+    lse = step("lse", np.where(alive, peak + np.log(total), -np.inf))
     factors = np.ones((), dtype) if survivors is None else survivors.astype(dtype)
     dropped = step("dropped", weights * factors)
     output = step("output", dropped @ value)

@@ -150,10 +150,10 @@ def attention_steps(
     capped = scale * products
     if arrays["softcap"] is not None:
         capped = arrays["softcap"] * jnp.tanh(capped / arrays["softcap"])
-    rows, columns = jnp.arange(pairs[-2], dtype=jnp.int32), jnp.arange(pairs[-1], dtype=jnp.int32)
-    position = jnp.asarray(query_offset, jnp.int32) + rows
-    ends = (function(position[:, None], columns[None]) for function in (jnp.maximum, jnp.minimum))
-    distance = jnp.subtract(*ends).astype(jnp.uint32).astype(dtype)  # which int32 may not hold
+    position = jnp.asarray(query_offset, jnp.int32) + jnp.arange(pairs[-2], dtype=jnp.int32)[:, None]
+    columns = jnp.arange(pairs[-1], dtype=jnp.int32)[None]
+    distance = jnp.maximum(position, columns) - jnp.minimum(position, columns)
+    distance = distance.astype(jnp.uint32).astype(dtype)  # which int32 may not hold
     scores = capped
     if arrays["slopes"] is not None:
         slope = operands.broadcast("slopes", arrays["slopes"], leading)[..., None, None]
@@ -165,17 +165,17 @@ def attention_steps(
     sink = -jnp.inf if arrays["sinks"] is None else arrays["sinks"]
     sink = operands.broadcast("sinks", jnp.asarray(sink, dtype), leading)[..., None, None]
     peak = jnp.maximum(scores.max(-1, keepdims=True, initial=-jnp.inf), sink)
-    some = peak != -jnp.inf
-    base = jax.lax.stop_gradient(jnp.where(some, peak, 0))
+    alive = peak != -jnp.inf
+    base = jax.lax.stop_gradient(jnp.where(alive, peak, 0))
     shares = jnp.where(keep, jnp.exp(jnp.where(keep, scores - base, 0)), 0)
     rest = jnp.exp(sink - base)
-    total = jnp.where(some, shares.sum(-1, keepdims=True) + rest, 1)
+    total = jnp.where(alive, shares.sum(-1, keepdims=True) + rest, 1)
     weights = shares / total
     used = weights
     if arrays["dropout"] is not None:
         arrays["dropout"] = operands.broadcast("dropout", arrays["dropout"], pairs)
         used = weights * arrays["dropout"]
-    log_partition = jnp.where(some, base + jnp.log(total), -jnp.inf)[..., 0]
+    log_partition = jnp.where(alive, base + jnp.log(total), -jnp.inf)[..., 0]
     output = _contract("...ij,...jb->...ib", used, value)
     return Steps(
         query=query, key=key, value=value, products=products, capped=capped, scores=scores, keep=keep,

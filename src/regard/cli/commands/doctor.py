@@ -4,7 +4,9 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from regard.cli.console import Console
@@ -62,6 +64,20 @@ class Doctor(Command):
 
 def collect_facts() -> dict[str, Any]:
     """Collect everything that is said, as plain values."""
+    import jax
+
+    from regard import explain
+    from regard.engine.dispatch.registry import BACKENDS
+    from regard.engine.flash.measurements import describe_costs
+
+    def list_devices() -> str:
+        return "\n".join(f"{device.id}: {device.device_kind} ({device.platform})" for device in jax.devices())
+
+    def ask_backend(name: str) -> str:
+        example = jax.ShapeDtypeStruct((1, 2, 128, 64), "bfloat16")
+        explain(example, example, example, backend=name)
+        return "serves a plain call"
+
     optional = {
         name: {"version": find_version(name), "gives": gives, "install": remedy(extra)}
         for name, (gives, extra) in OPTIONAL.items()
@@ -71,45 +87,17 @@ def collect_facts() -> dict[str, Any]:
         "system": platform.platform(),
         "cpu_cores": os.cpu_count(),
         "packages": {name: find_version(name) for name in PACKAGES},
-        "devices": _list_devices(),
-        "backends": _ask_backends(),
-        "costs": _ask_costs(),
+        "devices": _answer(list_devices, "none: ").split("\n"),
+        "backends": {name: _answer(partial(ask_backend, name)) for name in BACKENDS},
+        "costs": _answer(describe_costs, "unknown: "),
         "optional": optional,
         "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
     }
 
 
-def _list_devices() -> list[str]:
-    """List JAX's devices, or why there are none: a broken driver is what people run the doctor for."""
-    import jax
-
+def _answer(ask: Callable[[], str], failure: str = "") -> str:
+    """Return an answer, or why there is none: a broken driver is what people run the doctor for."""
     try:
-        return [f"{device.id}: {device.device_kind} ({device.platform})" for device in jax.devices()]
-    except RuntimeError as error:
-        return [f"none: {error}"]
-
-
-def _ask_costs() -> str:
-    from regard.engine.flash.measurements import describe_costs
-
-    try:
-        return describe_costs()
-    except RuntimeError as error:
-        return f"unknown: {error}"
-
-
-def _ask_backends() -> dict[str, str]:
-    import jax
-
-    from regard import explain
-    from regard.engine.dispatch.registry import BACKENDS
-
-    example = jax.ShapeDtypeStruct((1, 2, 128, 64), "bfloat16")
-    answers = {}
-    for name in BACKENDS:
-        try:
-            explain(example, example, example, backend=name)
-            answers[name] = "serves a plain call"
-        except RuntimeError as error:  # NotImplementedError where it refuses; also where JAX has no device
-            answers[name] = str(error)
-    return answers
+        return ask()
+    except RuntimeError as error:  # also a NotImplementedError, where a backend refuses
+        return f"{failure}{error}"

@@ -83,11 +83,11 @@ class View(Command):
 
         if self.text is not None and not self.text.strip():
             raise UsageError("--text is empty; give a sentence")
-        if self.compare is None and is_model(self.source) and (reader := open_text_reader(self.source)):
+        if self.compare is None and (reader := open_text_reader(self.source)):
             console.note("model", reader.title)
-            shown = {"title": reader.title, "port": self.port, "training": reader.training}
-            shown |= {"cuts": True, "explain": reader.explain, "trace": reader.trace}
-            return serve_live(reader.record, text=self.text or DEFAULT_TEXT, **shown)
+            options = {"title": reader.title, "port": self.port, "training": reader.training}
+            options |= {"cuts": True, "explain": reader.explain, "trace": reader.trace}
+            return serve_live(reader.record, text=self.text or DEFAULT_TEXT, **options)
         if self.text is not None:
             readers = "give a run of text or a pretrained model, without --compare"
             raise UsageError(f"--text is what a model of text reads; {readers}")
@@ -98,14 +98,6 @@ class View(Command):
             console.note("beside", repr(other))
         console.say("preparing the page ...")
         return serve(trace, compare=other, port=self.port, training=training)
-
-
-def is_model(path: Path) -> bool:
-    """Return whether a folder holds a model: a run, or one with Hugging Face's names."""
-    from regard.cli.text_models import is_pretrained
-    from regard.training import runs
-
-    return path.is_dir() and (runs.is_run(path) or is_pretrained(path))
 
 
 def open_source(path: Path) -> tuple[Trace, dict[str, Any] | None]:
