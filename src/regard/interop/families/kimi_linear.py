@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 from regard.interop.families.deepseek_v3 import DeepSeekV3, pair_latent
 from regard.interop.families.entries import demand_same, read_size
 from regard.interop.families.llama import BLOCK, LAYER, NORMS, build_map, pair_branch
-from regard.interop.families.qwen3_5 import DELTA, LINEAR, name_mixers
-from regard.interop.families.sliding_windows import FULL
+from regard.interop.families.qwen3_5 import DELTA, LINEAR
+from regard.interop.families.sliding_windows import FULL, read_layer_types, shorten
 from regard.interop.weight_maps import (
     TRANSPOSED,
     Conversion,
@@ -79,7 +79,8 @@ class KimiLinear(DeepSeekV3):
             sizes[field] = read_size(name, released.get(theirs, settings.get(name, default)))
             demand_same(settings, name, sizes[field], "linear_attn_config")
         kinds = settings.get("layer_types") or _list_kinds(released, fields["num_layers"])
-        mixers = name_mixers(kinds, fields["num_layers"], _MIXERS)
+        kinds = read_layer_types({"layer_types": kinds}, LINEAR, [True] * fields["num_layers"])
+        mixers = shorten(tuple(_MIXERS[kind] for kind in kinds), ("attention",))
         return {**super().read_more(settings, fields, length), **sizes, "mixers": mixers}
 
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:

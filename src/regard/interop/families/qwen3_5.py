@@ -1,6 +1,5 @@
 """Qwen 3.5, of text: a hybrid of gated delta layers and attention."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from flax import nnx
@@ -10,7 +9,7 @@ from regard.interop.families.entries import read_number, read_size
 from regard.interop.families.gemma2 import pair_norm, replace_norms
 from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
 from regard.interop.families.rotary import read_rotary, write_rotary
-from regard.interop.families.sliding_windows import FULL, shorten
+from regard.interop.families.sliding_windows import FULL, read_layer_types, shorten
 from regard.interop.weight_maps import Fields, Pair, Settings, WeightMap, linear, take_rows
 from regard.models import Decoder, TransformerConfig
 from regard.models.presets import QWEN3_5
@@ -50,7 +49,11 @@ class Qwen35(Llama):
         sizes = {
             field: read_size(name, settings.get(name, default)) for name, (field, default) in _SIZES.items()
         }
-        mixers = _read_mixers(settings, fields["num_layers"])
+        every = settings.get("full_attention_interval")
+        every = 4 if every is None else read_size("full_attention_interval", every)
+        is_linear = [bool(number % every) for number in range(1, fields["num_layers"] + 1)]
+        mixers = [_MIXERS[kind] for kind in read_layer_types(settings, LINEAR, is_linear)]
+        mixers = shorten(tuple(mixers), ("attention",))
         return {**more, **sizes, "rotary_width": turned, "mixers": mixers}
 
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:
@@ -144,20 +147,3 @@ def measure_delta(config: TransformerConfig) -> DeltaSizes:
     """Return the sizes of a config's delta rule."""
     heads, width = config.delta_heads or config.num_heads, config.delta_head_dim or config.head_width
     return DeltaSizes(heads, config.delta_key_heads or heads, width, config.delta_value_dim or width)
-
-
-def _read_mixers(settings: Settings, num_layers: int) -> tuple[Any, ...]:
-    """Return what mixes the tokens of every layer."""
-    every = settings.get("full_attention_interval")
-    every = 4 if every is None else read_size("full_attention_interval", every)
-    kinds = settings.get("layer_types") or [LINEAR if n % every else FULL for n in range(1, num_layers + 1)]
-    return name_mixers(kinds, num_layers, _MIXERS)
-
-
-def name_mixers(kinds: Any, num_layers: int, mixers: Mapping[str, str]) -> tuple[Any, ...]:
-    """Return the mixers of layers of these kinds, as the shortest run that repeats."""
-    if len(kinds) != num_layers or not {*kinds} <= {*mixers}:
-        raise ValueError(
-            f"layer_types: expected {LINEAR} or {FULL} for each of {num_layers} layers, got {kinds!r}"
-        )
-    return shorten(tuple(mixers[kind] for kind in kinds), ("attention",))

@@ -16,16 +16,18 @@ def read_window(window: int | None) -> int | None:
 
 def read_windows(settings: Settings, window: int | None, sliding: list[bool]) -> tuple[int | None, ...]:
     """Return the window of every layer; `sliding` says which have one, without `layer_types`."""
-    names = settings.get("layer_types") or [SLIDING if slides else FULL for slides in sliding]
-    if unknown := sorted({*names} - {FULL, SLIDING}):
-        raise ValueError(
-            f"layer_types: expected sliding_attention or full_attention, got {', '.join(unknown)}"
-        )
-    if len(names) != len(sliding):
-        raise ValueError(
-            f"layer_types: expected one entry for each of {len(sliding)} layers, got {len(names)}"
-        )
+    names = read_layer_types(settings, SLIDING, sliding)
     return shorten(tuple(read_window(window) if name == SLIDING else None for name in names), (None,))
+
+
+def read_layer_types(settings: Settings, other: str, is_other: list[bool]) -> list[str]:
+    """Return the kind of every layer, full attention or the other, as `is_other` without `layer_types`."""
+    kinds = settings.get("layer_types") or [other if flag else FULL for flag in is_other]
+    if len(kinds) != len(is_other) or not {*kinds} <= {other, FULL}:
+        raise ValueError(
+            f"layer_types: expected {other} or {FULL} for each of {len(is_other)} layers, got {kinds!r}"
+        )
+    return kinds
 
 
 def shorten(kinds: tuple[Any, ...], empty: tuple[Any, ...]) -> tuple[Any, ...]:
