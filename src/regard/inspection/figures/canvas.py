@@ -4,6 +4,7 @@ import io
 import os
 import re
 import secrets
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,11 +179,13 @@ class Panels:
     columns: int = 1
 
     def add_colorbar(self, mappable: ScalarMappable, label: str, extend: Arrow = "neither") -> Colorbar:
-        """Add a thin colour bar beside the panels, as tall as they are."""
+        """Add a thin colour bar beside the panels, as tall as they are; a longer label takes more lines."""
         height = self.rows * (self.size[1] + ROW_GAP) - ROW_GAP
         style: dict[str, Any] = {"pad": 0.02, "aspect": height / BAR_WIDTH, "extend": extend}
         bar = self.axes[0].figure.colorbar(mappable, ax=list(self.axes), **style)
-        bar.set_label(escape_formulas(label))
+        letters = max(8, int(height * 72.0 / (0.55 * LABEL_SIZE)))
+        lines = [part for line in label.split("\n") for part in textwrap.wrap(line, letters)]
+        bar.set_label(escape_formulas("\n".join(lines)))
         style_axes(bar.ax)
         return bar
 

@@ -49,7 +49,8 @@ def attention_heatmap(
         vmax: the weight that gets the last colour, in (0, 1]. Lower it for long rows, whose weights are all
             small; the colour bar then ends in an arrow where weights lie above it.
         scale: "power" colours by weight^0.4, which shows small weights, as the explorer does, or "linear".
-        annotate: write each weight into its cell. None does it up to 16 x 16 where the numbers fit.
+        annotate: write each weight into its cell. None does it up to 16 x 16 where the numbers fit. Three
+            digits where `vmax` is below 0.1, else two.
 
     Returns:
         A `Drawing` with the image, the numbers in `texts` (row by row) and the colour bar.
@@ -83,7 +84,7 @@ def attention_heatmap(
     size = min(canvas.TICK_SIZE, 0.36 * cell[0], 0.6 * cell[1])  # at which "0.00" fits
     small = max(matrix.shape) <= ANNOTATED
     annotate = small and size >= SMALLEST_NUMBER if annotate is None else annotate
-    texts = _write_numbers(target, image, matrix, size) if annotate else ()
+    texts = _write_numbers(target, image, matrix, size, vmax) if annotate else ()
     outlines = cell_axes.separate_cells(target, *matrix.shape) if small else ()
     return Drawing(figure, panels.axes, (image,), texts=texts, outlines=outlines, colorbar=bar)
 
@@ -211,13 +212,14 @@ def _panel_size(T: int, S: int, columns: int, labels: int) -> tuple[float, float
     return max(scale * width, 1.05), max(scale * height, 1.05)
 
 
-def _write_numbers(ax: Axes, image: AxesImage, matrix: NDArray, size: float) -> tuple[Text, ...]:
+def _write_numbers(ax: Axes, image: AxesImage, matrix: NDArray, size: float, vmax: float) -> tuple[Text, ...]:
     """Write each weight into its cell, in the ink that reads on the cell's colour."""
     style: dict[str, Any] = {"fontsize": size, "ha": "center", "va": "center"}
     colors = image.to_rgba(np.ma.masked_invalid(matrix))
     texts = []
     for (row, column), weight in np.ndenumerate(np.clip(matrix, 0.0, 1.0)):  # no "-0.00" from rounding
         ink = palette.readable_ink(tuple(colors[row, column, :3]))
-        number = "NaN" if np.isnan(weight) else f"{weight:.2f}"
+        fine = vmax < 0.1 and weight < 1.0
+        number = "NaN" if np.isnan(weight) else f"{weight:.3f}"[1:] if fine else f"{weight:.2f}"
         texts.append(ax.text(column, row, number, color=ink, **style))
     return tuple(texts)
