@@ -77,7 +77,7 @@ class Explanation:
     def __str__(self) -> str:
         heads = f"{self.query_heads} query head{'s' if self.query_heads != 1 else ''}"
         if self.key_heads != self.query_heads:
-            heads += f" in {self.key_heads} groups, one per key head"
+            heads += f" in {self.key_heads} group{'s' if self.key_heads != 1 else ''}, one per key head"
         arrays = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items())
         lines = [
             ("arrays", arrays),
