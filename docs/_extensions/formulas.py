@@ -133,6 +133,8 @@ class Reader:
             return f"<mtext>{token}</mtext>"
         if self.is_index and token.isalpha() and len(token) < 5 and token not in NAMED | BELOW:
             return "".join(f"<mi>{letter}</mi>" for letter in token)
+        if len(token) == 2 and token.endswith("'"):
+            return f"<msup><mi>{token[0]}</mi><mo>′</mo></msup>"
         if token[0].isalpha():
             return f"<mi>{LETTERS.get(token, token)}</mi>"
         if token in PAIRS:
