@@ -226,7 +226,8 @@ class LatentAttention(nnx.Module):
                     key = self.indexer.make_keys(x, index)[..., None, :, :].astype(turned.dtype)
                     turned = jnp.concatenate([turned, key], axis=-1)
                 cache = cache.append(turned, latent, counts)
-                turned_keys, index_keys = jnp.split(cache.key, [self.rotary_dim], axis=-1)
+                stored_key: Any = cache.key
+                turned_keys, index_keys = jnp.split(stored_key, [self.rotary_dim], axis=-1)
                 if self.indexer is not None:
                     written = masks.lengths(cache.lengths)
                     mask = written if options["mask"] is None else options["mask"] & written
