@@ -55,7 +55,7 @@ class Indexer(nnx.Module):
         return self._turn(self.key_norm(self.key_projection(x))[..., None, :, :], index)[..., 0, :, :]
 
     def choose(
-        self, x: Array, source: Array, key: Array, index: ArrayLike, mask: Mask | None, **offsets: Any
+        self, x: Array, source: Array, index: ArrayLike, key: Array, mask: Mask | None, **offsets: Any
     ) -> Mask | None:
         """Return the mask of the keys that are chosen among those that the mask keeps, joined with it."""
         if key.shape[-2] <= self.count:

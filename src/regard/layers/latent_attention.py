@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,18 @@ from regard.layers.residual import EPSILON, build_norm
 from regard.masks import Mask
 from regard.positions import Rotary
 from regard.scores import Score
+
+
+class _Tokens(NamedTuple):
+    """The new tokens of a call: what they are, what queries are made of, where they sit, and parts of heads."""
+
+    x: Array
+    source: Array
+    index: Array
+    query: Array  # of every head
+    turned_query: Array
+    latent: Array  # of all heads
+    turned: Array
 
 
 @guided
@@ -196,51 +208,62 @@ class LatentAttention(nnx.Module):
             source = self.query_norm(self.query_latent(x))
         heads = split_heads(self.query_projection(source), self.num_heads)
         query, turned_query = jnp.split(heads, [self.head_dim], axis=-1)
-        turned_query = self._turn(turned_query, index)
         latent, turned = jnp.split(self.latent(x), [self.latent_dim], axis=-1)
         latent = self.latent_norm(latent)[..., None, :, :]
         turned = self._turn(turned[..., None, :, :], index)
-        kernel = self.expansion.kernel[...].reshape((self.latent_dim, self.num_heads, -1))
+        tokens = _Tokens(x, source, index, query, self._turn(turned_query, index), latent, turned)
+        num_keys = x.shape[-2] if cache is None else cache.slots
         options: dict[str, Any] = {"score": score, "scale": self.scale, "aux": aux}
         options["precision"] = self.precision
-        num_keys = x.shape[-2] if cache is None else cache.slots
         options["mask"] = place_mask(mask, leading, x.shape[-2], num_keys)
         # From a cache, heads read latent vectors, which the projection does not take as they are.
         with called_by(self, "self", self.output_projection if cache is None else None):
             if cache is None:
-                heads = split_heads(self.expansion(latent[..., 0, :, :]), self.num_heads)
-                key, value = jnp.split(heads, [self.head_dim], axis=-1)
-                turned = jnp.broadcast_to(turned, (*key.shape[:-1], self.rotary_dim))
-                key = jnp.concatenate([key, turned.astype(key.dtype)], axis=-1)
-                query = jnp.concatenate([query, turned_query], axis=-1)
-                if positions is not None:
-                    options |= {"query_positions": index, "key_positions": index}
-                if self.indexer is not None:
-                    places = {} if positions is None else {"query_positions": index, "key_positions": index}
-                    chooser = (x, source, self.indexer.make_keys(x, index), index)
-                    options["mask"] = self.indexer.choose(*chooser, options["mask"], **places)
-                out, stats = unpack(attend(query, key, value, **options), aux)
+                places = {} if positions is None else {"query_positions": index, "key_positions": index}
+                out, stats = unpack(self._attend_whole(tokens, options, places), aux)
             else:
-                before = cache.lengths
-                if self.indexer is not None:
-                    key = self.indexer.make_keys(x, index)[..., None, :, :].astype(turned.dtype)
-                    turned = jnp.concatenate([turned, key], axis=-1)
-                cache = cache.append(turned, latent, counts)
-                stored_key: Any = cache.key
-                turned_keys, index_keys = jnp.split(stored_key, [self.rotary_dim], axis=-1)
-                if self.indexer is not None:
-                    written = masks.lengths(cache.lengths)
-                    mask = written if options["mask"] is None else options["mask"] & written
-                    chooser = (x, source, index_keys[..., 0, :, :], index)
-                    options["mask"] = self.indexer.choose(*chooser, mask, query_offset=before)
-                query = self._multiply("bhtn,rhn->bhtr", query, kernel[..., : self.head_dim])
-                query = jnp.concatenate([query, turned_query.astype(query.dtype)], axis=-1)
-                stored: Any = (cache.value, turned_keys)
-                read = dataclasses.replace(cache, key=jnp.concatenate(stored, axis=-1))
-                out, stats = unpack(read.attend(query, counts=counts, **options), aux)
-                out = self._multiply("bhtr,rhv->bhtv", out, kernel[..., self.head_dim :])
+                result, cache = self._attend_cached(tokens, options, cache, counts)
+                out, stats = unpack(result, aux)
+                out = self._multiply("bhtr,rhv->bhtv", out, self._expand()[..., self.head_dim :])
         out = self.output_projection(merge_heads(out))
         return pack(out, stats, rank, cache, aux)
+
+    def _attend_whole(self, tokens: _Tokens, options: dict[str, Any], places: dict[str, Any]) -> Any:
+        """Attend from the tokens to themselves, with keys and values of every head."""
+        heads = split_heads(self.expansion(tokens.latent[..., 0, :, :]), self.num_heads)
+        key, value = jnp.split(heads, [self.head_dim], axis=-1)
+        turned = jnp.broadcast_to(tokens.turned, (*key.shape[:-1], self.rotary_dim))
+        key = jnp.concatenate([key, turned.astype(key.dtype)], axis=-1)
+        query = jnp.concatenate([tokens.query, tokens.turned_query], axis=-1)
+        if self.indexer is not None:
+            index_key = self.indexer.make_keys(tokens.x, tokens.index)
+            options["mask"] = self.indexer.choose(*tokens[:3], index_key, options["mask"], **places)
+        return attend(query, key, value, **options, **places)
+
+    def _attend_cached(
+        self, tokens: _Tokens, options: dict[str, Any], cache: KVCache, counts: ArrayLike | None
+    ) -> tuple[Any, KVCache]:
+        """Attend to the latent vectors of a cache; return what the heads read, and the longer cache."""
+        turned, before = tokens.turned, cache.lengths
+        if self.indexer is not None:
+            index_key = self.indexer.make_keys(tokens.x, tokens.index)[..., None, :, :]
+            turned = jnp.concatenate([turned, index_key.astype(turned.dtype)], axis=-1)
+        cache = cache.append(turned, tokens.latent, counts)
+        stored: Any = cache
+        turned_keys, index_keys = jnp.split(stored.key, [self.rotary_dim], axis=-1)
+        if self.indexer is not None:
+            written = masks.lengths(cache.lengths)
+            mask = written if options["mask"] is None else options["mask"] & written
+            chooser = (*tokens[:3], index_keys[..., 0, :, :], mask)
+            options["mask"] = self.indexer.choose(*chooser, query_offset=before)
+        query = self._multiply("bhtn,rhn->bhtr", tokens.query, self._expand()[..., : self.head_dim])
+        query = jnp.concatenate([query, tokens.turned_query.astype(query.dtype)], axis=-1)
+        read = dataclasses.replace(cache, key=jnp.concatenate([stored.value, turned_keys], axis=-1))
+        return read.attend(query, counts=counts, **options), cache
+
+    def _expand(self) -> Array:
+        """Return the map from latent vectors to keys and values, `(R, H, N + V)`."""
+        return self.expansion.kernel[...].reshape((self.latent_dim, self.num_heads, -1))
 
     def _check_cache(self, cache: KVCache, x: Array, positions: Any) -> None:
         """Raise unless the cache is this layer's, and x what may be appended to it."""
