@@ -29,7 +29,7 @@ from regard.scores import Score
 
 
 class _Tokens(NamedTuple):
-    """The new tokens of a call: what they are, what queries are made of, where they sit, and parts of heads."""
+    """The new tokens of a call: what they are, what queries are made of, where they sit, parts of heads."""
 
     x: Array
     source: Array
