@@ -1,17 +1,83 @@
-"""What a compiled program's devices send one another, read from its HLO text; not a test by itself."""
+"""What a program's devices send one another, read from its HLO text; not a test by itself.
+
+Counted is what compilers for GPUs and TPUs make of what the partitioner wrote, and XLA's CPU does not: of
+a sum of which devices take parts, these are summed and sent (reduce-scatter); sums over one axis and then
+another are one; of sums that are added, the sum is sent once. XLA's CPU also sends bfloat16 as float32:
+`PARTITIONED` are the options with which it writes the program as it is before that.
+"""
 
 import re
+from collections import defaultdict
 from math import prod
+from typing import NamedTuple
 
 SIZES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "f64": 8}
 SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+?)(-start)?\((.*)")
+KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
+MOVES = ("bitcast", "convert", "copy", "reshape", "transpose")
+PARTITIONED = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "all-reduce-promotion"}
 
 
-def count_bytes(shapes):
-    return sum(
-        SIZES[dtype] * prod(int(size) for size in sizes.split(",") if size)
-        for dtype, sizes in SHAPE.findall(shapes)
-    )
+class Instruction(NamedTuple):
+    name: str
+    shape: str
+    kind: str
+    starts: str | None
+    rest: str
+
+    @property
+    def operands(self):
+        return re.findall(r"%([\w.\-]+)", self.rest.split(")")[0])
+
+    @property
+    def size(self):
+        shapes = ((SIZES[dtype], sizes.split(",")) for dtype, sizes in SHAPE.findall(self.shape))
+        return sum(width * prod(int(size) for size in sizes if size) for width, sizes in shapes)
+
+
+class Computation:
+    """Instructions by name, and by the names of what they read."""
+
+    def __init__(self, lines):
+        found = (Instruction(*match.groups()) for match in map(INSTRUCTION.match, lines) if match)
+        self.named, self.users = {one.name: one for one in found}, defaultdict(list)
+        for one in self.named.values():
+            for name in one.operands:
+                self.users[name].append(one)
+
+    def reader(self, name):
+        """The only reader of a value, and what is read, wherever the value is moved; None if it has more."""
+        while len(self.users[name]) == 1 and self.users[name][0].kind in MOVES:
+            name = self.users[name][0].name
+        return name, self.users[name][0] if len(self.users[name]) == 1 else None
+
+    def is_sum(self, name):
+        """Whether a value is an all-reduce, or an addition of values that are; read nowhere else."""
+        one = self.named.get(name)
+        if one is None or len(self.users[name]) > 1:
+            return False
+        if one.kind in MOVES:
+            return self.is_sum(one.operands[0])
+        return one.kind == "all-reduce" or (one.kind == "add" and all(map(self.is_sum, one.operands)))
+
+    def send_sum(self, one, group, joined, devices):
+        """Bytes that an all-reduce sends, by kind; `joined` are the devices of sums that came before."""
+        group *= joined.pop(one.name, 1)
+        name, reader = self.reader(one.name)
+        if reader and reader.kind == "all-reduce" and group * count_group(reader.rest, devices) <= devices:
+            joined[reader.name] = group
+            return {}
+        while reader and reader.kind == "add" and all(map(self.is_sum, reader.operands)):
+            if name != reader.operands[-1]:
+                return {}  # that of the last operand is counted
+            name, reader = self.reader(reader.name)
+        parts = 1
+        if self.users[name] and all(user.kind == "dynamic-slice" for user in self.users[name]):
+            parts = min(self.named[name].size / max(user.size for user in self.users[name]), group)
+        alike = group / parts
+        sent = {"all-reduce": 2 * one.size / parts * (alike - 1) / alike}
+        return sent if parts == 1 else {**sent, "reduce-scatter": one.size * (parts - 1) / parts}
 
 
 def split_computations(text):
@@ -24,39 +90,29 @@ def split_computations(text):
             entry = head[2] if head[1] else entry
         else:
             lines.append(line)
-    return found, entry
+    return {name: Computation(lines) for name, lines in found.items()}, entry
 
 
-def count_group(line, devices):
+def count_group(rest, devices):
     """How many devices take part together, in one of the notations of HLO."""
-    if "replica_groups={}" in line:
+    if "replica_groups={}" in rest:
         return devices
-    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
         return len(listed[1].split(","))
-    if counted := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
+    if counted := re.search(r"replica_groups=\[\d+,(\d+)\]", rest):
         return int(counted[1])
-    sizes, named = re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", line).groups()
-    sizes = dict(pair.split("=") for pair in sizes.split(","))
-    return prod(int(sizes[name]) for name in named.split(","))
+    sizes, named = re.search(r"replica_groups=mesh\[(.*?)\].*? \{(.*?)\}", rest).groups()
+    sizes = dict(re.findall(r"(\w+)'?=(\d+)", sizes))
+    return prod(int(sizes[name]) for name in re.findall(r"\w+", named))
 
 
-def sent_by(line, devices):
-    """Bytes that a device sends on average in one instruction, by the kind of instruction."""
-    match = re.search(
-        r"= (.*?) (collective-permute|all-to-all|all-reduce|all-gather|reduce-scatter)(-start)?\(", line
-    )
-    if not match:
-        return None
-    shapes, kind, starts = match[1], match[2], match[3]
-    total = count_bytes(shapes)
-    if kind == "collective-permute":
-        total = total // 2 if starts else total  # a start names what it sends and what it receives
-        pairs = re.findall(r"\{(\d+),(\d+)\}", re.search(r"source_target_pairs=\{(\{.*?\})\}", line)[1])
-        return kind, total * sum(one != other for one, other in pairs) / devices
-    if kind in ("all-to-all", "all-gather", "all-reduce"):
-        size = count_group(line, devices)
-        return kind, total * (size - 1) / size * (2 if kind == "all-reduce" else 1)
-    raise NotImplementedError(kind)
+def count_trips(loop, computations):
+    """How often a loop runs: as XLA wrote, or as its condition says."""
+    if known := re.search(r'known_trip_count\\?":\{\\?"n\\?":\\?"(\d+)', loop.rest):
+        return int(known[1])
+    condition = computations[re.search(r"condition=%?([\w.\-]+)", loop.rest)[1]].named.values()
+    (limit,) = (one.rest for one in condition if one.kind == "constant" and one.shape.startswith("s32[]"))
+    return int(limit.split(")")[0])
 
 
 def count_sent(text, devices):
@@ -64,34 +120,38 @@ def count_sent(text, devices):
     computations, entry = split_computations(text)
 
     def walk(name):
-        totals = {}
-        for line in computations[name]:
-            found = sent_by(line, devices)
-            inner, times = [], 1
-            if found:
-                totals[found[0]] = totals.get(found[0], 0) + found[1]
-                continue
-            if " while(" in line:
-                known = re.search(r'known_trip_count\\?":\{\\?"n\\?":\\?"(\d+)', line)
-                inner = [re.search(r"body=%?([\w.\-]+)", line)[1]]
-                times = int(known[1]) if known else None
-            elif " call(" in line or " fusion(" in line:
-                inner = re.findall(r"(?:to_apply|calls)=%?([\w.\-]+)", line)
-            elif " conditional(" in line:
-                branches = re.search(r"branch_computations=\{(.*?)\}", line)
+        computation, totals, joined = computations[name], defaultdict(float), {}
+        for one in computation.named.values():
+            inner, sent = [], {}
+            if one.kind == "all-reduce":
+                sent = computation.send_sum(one, count_group(one.rest, devices), joined, devices)
+            elif one.kind == "collective-permute":
+                size = one.size // 2 if one.starts else one.size  # a start names what it sends and receives
+                pairs = re.findall(r"\{(\d+),(\d+)\}", one.rest.split("source_target_pairs=")[1])
+                sent = {one.kind: size * sum(source != target for source, target in pairs) / devices}
+            elif one.kind in KINDS:
+                group = count_group(one.rest, devices)
+                sent = {one.kind: one.size * (group - 1) / group}
+            elif one.kind == "while":
+                inner = [re.search(r"body=%?([\w.\-]+)", one.rest)[1]]
+            elif one.kind in ("call", "fusion"):
+                inner = re.findall(r"(?:to_apply|calls)=%?([\w.\-]+)", one.rest)
+            elif one.kind == "conditional":
+                branches = re.search(r"branch_computations=\{(.*?)\}", one.rest)
                 inner = re.findall(r"%?([\w.\-]+)", branches[1]) if branches else []
-                inner += re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", line)
-            for child in inner:
-                for kind, count in walk(child).items():
-                    assert times is not None, f"nobody knows how often this loop sends: {line[:200]}"
-                    totals[kind] = totals.get(kind, 0) + times * count
-        return totals
+                inner += re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", one.rest)
+            elif one.kind == "reduce-scatter":
+                raise NotImplementedError(one.kind)
+            for part in [sent, *map(walk, inner)]:
+                times = count_trips(one, computations) if one.kind == "while" and part else 1
+                for kind, count in part.items():
+                    totals[kind] += times * count
+        return {kind: count for kind, count in totals.items() if count}
 
     return walk(entry)
 
 
 def count_kinds(text):
     """How many instructions of each kind send anything."""
-    kinds = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
-    counts = {kind: len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in kinds}
+    counts = {kind: len(re.findall(rf" {kind}(?:-start)?\(", text)) for kind in (*KINDS, "reduce-scatter")}
     return {kind: count for kind, count in counts.items() if count}

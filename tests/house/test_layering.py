@@ -55,13 +55,15 @@ FOLDERS = {
     " cost_reports placements attending",
     "conformance": "written_calls expectations alternatives report promises runners subjects judging"
     " transforms edges checking ours",
-    "planning": "chips candidates estimates rings search reports planner residuals parameters training_steps",
+    "planning": "chips candidates estimates rings search reports planner residuals parameters step_costs"
+    " training_steps",
     "linear": "halving problem chunks attention",
     "layers": "choices heads dropout residual projections multi_head indexer latent_attention"
     " short_convolution delta_cache delta derivation feed_forward experts blocks",
-    "models": "config padding embedding depth stack encoder decoder encoder_decoder classifier"
+    "models": "config sharding padding embedding depth stack encoder decoder encoder_decoder classifier"
     " presets sampling prompts prefill writing speculation generation beams",
-    "training": "settings typed_json compilation metrics corpora vocabularies token_files lazy_modules task accuracy"
+    "training": "settings typed_json compilation metrics corpora vocabularies token_files lazy_modules task"
+    " accuracy"
     " tasks.threshold tasks.copy tasks.reverse tasks.digits tasks.text tasks mesh_specs membership processes"
     " locks checkpoint_files checkpoints run_configs runs sharding head_statistics optimization"
     " programs history work loop",

@@ -166,7 +166,9 @@ class Weighing:
         self.sums, self.query_sums = rows * problem.E * wide, rows * problem.D * wide
         self.key_sums = (key // problem.key.dtype.itemsize + value // problem.value.dtype.itemsize) * wide
         self.statistic = rows * wide
-        scores = min(Tuning().forward_cells, rows * division.size(division.exchange) * problem.S)
+        # Of the keys of a round; where keys travel, those of another are not gone yet.
+        rounds = max(division.size(division.ring) / 2, 1)
+        scores = min(Tuning().forward_cells, rows * problem.S / rounds)
         self.tiles = 2.5 * scores * wide
         # Devices along the sequence whose parts are uneven have all of the caller's rows.
         uneven = division.queries.padded != division.queries.length

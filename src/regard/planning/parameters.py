@@ -11,53 +11,46 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-_PARTS = ("attention", "feed_forward", "experts", "routers", "norms", "embedding", "head")
+# Parts by what the path of a parameter matches first.
+_PARTS = {
+    r"/attention/": "attention",
+    r"/feed_forward/(gate|widen|narrow)/(kernel|bias)$": "feed_forward",
+    r"/feed_forward/(gate|widen|narrow)/": "experts",
+    r"/router/": "routers",
+    r"/blocks/": "norms",
+    r"^trunk/": "embedding",
+    r"^head/": "head",
+}
 
 
 class Parameter(NamedTuple):
-    """An array of a decoder, or one of several layers that are alike."""
+    """An array of a decoder; of layers that are alike, that of the first."""
 
     path: str
     shape: tuple[int, ...]
-    layers: int
-    """Layers that have one."""
-    layer: int | None
-    """The first of them; None outside of blocks."""
+    block: str | None
+    layers: int  # that have one
 
     @property
     def part(self) -> str:
-        """Where it is, of the keys of `count_parameters`."""
-        if self.layer is None:
-            return "head" if self.path.startswith("head/") else "embedding"
-        if self.path.endswith(("kernels", "biases")):
-            return "experts"
-        branch = re.split(r"blocks/\d+/", self.path)[1].split("/")
-        if branch[0].endswith("_residual"):
-            return "norms"
-        return "routers" if branch[1] == "router" else branch[0]
+        """Return where it is, of the keys of `count_parameters`."""
+        return next(part for pattern, part in _PARTS.items() if re.search(pattern, self.path))
 
 
 class Share(NamedTuple):
     """What a device has of parameters, and sends for them, in numbers."""
 
-    stored: float = 0.0
-    """Kept, with optimizer state."""
-    used: float = 0.0
-    """Computed with: whole along fsdp."""
-    gathered: float = 0.0
-    """Sent to gather what is used from what is stored, once."""
-    summed: float = 0.0
-    """Sent to sum gradients into what is stored, once."""
-    borrowed: float = 0.0
-    """Computed with, of arrays that are gathered."""
+    stored: float  # with optimizer state
+    used: float  # whole along fsdp
+    borrowed: float  # used, of arrays of which it stores a part
+    gathered: float  # sent to gather them once
+    summed: float  # sent to sum gradients once, into what is stored
 
     def copies(self, size: int) -> float:
-        """Return the numbers that are there once more in a dtype of such a size."""
+        """Return the numbers that are there once more to compute with, in a dtype of such a size."""
         return self.used if size < 4 else self.borrowed
-
-    def __add__(self, other: Any) -> Share:
-        return Share(*(one + more for one, more in zip(self, other, strict=True)))
 
 
 def count_parameters(config: Any) -> dict[str, int]:
@@ -78,7 +71,7 @@ def count_parameters(config: Any) -> dict[str, int]:
         (30532122624, 28991029248, 0)
     """
     check_config(config)
-    parts = dict.fromkeys(_PARTS, 0)
+    parts = dict.fromkeys(_PARTS.values(), 0)
     for leaf in list_parameters(config):
         parts[leaf.part] += leaf.layers * math.prod(leaf.shape)
     return parts
@@ -110,15 +103,15 @@ def list_parameters(config: Any) -> tuple[Parameter, ...]:
         (config.num_experts is None or layer in config.dense_layers, config.first_norm or layer > 0)
         for layer in range(config.num_layers)
     )
-    dense = () if config.num_experts is None else [n for n, (is_dense, _) in enumerate(kinds) if is_dense]
-    fewer = dataclasses.replace(config, num_layers=len(kinds), dense_layers=tuple(dense))
+    dense = tuple(number for number, (is_dense, _) in enumerate(kinds) if is_dense and config.num_experts)
+    fewer = dataclasses.replace(config, num_layers=len(kinds), dense_layers=dense)
     state = nnx.state(nnx.eval_shape(lambda: Decoder(fewer, rngs=nnx.Rngs(0))), nnx.Param)
     leaves, counts = [], list(kinds.values())
     for keys, leaf in jax.tree_util.tree_leaves_with_path(state):
         path = jax.tree_util.keystr(keys, simple=True, separator="/").removesuffix("/value")
-        block = re.search(r"blocks/(\d+)/", path)
-        layer = int(block[1]) if block else None
-        leaves.append(Parameter(path, leaf.shape, 1 if layer is None else counts[layer], layer))
+        block = re.search(r"/blocks/(\d+)/", path)
+        place = (block[0], counts[int(block[1])]) if block else (None, 1)
+        leaves.append(Parameter(path, leaf.shape, *place))
     return tuple(leaves)
 
 
@@ -128,38 +121,35 @@ def count_branches(config: Any) -> tuple[int, int]:
     return dense, config.num_layers - dense
 
 
+def share_parameters(config: Any, sizes: Mapping[str, int]) -> tuple[Share, Share, Share]:
+    """Return what a device of a mesh has of all outside of blocks, of blocks, and of the largest one.
+
+    Gradients are summed over all devices with tokens of their own. Where these store parts, each is sent the
+    sums of its part, and those are summed over the devices that store the same: the fewest bytes that do.
+    """
+    groups = collections.defaultdict(lambda: np.zeros(len(Share._fields)))
+    adding = sizes["data"] * sizes["fsdp"] * sizes["sequence"]
+    for leaf, stored, used in _divide(config, sizes["fsdp"], sizes["tensor"]):
+        parts = min(used / stored, adding)
+        summed = used * (parts - 1) / parts + 2 * (used / parts) * (1 - parts / adding)
+        groups[leaf.block, leaf.layers] += stored, used, used * (used > stored), used - stored, summed
+    outside = groups.pop((None, 1))
+    blocks = sum(layers * share for (_, layers), share in groups.items())
+    largest = max(groups.values(), key=lambda share: share[1], default=0 * outside)
+    outside, blocks, largest = (Share(*share.tolist()) for share in (outside, 0 * outside + blocks, largest))
+    return outside, blocks, largest
+
+
 @functools.lru_cache(4096)
-def _divide(config: Any, fsdp: int, tensor: int) -> tuple[tuple[Parameter, float, float], ...]:
-    """Return each parameter with the numbers of it that a device keeps and computes with."""
+def _divide(config: Any, fsdp: int, tensor: int) -> list[tuple[Parameter, float, float]]:
+    """Return each parameter with the numbers of it that a device stores, and those that it computes with."""
     from regard.models.sharding import divide_array
 
     sizes = {"fsdp": fsdp, "tensor": tensor}
 
     def count(leaf: Parameter, *, in_use: bool) -> float:
-        named = jax.tree.leaves(tuple(divide_array(leaf.path, leaf.shape, sizes, in_use=in_use)))
-        return math.prod(leaf.shape) / math.prod(sizes[axis] for axis in named)
+        axes = jax.tree.leaves(tuple(divide_array(leaf.path, leaf.shape, sizes, in_use=in_use)))
+        return math.prod(leaf.shape) / math.prod(sizes[axis] for axis in axes)
 
-    return tuple(
-        (leaf, count(leaf, in_use=False), count(leaf, in_use=True)) for leaf in list_parameters(config)
-    )
-
-
-def share_parameters(config: Any, sizes: Mapping[str, int]) -> tuple[Share, Share, Share]:
-    """Return what a device of a mesh of such sizes has of all that is outside of blocks, of blocks, of one.
-
-    A gradient is summed over all devices with other tokens. Where these keep parts of it, each is sent the
-    sums of its part, which are then summed with those who keep the same: the fewest bytes that do.
-    """
-    outside, blocks, single = Share(), Share(), collections.defaultdict(Share)
-    adding = sizes["data"] * sizes["fsdp"] * sizes["sequence"]
-    for leaf, stored, used in _divide(config, sizes["fsdp"], sizes["tensor"]):
-        parts = min(used / stored, adding)
-        alike = adding / parts
-        summed = used * (parts - 1) / parts + 2 * used / parts * (alike - 1) / alike
-        share = Share(stored, used, used - stored, summed, used * (used > stored))
-        if leaf.layer is None:
-            outside += share
-        else:
-            single[leaf.layer] += share
-            blocks += Share(*(leaf.layers * number for number in share))
-    return outside, blocks, max(single.values(), key=lambda share: share.used, default=Share())
+    leaves = list_parameters(config)
+    return [(leaf, count(leaf, in_use=False), count(leaf, in_use=True)) for leaf in leaves]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,21 +16,13 @@ from regard.arguments import guided
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.dispatch.explanation import scaled
 from regard.planning.candidates import Candidate
-from regard.planning.chips import Chip, Line, sum_seconds
+from regard.planning.chips import Chip
 from regard.planning.estimates import Assumptions, Estimate
-from regard.planning.parameters import (
-    Share,
-    check_config,
-    count_branches,
-    count_parameters,
-    share_parameters,
-)
+from regard.planning.parameters import check_config
 from regard.planning.planner import MemoryTooSmallError, check_divisible, prepare, read_fixed, read_sizes
 from regard.planning.reports import spell_seconds
-from regard.planning.search import Beside, Search
-
-AXES = ("data", "fsdp", "sequence", "tensor")  # as `regard train --mesh` has them
-_FLOAT = 4  # bytes of a parameter, of each of Adam's two moments, and of sums of gradients
+from regard.planning.search import Search
+from regard.planning.step_costs import AXES, StepModel
 
 
 @dataclass(frozen=True)
@@ -179,7 +171,7 @@ def plan_step(
         chip = search.chip  # measured once
         calls.append(replace(search, times=windows[window] * parts * runs))
     first, *others = calls
-    model = _Model(config, sizes, first.chip, shares, precision, fixed, first.peak)
+    model = StepModel(config, sizes, first.chip, shares, precision, fixed, first.peak)
     serves = functools.partial(_is_chosen, first, fixed.get("sequence"))
     search = replace(first, beside=model.weigh, also=tuple(others), serves=serves)
     best = search.find_best(devices)
@@ -201,7 +193,7 @@ def plan_step(
         chip=search.chip_of(candidate.devices),
         mesh=mesh,
         attention=best,
-        parameters=model.total,
+        parameters=sum(model.parts.values()),
         held=on_mesh.hold(),
         sent={**on_mesh.send(), "attention": travelling},
         seconds_of={"attention": attention, **on_mesh.time()},
@@ -231,232 +223,3 @@ def _is_chosen(search: Search, sequence: int | None, candidate: Candidate) -> bo
         return candidate.exchange == 1
     ring, exchange = (replace(candidate, sequence=one, exchange=shared // one) for one in (shared, 1))
     return (candidate.exchange == 1) == (sum(search.send(ring)) <= sum(search.send(exchange)))
-
-
-@dataclass(frozen=True)
-class _Model:
-    """All of a step but attention's own work."""
-
-    config: Any
-    sizes: Mapping[str, int]
-    chip: Chip
-    shares: Assumptions
-    precision: str
-    fixed: Mapping[str, int]
-    peak: Callable[[Candidate], float]  # bytes of attention alone
-
-    @property
-    def size(self) -> int:
-        """Bytes of a number in which is computed."""
-        return 2 if self.precision == "bfloat16" else 4
-
-    @functools.cached_property
-    def parts(self) -> dict[str, int]:
-        return count_parameters(self.config)
-
-    @functools.cached_property
-    def total(self) -> int:
-        """Parameters of the model."""
-        return sum(self.parts.values())
-
-    def weigh(self, candidate: Candidate) -> Beside:
-        """Return seconds and bytes beside attention."""
-        return self.divide(candidate).weigh()
-
-    def divide(self, candidate: Candidate) -> _Divided:
-        """Return the step on a mesh: parameters are divided as rows are, unless that is slower."""
-        if {"data", "fsdp"} & self.fixed.keys():
-            return _Divided(self, candidate, self.fixed.get("fsdp", 1))
-        whole, divided = _Divided(self, candidate, 1), _Divided(self, candidate, candidate.data)
-        room = self.chip.memory_bytes * self.shares.memory_share
-        is_better = whole.weigh().bytes <= room and whole.weigh().seconds <= divided.weigh().seconds
-        return whole if is_better else divided
-
-
-@dataclass(frozen=True)
-class _Divided:
-    """A step on one mesh, all but attention's own work."""
-
-    model: _Model
-    candidate: Candidate
-    fsdp: int
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Devices by axis of the trainer's mesh."""
-        candidate = self.candidate
-        sequence = candidate.sequence * candidate.exchange
-        counts = (candidate.data // self.fsdp, self.fsdp, sequence, candidate.heads)
-        return dict(zip(AXES, counts, strict=True))
-
-    @functools.cached_property
-    def shares(self) -> tuple[Share, Share, Share]:
-        """Parameters outside of blocks, of blocks, and of the largest one."""
-        return share_parameters(self.model.config, self.sizes)
-
-    @property
-    def tokens(self) -> float:
-        """Tokens of a device in one part of a batch, in all its layers but the parts that heads divide."""
-        asked, candidate = self.model.sizes, self.candidate
-        rows = (asked["batch"] // asked["accumulate_steps"] + candidate.rows) / candidate.data
-        return rows * (asked["length"] + candidate.tokens) / self.sizes["sequence"]
-
-    @property
-    def tiles(self) -> tuple[int, int]:
-        """Tiles of a layer's experts, and the rows of a tile: as `layers.Experts` lays them."""
-        config = self.model.config
-        choices, experts = math.ceil(self.tokens * config.experts_per_token), config.num_experts or 1
-        size = -(-choices // experts)
-        return (choices + min(experts, choices) * (size - 1)) // size, size
-
-    @functools.cached_property
-    def vocabulary(self) -> float:
-        """Tokens of the vocabulary whose logits a device computes: all where heads do not divide them."""
-        count, head_shards = self.model.config.vocab_size or 0, self.candidate.heads
-        return count / head_shards if count % head_shards == 0 else count
-
-    def weigh(self) -> Beside:
-        """Return seconds and bytes beside attention."""
-        times, held = self.time(), self.hold()
-        seconds = times["sums"] + times["update"] + max(times["products"], times["weights"])
-        return Beside(seconds, sum(held.values()) - held["attention"])
-
-    def hold_state(self) -> dict[str, float]:
-        """Return bytes per device that are there throughout."""
-        stored = sum(share.stored for share in self.shares[:2])
-        return {"parameters": _FLOAT * stored, "optimizer": 2 * _FLOAT * stored}
-
-    def hold(self) -> dict[str, float]:
-        """Return bytes per device at the fullest moment: of the loss, of a block's gradient, of the update."""
-        moments = self._hold_loss(), self._hold_gradient(), self._hold_update()
-        return self.hold_state() | max(moments, key=lambda held: sum(held.values()))
-
-    @functools.cached_property
-    def _kept(self) -> float:
-        """Bytes that blocks keep for the backward pass."""
-        dense, sparse = count_branches(self.model.config)
-        branches = ((True, dense), (False, sparse))
-        return self.tokens * sum(
-            count * self.keep(is_dense, self.model.config.remat) for is_dense, count in branches if count
-        )
-
-    def _hold_loss(self) -> dict[str, float]:
-        """Return bytes beside the state while logits are differentiated, after all blocks have run."""
-        size, config = self.model.size, self.model.config
-        outside, blocks, _ = self.shares
-        copies = outside.copies(size) + (0 if config.scan_layers else blocks.copies(size))
-        # Logits and their gradient in float32, and as they are computed.
-        logits = self.tokens * self.vocabulary * 2 * (4 if size == 4 else 4 + 2)
-        return {
-            "gradients": self._sums + size * outside.used,
-            "gathered": size * copies,
-            "activations": self._kept,
-            "attention": 0.0,
-            "working": logits,
-        }
-
-    def _hold_gradient(self) -> dict[str, float]:
-        """Return bytes beside the state while the last block is differentiated."""
-        model, config, size = self.model, self.model.config, self.model.size
-        outside, blocks, block = self.shares
-        dense, sparse = count_branches(config)
-        branches = [is_dense for is_dense, count in ((True, dense), (False, sparse)) if count]
-        inside = self.tokens * max((self.keep(is_dense, None) for is_dense in branches), default=0.0)
-        attention = model.peak(self.candidate)
-        working = (
-            max(inside - attention, 0.0) + 2 * size * block.used
-        )  # its gradient, and what that is summed to
-        copies = outside.copies(size)
-        if config.scan_layers:
-            # Its parameters, taken out of all, and as they are gathered.
-            copies += block.copies(size) + block.stored * _FLOAT / size
-        else:
-            copies += blocks.copies(size)
-        if sparse:  # One map's of all tiles.
-            copies += (
-                self.tiles[0] * config.d_model * (config.expert_width or config.d_ff) / self.candidate.heads
-            )
-        return {
-            "gradients": self._sums + size * (outside.stored + blocks.stored),
-            "gathered": size * copies,
-            "activations": self._kept,
-            "attention": attention,
-            "working": working,
-        }
-
-    def _hold_update(self) -> dict[str, float]:
-        """Return bytes beside the state as parameters change: gradients, and as they are clipped."""
-        gradients = _FLOAT * sum(share.stored for share in self.shares[:2])
-        nothing = dict.fromkeys(("gathered", "activations", "attention"), 0.0)
-        return {"gradients": gradients, **nothing, "working": gradients}
-
-    @property
-    def _sums(self) -> float:
-        """Bytes of the sums of gradients of the parts of a batch."""
-        is_summed = self.model.sizes["accumulate_steps"] > 1
-        return is_summed * _FLOAT * sum(share.stored for share in self.shares[:2])
-
-    def keep(self, is_dense: bool, remat: Any) -> float:
-        """Return the bytes per token that a block keeps."""
-        from regard.planning.residuals import count_residuals  # which loads models
-
-        model, candidate = self.model, self.candidate
-        has_rows = self.sizes["sequence"] * candidate.heads == 1
-        return count_residuals(
-            model.config,
-            model.sizes["length"],
-            candidate.heads,
-            model.precision,
-            remat=remat,
-            is_dense=is_dense,
-            has_rows=has_rows,
-        )
-
-    def send(self) -> dict[str, float]:
-        """Return the bytes that a device sends for weights, and to sum over heads."""
-        model, config, head_shards = self.model, self.model.config, self.candidate.heads
-        outside, blocks, _ = self.shares
-        # Of blocks in a loop gathered forward and back.
-        trips = 2 if config.scan_layers else 1
-        weights = outside.gathered + trips * blocks.gathered + outside.summed + blocks.summed
-        # Behind both branches, forward and back; behind attention, where it runs again. Of experts all rows.
-        dense, sparse = count_branches(config)
-        again = config.remat in ("full", "nothing_saveable")
-        rows = (2 + again + 2) * (dense + sparse) * self.tokens
-        if sparse:
-            rows += 2 * sparse * (math.prod(self.tiles) - self.tokens)
-        if self.vocabulary < (config.vocab_size or 0):
-            rows += 2 * self.tokens  # of embedded tokens, of the head's gradient
-        summed = 2 * (head_shards - 1) / head_shards * rows * config.d_model
-        steps = model.sizes["accumulate_steps"] * model.size
-        return {"weights": steps * weights, "sums": steps * summed}
-
-    def time(self) -> dict[str, float]:
-        """Return seconds by part."""
-        model, config, candidate, head_shards = (
-            self.model,
-            self.model.config,
-            self.candidate,
-            self.candidate.heads,
-        )
-        shares, chip, devices = model.shares, model.chip, candidate.devices
-        chip = chip.divide(devices) if chip.shared else chip
-        parts = model.sizes["accumulate_steps"]
-        trips = 3 if config.remat is None else 4
-        _, sparse = count_branches(config)
-        rows = math.prod(self.tiles) if sparse else 0
-        multiplied = self.tokens * sum(model.parts[name] for name in ("attention", "feed_forward", "routers"))
-        multiplied += rows * model.parts["experts"] / (config.num_experts or 1)
-        head = 3 * self.tokens * config.d_model * self.vocabulary
-        flops = 2 * parts * (trips * multiplied / head_shards + head)
-        line, sent = Line(devices // head_shards, head_shards), self.send()
-        ways = 3 if config.scan_layers and self.fsdp > 1 else 2
-        messages = parts * ways * config.num_layers * (line.size > 1)
-        state = (3 * _FLOAT + model.size) * sum(share.stored for share in self.shares[:2])
-        sums = parts * 2 * config.num_layers * (head_shards > 1)
-        return {
-            "products": flops / (chip.flops[model.precision] * shares.compute_efficiency),
-            "weights": shares.reach(sum_seconds(chip, line, sent["weights"]), messages),
-            "sums": shares.reach(sum_seconds(chip, Line(head_shards, 1), sent["sums"]), sums),
-            "update": 2 * state / (chip.memory_bandwidth * shares.memory_efficiency),
-        }

@@ -41,6 +41,8 @@ class Plan(Command):
     with other sizes: llama-3.1-8b,num_layers=4. Its layers are scanned."""
     remat: bool = False
     """Run blocks again in the backward pass; with --model."""
+    accumulate_steps: int = 1
+    """Equal parts of the batch that are computed one after the other; with --model."""
     key_heads: Annotated[int | None, option("N", "as many as heads")] = None
     """Heads of keys and values."""
     width: Annotated[int | None, option("N", "128")] = None
@@ -87,8 +89,12 @@ class Plan(Command):
     def _plan_attention(self, console: Console, top: int) -> None:
         if self.heads is None:
             raise UsageError("plan needs --heads, or a --model that says them")
-        if self.remat:
-            raise UsageError("--remat is for a training step; give --model, or leave it out")
+        for flag, is_given in {
+            "--remat": self.remat,
+            "--accumulate-steps": self.accumulate_steps != 1,
+        }.items():
+            if is_given:
+                raise UsageError(f"{flag} is for a training step; give --model, or leave it out")
         from regard import masks
         from regard.planning import plan
 
@@ -125,13 +131,14 @@ class Plan(Command):
         except KeyError as error:
             raise UsageError(str(error.args[0])) from error
         config = _change(config, changes, remat="full" if self.remat else None, scan_layers=True)
-        same = {name: getattr(self, name) for name in ("length", "batch", "devices", "chip")}
+        names = ("length", "batch", "devices", "chip", "accumulate_steps")
+        same = {name: getattr(self, name) for name in names}
         precision = {} if self.dtype is None else {"precision": self.dtype}
         step = plan_step(config, **same, **precision, **self._choose_sizes())
         command = spell_training(step, config)
         facts = {"devices": step.candidate.devices, "mesh": dict(step.mesh), "command": command}
-        console.emit("step", model=model, **facts, seconds=step.seconds, parameters=step.parameters,
-                     held=dict(step.held), seconds_of=dict(step.seconds_of))  # fmt: skip
+        parts = {name: dict(getattr(step, name)) for name in ("held", "sent", "seconds_of")}
+        console.emit("step", model=model, **facts, seconds=step.seconds, parameters=step.parameters, **parts)
         console.say(f"{step}\n\n{command}")
 
     def _choose_sizes(self) -> dict[str, Any]:
@@ -155,6 +162,7 @@ def spell_training(step: Step, config: Any) -> str:
     flags = {name: size for name, size in sizes.items() if size != plain[name]}
     flags |= {"vocab_size": config.vocab_size, "length": asked["length"], "batch_size": asked["batch"]}
     flags |= {"precision": asked["precision"]} if asked["precision"] != "float32" else {}
+    flags |= {"accumulate_steps": asked["accumulate_steps"]} if asked["accumulate_steps"] > 1 else {}
     mesh = ",".join(f"{axis}={size}" for axis, size in step.mesh.items())
     words = ["regard train text", *([f"--mesh {mesh}"] if mesh else [])]
     for name, value in flags.items():

@@ -1,0 +1,192 @@
+"""Step costs: what a training step holds, sends and takes on one mesh, all but attention's own work."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from regard.planning.candidates import Candidate
+from regard.planning.chips import Chip, Line, sum_seconds
+from regard.planning.estimates import Assumptions
+from regard.planning.parameters import Share, count_branches, count_parameters, share_parameters
+from regard.planning.search import Beside
+
+AXES = ("data", "fsdp", "sequence", "tensor")  # as `regard train --mesh` has them
+_FLOAT = 4  # bytes of a parameter, of each of Adam's two moments, and of sums of gradients
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """A step, and the devices that it is for."""
+
+    config: Any
+    sizes: Mapping[str, int]
+    chip: Chip
+    shares: Assumptions
+    precision: str
+    fixed: Mapping[str, int]
+    peak: Callable[[Candidate], float]  # bytes of attention alone
+
+    @property
+    def size(self) -> int:
+        """Bytes of a number in which is computed."""
+        return 2 if self.precision == "bfloat16" else 4
+
+    @functools.cached_property
+    def parts(self) -> dict[str, int]:
+        """Parameters by where they are."""
+        return count_parameters(self.config)
+
+    def weigh(self, candidate: Candidate) -> Beside:
+        """Return seconds and bytes beside attention."""
+        return self.divide(candidate).weigh()
+
+    def divide(self, candidate: Candidate) -> StepOnMesh:
+        """Return the step on a mesh: parameters are divided as rows are, unless that is slower."""
+        if {"data", "fsdp"} & self.fixed.keys():
+            return StepOnMesh(self, candidate, self.fixed.get("fsdp", 1))
+        whole, divided = (StepOnMesh(self, candidate, fsdp) for fsdp in (1, candidate.data))
+        room = self.chip.memory_bytes * self.shares.memory_share
+        fits = sum(whole.hold().values()) <= room
+        return whole if fits and whole.weigh().seconds <= divided.weigh().seconds else divided
+
+
+@dataclass(frozen=True)
+class StepOnMesh:
+    """A step on one mesh."""
+
+    model: StepModel
+    candidate: Candidate
+    fsdp: int
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Devices by axis of the trainer's mesh."""
+        data, heads = self.candidate.data, self.candidate.heads
+        sequence = self.candidate.sequence * self.candidate.exchange
+        return dict(zip(AXES, (data // self.fsdp, self.fsdp, sequence, heads), strict=True))
+
+    @functools.cached_property
+    def shares(self) -> tuple[Share, Share, Share]:
+        """Parameters outside of blocks, of blocks, and of the largest one."""
+        return share_parameters(self.model.config, self.sizes)
+
+    @property
+    def stored(self) -> float:
+        """Parameters that a device stores."""
+        return sum(share.stored for share in self.shares[:2])
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a device in one part of a batch, in all its layers but the parts that heads divide."""
+        asked, candidate = self.model.sizes, self.candidate
+        rows = (asked["batch"] // asked["accumulate_steps"] + candidate.rows) / candidate.data
+        return rows * (asked["length"] + candidate.tokens) / self.sizes["sequence"]
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Tiles of a layer's experts, and the rows of a tile: as `layers.Experts` lays them."""
+        config = self.model.config
+        choices, experts = math.ceil(self.tokens * config.experts_per_token), config.num_experts or 1
+        size = -(-choices // experts)
+        return (choices + min(experts, choices) * (size - 1)) // size, size
+
+    @property
+    def vocabulary(self) -> float:
+        """Tokens of the vocabulary whose logits a device computes: all where heads do not divide them."""
+        count, head_shards = self.model.config.vocab_size, self.candidate.heads
+        return count if count % head_shards else count / head_shards
+
+    def weigh(self) -> Beside:
+        """Return seconds and bytes beside attention."""
+        times = self.time()
+        seconds = times["sums"] + times["update"] + max(times["products"], times["weights"])
+        return Beside(seconds, sum(self.hold().values()) - self.model.peak(self.candidate))
+
+    def hold(self) -> dict[str, float]:
+        """Return bytes per device when they are most: in the loss, a block's gradient, or the update."""
+        model, config, size, tokens = self.model, self.model.config, self.model.size, self.tokens
+        outside, blocks, block = self.shares
+        averaged = _FLOAT * self.stored if model.sizes["accumulate_steps"] > 1 else 0.0
+        branches = dict(zip((True, False), count_branches(config), strict=True))
+        kept = {
+            is_dense: self.keep(is_dense, config.remat) for is_dense, layers in branches.items() if layers
+        }
+        loss = {
+            "gradients": averaged + 2 * size * outside.used,  # as they come, and summed
+            "gathered": size * (outside.copies(size) + (not config.scan_layers) * blocks.copies(size)),
+            "activations": tokens * sum(branches[is_dense] * count for is_dense, count in kept.items()),
+            "attention": 0.0,
+            # Logits and their gradient in float32, and as they are computed.
+            "working": tokens * self.vocabulary * 2 * (4 if size == 4 else 4 + size),
+        }
+        inside = tokens * max((self.keep(is_dense, None) for is_dense in kept), default=0.0)
+        attention = model.peak(self.candidate)
+        gradient = loss | {
+            "gradients": averaged + size * self.stored,
+            "attention": attention,
+            # And gradients of the block's parameters and of the stream, each as it comes and as it goes.
+            "working": max(inside - attention, 0.0) + 2 * size * (block.used + tokens * config.d_model),
+        }
+        if config.scan_layers:  # The block's parameters, taken out of all, and as they are gathered.
+            gradient["gathered"] += _FLOAT * block.stored + size * block.copies(size)
+        if False in kept:  # Of experts one map's of all tiles.
+            width = (config.expert_width or config.d_ff) / self.candidate.heads
+            gradient["gathered"] += size * self.tiles[0] * config.d_model * width
+        # Gradients, and as they are clipped.
+        update = dict.fromkeys(loss, 0.0) | dict.fromkeys(("gradients", "working"), _FLOAT * self.stored)
+        fullest = max(loss, gradient, update, key=lambda held: sum(held.values()))
+        return {"parameters": _FLOAT * self.stored, "optimizer": 2 * _FLOAT * self.stored, **fullest}
+
+    def keep(self, is_dense: bool, remat: Any) -> float:
+        """Return the bytes per token that a block keeps."""
+        from regard.planning.residuals import count_residuals  # which loads models
+
+        model, candidate = self.model, self.candidate
+        has_rows = self.sizes["sequence"] * candidate.heads == 1
+        sizes, how = (model.sizes["length"], candidate.heads), {"remat": remat, "is_dense": is_dense}
+        return count_residuals(model.config, *sizes, model.precision, has_rows=has_rows, **how)
+
+    def send(self) -> dict[str, float]:
+        """Return the bytes that a device sends for weights, and to sum over heads."""
+        model, config, head_shards = self.model, self.model.config, self.candidate.heads
+        outside, blocks, _ = self.shares
+        # Of blocks in a loop gathered forward and back.
+        trips = 2 if config.scan_layers else 1
+        weights = outside.gathered + trips * blocks.gathered + outside.summed + blocks.summed
+        # Behind both branches, forward and back; behind attention, where it runs again. Of experts all rows.
+        dense, sparse = count_branches(config)
+        again = config.remat in ("full", "nothing_saveable")
+        rows = (2 + again + 2) * (dense + sparse) * self.tokens
+        if sparse:
+            rows += 2 * sparse * (math.prod(self.tiles) - self.tokens)
+        if self.vocabulary < config.vocab_size:
+            rows += 2 * self.tokens  # of embedded tokens, of the head's gradient
+        summed = 2 * (head_shards - 1) / head_shards * rows * config.d_model
+        steps = model.sizes["accumulate_steps"] * model.size
+        return {"weights": steps * weights, "sums": steps * summed}
+
+    def time(self) -> dict[str, float]:
+        """Return seconds by part."""
+        model, config, sent = self.model, self.model.config, self.send()
+        shares, parts, head_shards = model.shares, model.sizes["accumulate_steps"], self.candidate.heads
+        devices = self.candidate.devices
+        chip = model.chip.divide(devices) if model.chip.shared else model.chip
+        trips = 3 if config.remat is None else 4
+        rows = math.prod(self.tiles) if count_branches(config)[1] else 0
+        multiplied = self.tokens * sum(model.parts[name] for name in ("attention", "feed_forward", "routers"))
+        multiplied += rows * model.parts["experts"] / (config.num_experts or 1)
+        products = trips * multiplied / head_shards + 3 * self.tokens * config.d_model * self.vocabulary
+        line, along = Line(devices // head_shards, head_shards), Line(head_shards, 1)
+        messages = parts * config.num_layers
+        ways = (3 if config.scan_layers and self.fsdp > 1 else 2) * (line.size > 1)
+        state = (3 * _FLOAT + model.size) * self.stored
+        return {
+            "products": 2 * parts * products / (chip.flops[model.precision] * shares.compute_efficiency),
+            "weights": shares.reach(sum_seconds(chip, line, sent["weights"]), ways * messages),
+            "sums": shares.reach(sum_seconds(chip, along, sent["sums"]), 2 * messages * (head_shards > 1)),
+            "update": 2 * state / (chip.memory_bandwidth * shares.memory_efficiency),
+        }
