@@ -195,18 +195,6 @@ def test_every_mesh_is_there_once_and_serves(devices, batch, heads, key_heads):
     assert expected
 
 
-@pytest.mark.slow
-def test_the_bytes_are_those_of_the_account():
-    mask = CAUSAL & masks.sliding_window(100)
-    report = plan(length=1009, heads=4, batch=2, mask=mask, backward=True)
-    problem = pose(2, 4, 1009, 64, dtype="bfloat16", mask=mask)
-    assert len(report.ranking) > 10
-    for item in report.ranking[::2]:
-        account = item.candidate.place().explain(problem)
-        assert item.sent_bytes == account.forward_bytes + account.backward_bytes
-        assert (item.rounds, item.candidate.layout) == (account.rounds, account.layout)
-
-
 def test_of_the_fastest_the_best_sends_least_and_the_rest_go_by_time():
     report = plan(length="64k", heads=32, key_heads=8, devices=32, chip="v5e", mask=CAUSAL, assumptions=None)
     best, *rest = report.ranking
@@ -334,10 +322,8 @@ def test_a_step_is_what_is_counted_by_hand():
     matrices = 3 * (2 * 12 * 12 + 2 * 12 * 6 + 2 * 12 * 40) + 2 * 31 * 12
     stored = step.parameters - matrices / 2  # vectors are whole
     assert step.held["optimizer"] == 2 * step.held["parameters"] == 8 * stored
-    assert (step.mesh, step.sent) == (
-        {"fsdp": 2},
-        {"weights": 2 * step.parameters, "sums": 0, "attention": 0},
-    )
+    assert step.mesh == {"fsdp": 2}
+    assert step.sent == {"weights": 2 * step.parameters, "sums": 0, "attention": 0}
     wide = plan_step(dataclasses.replace(TINY, vocab_size=3100))
     assert wide.held["working"] == 2 * (4 + 2) * tokens * 3100
     flops = 3 * 2 * tokens * (parts["attention"] + parts["feed_forward"] + 12 * 31)
@@ -562,19 +548,18 @@ def test_bytes_and_memory_are_those_of_compiled_programs(length, mesh, count, le
         assert least_memory < memory < 1.25, line
 
 
-SOME, *MORE = (range(first, first + 5) for first in range(0, 30, 5))
-
-
 @pytest.mark.parametrize(
-    "seeds", [SOME[:2], *(pytest.param(s, marks=pytest.mark.slow) for s in (SOME[2:], *MORE))]
+    "seeds",
+    [[2, 20], *(pytest.param(range(s, s + 5), marks=pytest.mark.slow) for s in range(0, 30, 5))],
+    ids=str,
 )
 def test_a_step_holds_and_sends_what_the_trainer_does(seeds):
-    lines = on_eight_devices(f"import planned_steps; print(planned_steps.compare(*{seeds}))").splitlines()
+    compared = f"import planned_steps\nprint(*planned_steps.compare(*{seeds}), sep='\\n')"
+    lines = on_eight_devices(compared).splitlines()
     assert len(lines) == len(seeds)
     for line in lines:
         held, sent = map(float, line.split()[1:3])
-        # XLA's CPU computes bfloat16 in float32.
-        assert (0.9 if "float32" in line else 0.85) < held < 1.15, line
+        assert 0.9 < held < 1.15, line
         assert 0.95 < sent < 1.05, line
 
 

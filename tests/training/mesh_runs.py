@@ -82,29 +82,6 @@ def check_shards(state, spec):
             assert shard.data.size == own
 
 
-def check_borrowed():
-    """A loop gathers one block's parameters at a time; more blocks take memory for gradients alone."""
-
-    def compile_update(layers, remat):
-        sizes = {"d_model": 192, "num_heads": 4, "d_ff": 768, "scan_layers": True}
-        model = settings.Sizes(**sizes, num_layers=layers, remat=remat)
-        optimization = settings.Optimization(batch_size=8, precision="bfloat16")
-        task = tasks.Copy(vocab_size=11, length=5, model=model, optimization=optimization)
-        program = loop.make_program(task, 0, deploy("fsdp=8"))
-        places = program.deployment.divide_state(program.shapes)
-        shapes = jax.tree.map(lambda leaf, place: leaf.update(sharding=place), program.shapes, places)
-        compiled = program.compile(program.update, shapes, np.int32(0))
-        every = compiled.as_text()
-        pattern, entry = r" all-gather(?:-start)?\(", every.split("\nENTRY ")[1]
-        gathers = tuple(len(re.findall(pattern, text)) for text in (entry, every))
-        count = sum(leaf.size for leaf in jax.tree.leaves(shapes.params))
-        return gathers, compiled.memory_analysis().temp_size_in_bytes, count
-
-    few, many, kept = (compile_update(*given) for given in ((2, "full"), (5, "full"), (3, None)))
-    assert few[0] == many[0] == kept[0] == (2, 14), "tables; six maps, there and back"
-    assert (many[1] - few[1]) / (many[2] - few[2]) <= 0.3
-
-
 def check_own_rows(task, batch_size):
     """No device makes more than its rows of a batch: nothing in the program is as long as the whole one."""
     deployment = deploy("data=4,fsdp=2")

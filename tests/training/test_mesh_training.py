@@ -141,11 +141,6 @@ def test_a_language_is_learned_over_a_mesh_as_on_one_device():
 
 
 @pytest.mark.processes
-def test_blocks_of_a_loop_gather_their_parameters_one_after_the_other():
-    check("check_borrowed()")
-
-
-@pytest.mark.processes
 def test_a_run_goes_on_over_another_mesh():
     check("check_resumed(copy(7), 'data=2,fsdp=4', 'fsdp=2,tensor=4', None)")
 

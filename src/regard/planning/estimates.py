@@ -17,7 +17,7 @@ from regard.parallel.cost_reports import local_bytes, sent_bytes
 from regard.parallel.division import Division
 from regard.parallel.exchange import moved_halves
 from regard.parallel.schedule import is_countable
-from regard.planning.candidates import Candidate
+from regard.planning.candidates import Candidate, divisors
 from regard.planning.chips import Chip, Line, exchange_seconds, hop_seconds, sum_seconds
 
 PARTS = ("compute", "memory", "travel", "exchange")
@@ -166,9 +166,10 @@ class Weighing:
         self.sums, self.query_sums = rows * problem.E * wide, rows * problem.D * wide
         self.key_sums = (key // problem.key.dtype.itemsize + value // problem.value.dtype.itemsize) * wide
         self.statistic = rows * wide
-        # Of the keys of a round; where keys travel, those of another are not gone yet.
-        rounds = max(division.size(division.ring) / 2, 1)
-        scores = min(Tuning().forward_cells, rows * problem.S / rounds)
+        # Of as many heads as go together, and the keys of a round; where keys travel, of two.
+        length, most = division.queries.padded // division.size(division.ring), Tuning().forward_cells
+        pairs = length * problem.S / max(division.size(division.ring) / 2, 1)
+        scores = divisors(rows // length, int(most // pairs))[-1] * pairs if pairs <= most else most
         self.tiles = 2.5 * scores * wide
         # Devices along the sequence whose parts are uneven have all of the caller's rows.
         uneven = division.queries.padded != division.queries.length
