@@ -172,8 +172,8 @@ def plan_step(
         calls.append(replace(search, times=windows[window] * parts * runs))
     first, *others = calls
     model = StepModel(config, sizes, first.chip, shares, precision, fixed, first.peak)
-    serves = functools.partial(_is_chosen, first, fixed.get("sequence"))
-    search = replace(first, beside=model.weigh, also=tuple(others), serves=serves)
+    serves = functools.partial(_is_chosen, config, first, fixed.get("sequence"))
+    search = replace(first, beside=functools.cache(model.weigh), also=tuple(others), serves=serves)
     best = search.find_best(devices)
     if best is None:
         check_divisible(search, devices, sizes)
@@ -212,8 +212,11 @@ def _fix_attention(fixed: Mapping[str, int]) -> dict[str, int]:
     return (rows if {"data", "fsdp"} & fixed.keys() else {}) | heads
 
 
-def _is_chosen(search: Search, sequence: int | None, candidate: Candidate) -> bool:
+def _is_chosen(config: Any, search: Search, sequence: int | None, candidate: Candidate) -> bool:
     """Return whether the trainer divides attention like this: by what sends least, tokens in their order."""
+    widths = config.num_key_heads, config.d_ff, config.num_experts and config.expert_width
+    if candidate.rows or any((width or 0) % candidate.heads for width in widths):
+        return False  # which it refuses
     shared = candidate.sequence * candidate.exchange
     is_plain = candidate.layout == "contiguous" and shared in (candidate.sequence, candidate.exchange)
     if shared == 1 or not is_plain or sequence not in (None, shared):
