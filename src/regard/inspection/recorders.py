@@ -131,8 +131,8 @@ class Recorder:
         for layer, head, *ends in cut:
             if not (0 <= layer < layers and 0 <= head < heads and all(0 <= end < count for end in ends)):
                 limits = f"of layers 0..{layers - 1}, heads 0..{heads - 1} and tokens 0..{count - 1}"
-                expected = f"layer.head or layer.head:query-key, {limits}"
-                raise ValueError(f"cut: expected {expected}, got {spell_cut(layer, head, *ends)}")
+                where = f"{layer}.{head}" + ":" * bool(ends) + "-".join(map(str, ends))
+                raise ValueError(f"cut: expected layer.head or layer.head:query-key, {limits}, got {where}")
             if len(ends) == 1 and by != "patch":
                 raise ValueError(f'cut: expected one position of a head by "patch" alone, got it by {by!r}')
             if len(ends) < 2:
@@ -167,11 +167,6 @@ class Recorder:
         bare = [event._replace(problem=None, output=None) for event in seen]
         self._events[ids.shape] = list(zip(named, bare, strict=True))
         return observed, reading
-
-
-def spell_cut(call: int, head: int, *ends: int) -> str:
-    """Return what is cut as it is typed: call.head, call.head:query or call.head:query-key."""
-    return f"{call}.{head}" + ":" * bool(ends) + "-".join(map(str, ends))
 
 
 def _cut_heads(shares: dict[str, Array], counts: Array) -> Rewriter:

@@ -21,7 +21,6 @@ from regard.inspection.explorer.page_document import write_json
 from regard.inspection.explorer.pages import fill_page
 from regard.inspection.explorer.server import Serving
 from regard.inspection.explorer.sites import Answer, Explorer, RefusalError, Site, check_port
-from regard.inspection.recorders import spell_cut
 from regard.inspection.visible_text import show_text
 
 MOST_TRACES, MOST_VIEWS = 16, 4  # that are kept
@@ -226,7 +225,7 @@ class _LiveExplorer:
             how += f" “{self._find_trace(_Reading(reading.source))[1].title}”"
         trace = _ask(self._record, reading.text, **cut)
         if cut:
-            spelled = " ".join(spell_cut(*ends) for ends in reading.cut)
+            spelled = " ".join(_spell_cut(*ends) for ends in reading.cut)
             trace = dataclasses.replace(trace, title=f"{trace.title} ({spelled} {how})")
         return next(self._numbers), trace
 
@@ -297,3 +296,7 @@ def _parse_cut(cut: str) -> tuple[tuple[int, ...], ...]:
     if len(names) > MOST_CUT or not all(re.fullmatch(_CUT, name) for name in names):
         raise RefusalError("cut: expected layer.head or layer.head:query-key, such as 2.5 3.1:7-2")
     return tuple(tuple(map(int, re.split(r"[.:-]", name))) for name in names)
+
+
+def _spell_cut(call: int, head: int, *ends: int) -> str:
+    return f"{call}.{head}" + ":" * bool(ends) + "-".join(map(str, ends))
