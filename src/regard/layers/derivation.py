@@ -146,22 +146,22 @@ def _enter(course: Course, layer: MultiHeadAttention, inputs: Any, metric: Bilin
         read = _give_input(course, "memory", "Y", "jd", key, words)
         array, apply = key, project_memory
 
-    def begin(name: str, letter: str, features: str, projection: nnx.Linear) -> Line:
-        line = Line(course, name, letter, "j", features)
+    def begin(line: Line, projection: nnx.Linear, read: Symbol, array: Any) -> Line:
         if memory is None:
             line.project(projection, apply, read, array, layer.num_key_heads)
         else:
-            line.begin(getattr(memory, name))
+            line.begin(getattr(memory, line.name))
         return line
 
-    line = begin("key", "K", "a", layer.key_projection)
+    line = begin(Line(course, "key", "K", "j", "a"), layer.key_projection, read, array)
     norm = layer.key_norm if memory is None else None
     line.adjust(norm, layer.rotary, grid.key_position[..., 0, :])
     line.finish(problem.key)
     if value is not None:
         words = "What the values are made of, in place of the memory."
         read, array = _give_input(course, "value_memory", "Z", "jd", value, words), value
-    begin("value", "V", "b", layer.value_projection).finish(problem.value)
+    line = begin(Line(course, "value", "V", "j", "b"), layer.value_projection, read, array)
+    line.finish(problem.value)
 
 
 def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
