@@ -10,7 +10,6 @@ from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explanation import scaled
 from regard.parallel.division import Division
 from regard.parallel.exchange import moved_halves
-from regard.parallel.schedule import chunk_counts, tile_counts, tile_side
 
 
 @dataclass(frozen=True)
@@ -104,15 +103,6 @@ def sent_bytes(problem: Problem, division: Division) -> tuple[int, int]:
         forward += hops * keys
         backward += hops * keys + (len(rounds) - 1 + (rounds[-1].number > 0)) * sums
     return round(forward), round(backward)
-
-
-def work(problem: Problem, division: Division) -> tuple[tuple[int, ...], str]:
-    """Count the tiles with work on each member of the ring, and name the size of a tile."""
-    counts = tile_counts(problem, division)
-    if counts is None:
-        return chunk_counts(problem, division), "chunk"
-    side = tile_side(problem, division)
-    return counts, f"{side} x {side}"
 
 
 def local_bytes(problem: Problem, division: Division, array: Any) -> int:

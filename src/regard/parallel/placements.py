@@ -22,9 +22,9 @@ from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.masks.grid import Grid
 from regard.masks.offsets import positions_of
 from regard.masks.spans import Span
-from regard.parallel.cost_reports import CostReport, sent_bytes, work
+from regard.parallel.cost_reports import CostReport, sent_bytes
 from regard.parallel.division import LAYOUTS, Axes, Division
-from regard.parallel.schedule import plan_rounds
+from regard.parallel.schedule import count_tiles, plan_rounds
 from regard.parallel.shard_mapping import describe_whole, manual_axes, run, run_part
 from regard.scores.score import compose, split_product
 
@@ -192,7 +192,7 @@ class MeshPlacement:
         division = plan.division
         queries, keys = division.queries, division.keys
         whole = plan.name == "whole"
-        tiles, counted = ((), "") if whole else work(problem, division)
+        tiles, counted = ((), "") if whole else count_tiles(problem, division)
         forward, backward = (0, 0) if whole else sent_bytes(problem, division)
         return CostReport(
             plan=plan.name,
@@ -281,9 +281,10 @@ class MeshPlacement:
         if self.layout is not None or name == "all_to_all":
             return self._divide(problem, name, self.layout or "contiguous")
         plain, even = self._divide(problem, name, "contiguous"), self._divide(problem, name, "balanced")
-        counts = work(problem, plain)[0]
-        most, fewest = max(counts), min(counts)
-        return even if most > _UNEVEN * fewest and max(work(problem, even)[0]) * _UNEVEN < most else plain
+        counts = count_tiles(problem, plain)[0]
+        if max(counts) <= _UNEVEN * min(counts):
+            return plain
+        return even if max(count_tiles(problem, even)[0]) * _UNEVEN < max(counts) else plain
 
     def _divide(self, problem: Problem, name: str, layout: str) -> Division:
         ring, exchange = {

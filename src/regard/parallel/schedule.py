@@ -81,14 +81,6 @@ def find_rounds(has_work: np.ndarray, division: Division) -> tuple[Round, ...]:
     return tuple(Round(number, tuple(some)) for number, some in enumerate(pairs) if some)
 
 
-def tile_side(problem: Problem, division: Division) -> int:
-    """Return the side of the tiles that `tile_counts` counts."""
-    side = _SIDE
-    while max(problem.T, problem.S) > side * _MOST_TILES:
-        side *= 2
-    return min(side, division.queries.chunk)
-
-
 def is_countable(problem: Problem, mask: Mask | None) -> bool:
     """Return whether the mask, or a part of it, is known now, and the kind of each tile cheap to find."""
     if not is_concrete((mask, problem.query_offset, problem.key_offset)):
@@ -96,22 +88,32 @@ def is_countable(problem: Problem, mask: Mask | None) -> bool:
     return mask is None or not mask.reads_cells or problem.T * problem.S <= _MOST_CELLS
 
 
-def tile_counts(problem: Problem, division: Division) -> tuple[int, ...] | None:
-    """Count square tiles with work on each member of the ring; None where the mask is not known cheaply."""
-    if not is_countable(problem, problem.mask):
-        return None
-    queries, side = division.queries, tile_side(problem, division)
+def count_tiles(problem: Problem, division: Division) -> tuple[tuple[int, ...], str]:
+    """Count square tiles with work on each member of the ring; return their size as well.
+
+    Where the mask is not known cheaply, pairs of chunks that may have work are counted.
+    """
+    queries, side = division.queries, _SIDE
+    while max(problem.T, problem.S) > side * _MOST_TILES:
+        side *= 2
+    side = min(side, queries.chunk)
 
     def count(member: int) -> list[Any]:
         starts = (division.chunk_of(part, member) * queries.chunk for part in range(queries.parts))
         spans = ((first, min(queries.chunk, problem.T - first)) for first in starts if first < problem.T)
-        return [_count(problem, first, size, side) for first, size in spans]
+        return [_count_in_rows(problem, first, size, side) for first, size in spans]
 
-    counts = [count(member) for member in range(queries.ring)]
-    return None if any(None in tiles for tiles in counts) else tuple(map(sum, counts))
+    members = range(queries.ring)
+    if is_countable(problem, problem.mask):
+        counts = [count(member) for member in members]
+        if not any(None in tiles for tiles in counts):
+            return tuple(map(sum, counts)), f"{side} x {side}"
+    has_work = _find_work(problem, division)
+    chunks = ([division.chunk_of(part, member) for part in range(division.parts)] for member in members)
+    return tuple(int(has_work[rows].sum()) for rows in chunks), "chunk"
 
 
-def _count(problem: Problem, first: int, size: int, side: int) -> int | None:
+def _count_in_rows(problem: Problem, first: int, size: int, side: int) -> int | None:
     """Count tiles with work in some rows, over all leading axes that the mask tells apart."""
     axes = len(problem.leading)
     tiles = (-(-size // side), -(-problem.S // side))
@@ -127,12 +129,3 @@ def _count(problem: Problem, first: int, size: int, side: int) -> int | None:
         codes = mask.classify(Blocks.cover(size, problem.S, side, side, offset, axes, problem.key_offset))
     codes = np.asarray(codes)
     return int((np.broadcast_to(codes, (*codes.shape[:-2], *tiles)) != TileKind.EMPTY).sum())
-
-
-def chunk_counts(problem: Problem, division: Division) -> tuple[int, ...]:
-    """Count pairs of chunks that may have work on each member of the ring."""
-    has_work = _find_work(problem, division)
-    parts, members = range(division.parts), range(division.size(division.ring))
-    return tuple(
-        int(sum(has_work[division.chunk_of(part, member)].sum() for part in parts)) for member in members
-    )
