@@ -235,7 +235,8 @@ def check_two_axes(judge: Judge) -> Iterator[Row]:
     if judge.subject.layout == "TD":
         return
     alone = Subject(judge.subject.fn, "TD", {}, judge.subject.kind, judge.subject.seconds)
-    inner = judge.follow(alone)
+    inner = Judge(alone, judge.imported, judge.name, judge.tolerance)
+    inner.conventions = list(judge.conventions)
     inner.sizes |= {letter: judge.sizes[letter] for letter in "TDE"} | {"S": judge.sizes["T"]}
     rows = inner.keep_promise(Promise("arrays of two axes", "output"))
     yield from (row for row in rows if row.aspect == "value")

@@ -49,12 +49,6 @@ class Judge:
         self.sizes = self._fit(SIZES)
         self.conventions: list[Alternative] = []
 
-    def follow(self, subject: Subject) -> Judge:
-        """Return a judge of the same function in another layout, who knows what this one does."""
-        other = Judge(subject, self.imported, self.name, self.tolerance)
-        other.conventions = list(self.conventions)
-        return other
-
     def keep_promise(self, promise: Promise) -> list[Row]:
         """Judge the call of a promise: its value, lse and gradients."""
         sizes = {**self.sizes, **promise.sizes}

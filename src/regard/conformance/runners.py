@@ -99,21 +99,15 @@ def run_with_jax(apply: Apply) -> Runner:
 
             programs = jax.jit(both_ways), jax.jit(forward)
             compiled, compiled_forward = compiled_by_kind.setdefault(kind, programs)
-            refusal = ""
-            if differentiate:
-                try:
-                    return Run(*compiled(inputs, arrays, d_output, d_lse))
-                except Exception as error:
-                    refusal = describe(error)
-            try:
-                return Run(*compiled_forward(inputs, arrays), gradient_refusal=refusal)
-            except Exception:  # it may run uncompiled
-                pass
-            if differentiate:
-                try:
-                    return Run(*both_ways(inputs, arrays, jnp.asarray(d_output), jnp.asarray(d_lse)))
-                except Exception as error:
-                    refusal = describe(error)
+            refusal, cotangents = "", (jnp.asarray(d_output), jnp.asarray(d_lse))
+            for program, extra in ((compiled, cotangents), (compiled_forward, ()), (both_ways, cotangents)):
+                if differentiate or not extra:
+                    try:
+                        return Run(
+                            *program(inputs, arrays, *extra), gradient_refusal="" if extra else refusal
+                        )
+                    except Exception as error:  # it may run without gradients, or uncompiled
+                        refusal = describe(error) if extra else refusal
             return Run(*forward(inputs, arrays), gradient_refusal=refusal)
 
     return run
