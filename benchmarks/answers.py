@@ -156,14 +156,13 @@ def write_page(reports: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of the page."""
     dates = sorted({report["date"] for report in reports})
     yield HEAD.format(dates=" and ".join(dates[:1] + dates[1:][-1:]))
-    yield "| | versions | holds | differs | wrong | refused | conventions of its own |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| | versions | holds | differs | wrong | refused |"
+    yield "|---|---|---|---|---|---|"
     for report in reports:
         counts = [count_rows(report, verdict) for verdict in ("holds", "differs", "wrong", "refused")]
         versions = ", ".join(f"{package} {version}" for package, version in report["versions"].items())
-        conventions = dict.fromkeys(row["finding"] for row in report["rows"] if row["verdict"] == "differs")
         cells = [f"[{report['name']}](#{name_anchor(report['name'])})", versions, *map(str, counts)]
-        yield f"| {' | '.join(cells)} | {escape('; '.join(conventions)) or 'none'} |"
+        yield f"| {' | '.join(cells)} |"
     for report in reports:
         yield from write_library(report)
     yield from write_programs(reports)
