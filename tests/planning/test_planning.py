@@ -469,13 +469,15 @@ def test_the_command_plans_a_whole_model(capsys):
     assert (found["event"], found["parameters"], found["devices"] <= 8) == ("step", 124_439_808, True)
     small = ",d_model=32,num_heads=4,num_key_heads=2,head_dim=12,d_ff=64,num_layers=2,vocab_size=300"
     words = ["--model", f"qwen3-0.6b{small}", "--fix", "fsdp=4,tensor=2", "--json", "--quiet"]
+    words += ["--accumulate-steps", "2"]
     assert main([*MODEL, *words]) == 0
     remark, command = json.loads(capsys.readouterr().out)["command"].splitlines()
     assert remark == "# otherwise than in query_key_norm, scale_embedding"
     words = shlex.split(command)[1:]
     assert words[:4] == ["train", "text", "--mesh", "fsdp=4,tensor=2"]
     task = parse_arguments(words).task
-    assert (task.model.num_key_heads, task.model.scan_layers, task.optimization.batch_size) == (2, True, 8)
+    assert (task.model.num_key_heads, task.model.scan_layers) == (2, True)
+    assert (task.optimization.batch_size, task.optimization.accumulate_steps) == (8, 2)
 
 
 def test_the_command_refuses_what_makes_no_sense(capsys):

@@ -119,11 +119,11 @@ def list_candidates(problem: Problem, devices: int, fixed: Mapping[str, int]) ->
     """Yield meshes of so many devices, and those that divide the call with something appended."""
     batch, query_heads, key_heads = problem.leading[0], problem.leading[-1], problem.key_heads
     divisible = query_heads if key_heads == 1 else key_heads
-    for data, heads in itertools.product(divisors(devices, batch), divisors(divisible)):
+    for data, heads in itertools.product(_divisors(devices, batch), _divisors(divisible)):
         if devices % (data * heads):
             continue
         rest = devices // (data * heads)
-        for exchange in divisors(math.gcd(rest, key_heads // heads if key_heads > 1 else 1)):
+        for exchange in _divisors(math.gcd(rest, key_heads // heads if key_heads > 1 else 1)):
             sizes = {"data": data, "sequence": rest // exchange, "exchange": exchange, "heads": heads}
             if any(sizes[name] != size for name, size in fixed.items()):
                 continue
@@ -140,7 +140,7 @@ def list_candidates(problem: Problem, devices: int, fixed: Mapping[str, int]) ->
 
 
 @functools.cache
-def divisors(number: int, most: int | None = None) -> list[int]:
+def _divisors(number: int, most: int | None = None) -> list[int]:
     """Return the divisors up to `most`, in order."""
     low = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
     return [size for size in sorted({*low, *(number // size for size in low)}) if size <= (most or number)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
+import jax
 import numpy as np
 
 from regard.arguments import read_number
@@ -17,7 +19,7 @@ from regard.parallel.cost_reports import local_bytes, sent_bytes
 from regard.parallel.division import Division
 from regard.parallel.exchange import moved_halves
 from regard.parallel.schedule import is_countable
-from regard.planning.candidates import Candidate, divisors
+from regard.planning.candidates import Candidate
 from regard.planning.chips import Chip, Line, exchange_seconds, hop_seconds, sum_seconds
 
 PARTS = ("compute", "memory", "travel", "exchange")
@@ -166,14 +168,27 @@ class Weighing:
         self.sums, self.query_sums = rows * problem.E * wide, rows * problem.D * wide
         self.key_sums = (key // problem.key.dtype.itemsize + value // problem.value.dtype.itemsize) * wide
         self.statistic = rows * wide
-        # Of as many heads as go together, and the keys of a round; where keys travel, of two.
-        length, most = division.queries.padded // division.size(division.ring), Tuning().forward_cells
-        pairs = length * problem.S / max(division.size(division.ring) / 2, 1)
-        scores = divisors(rows // length, int(most // pairs))[-1] * pairs if pairs <= most else most
-        self.tiles = 2.5 * scores * wide
+        self.tiles = 3 * self._count_scores() * wide
         # Devices along the sequence whose parts are uneven have all of the caller's rows.
         uneven = division.queries.padded != division.queries.length
         self.copies = division.size(division.ring, division.exchange) if uneven else 1
+
+    def _count_scores(self) -> int:
+        """Return the scores that are there at once: of a tile of the heads that go together, or few, all."""
+        problem, candidate, ring = self.problem, self.candidate, self.division.size(self.division.ring)
+
+        def cut(array: Any, rows: int) -> jax.ShapeDtypeStruct:
+            batch, heads, _, width = array.shape
+            heads = max(heads // (candidate.heads * candidate.exchange), 1)
+            return jax.ShapeDtypeStruct((max(batch // candidate.data, 1), heads, rows, width), array.dtype)
+
+        rows, keys = self.division.queries.padded // ring, -(-problem.S // ring)
+        key, value = cut(problem.key, keys), cut(problem.value, keys)
+        own = replace(problem, query=cut(problem.query, rows), key=key, value=value)
+        if ring == 1 and Tuning().favours_dense(own):
+            return math.prod(own.leading) * own.T * own.S
+        tile = Tuning().blocking(own)[0]
+        return own.group * tile.queries * tile.keys * min(tile.heads, own.key_heads)
 
     def peak(self) -> int:
         """Return the bytes that are there at once; tests hold them to a factor of compiled programs."""

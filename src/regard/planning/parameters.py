@@ -110,8 +110,8 @@ def list_parameters(config: Any) -> tuple[Parameter, ...]:
     for keys, leaf in jax.tree_util.tree_leaves_with_path(state):
         path = jax.tree_util.keystr(keys, simple=True, separator="/").removesuffix("/value")
         block = re.search(r"/blocks/(\d+)/", path)
-        place = (block[0], counts[int(block[1])]) if block else (None, 1)
-        leaves.append(Parameter(path, leaf.shape, *place))
+        layers = counts[int(block[1])] if block else 1
+        leaves.append(Parameter(path, leaf.shape, block[0] if block else None, layers))
     return tuple(leaves)
 
 
@@ -136,8 +136,7 @@ def share_parameters(config: Any, sizes: Mapping[str, int]) -> tuple[Share, Shar
     outside = groups.pop((None, 1))
     blocks = sum(layers * share for (_, layers), share in groups.items())
     largest = max(groups.values(), key=lambda share: share[1], default=0 * outside)
-    outside, blocks, largest = (Share(*share.tolist()) for share in (outside, 0 * outside + blocks, largest))
-    return outside, blocks, largest
+    return Share(*outside.tolist()), Share(*(0 * outside + blocks).tolist()), Share(*largest.tolist())
 
 
 @functools.lru_cache(4096)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from regard.engine.flash.measurements import Tuning
 from regard.planning.candidates import Candidate
 from regard.planning.chips import Chip, Line, sum_seconds
 from regard.planning.estimates import Assumptions
@@ -48,7 +49,7 @@ class StepModel:
         """Return the step on a mesh: parameters are divided as rows are, unless that is slower."""
         if {"data", "fsdp"} & self.fixed.keys():
             return StepOnMesh(self, candidate, self.fixed.get("fsdp", 1))
-        whole, divided = (StepOnMesh(self, candidate, fsdp) for fsdp in (1, candidate.data))
+        whole, divided = StepOnMesh(self, candidate, 1), StepOnMesh(self, candidate, candidate.data)
         room = self.chip.memory_bytes * self.shares.memory_share
         fits = sum(whole.hold().values()) <= room
         return whole if fits and whole.weigh().seconds <= divided.weigh().seconds else divided
@@ -146,7 +147,9 @@ class StepOnMesh:
         from regard.planning.residuals import count_residuals  # which loads models
 
         model, candidate = self.model, self.candidate
-        has_rows = self.sizes["sequence"] * candidate.heads == 1
+        # Of few scores, all are computed at once, and kept.
+        scores = self.tokens * model.sizes["length"] * model.config.num_heads / candidate.heads
+        has_rows = self.sizes["sequence"] == 1 and scores <= Tuning().dense_scores
         sizes, how = (model.sizes["length"], candidate.heads), {"remat": remat, "is_dense": is_dense}
         return count_residuals(model.config, *sizes, model.precision, has_rows=has_rows, **how)
 

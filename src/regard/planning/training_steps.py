@@ -224,5 +224,6 @@ def _is_chosen(config: Any, search: Search, sequence: int | None, candidate: Can
     key_heads = search.problem.key_heads
     if key_heads == 1 or key_heads // candidate.heads % shared:
         return candidate.exchange == 1
-    ring, exchange = (replace(candidate, sequence=one, exchange=shared // one) for one in (shared, 1))
+    ring = replace(candidate, sequence=shared, exchange=1)
+    exchange = replace(candidate, sequence=1, exchange=shared)
     return (candidate.exchange == 1) == (sum(search.send(ring)) <= sum(search.send(exchange)))
