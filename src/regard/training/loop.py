@@ -136,7 +136,7 @@ def train(
 
 @dataclass
 class _Record:
-    """What a checkpoint says of the sessions: their clocks in seconds, the last held-out metrics."""
+    """Record of the sessions in a checkpoint: their clocks in seconds, the last held-out metrics."""
 
     seconds: float = 0.0
     compile_seconds: float = 0.0
