@@ -113,18 +113,18 @@ class StepOnMesh:
         outside, blocks, block = self.shares
         averaged = _FLOAT * self.stored if model.sizes["accumulate_steps"] > 1 else 0.0
         branches = dict(zip((True, False), count_branches(config), strict=True))
-        kept = {
+        residuals = {
             is_dense: self.keep(is_dense, config.remat) for is_dense, layers in branches.items() if layers
         }
         loss = {
             "gradients": averaged + 2 * size * outside.used,  # as they come, and summed
             "gathered": size * (outside.copies(size) + (not config.scan_layers) * blocks.copies(size)),
-            "activations": tokens * sum(branches[is_dense] * count for is_dense, count in kept.items()),
+            "activations": tokens * sum(branches[is_dense] * count for is_dense, count in residuals.items()),
             "attention": 0.0,
             # Logits and their gradient in float32, and as they are computed.
             "working": tokens * self.vocabulary * 2 * (4 if size == 4 else 4 + size),
         }
-        inside = tokens * max((self.keep(is_dense, None) for is_dense in kept), default=0.0)
+        inside = tokens * max((self.keep(is_dense, None) for is_dense in residuals), default=0.0)
         attention = model.peak(self.candidate)
         gradient = loss | {
             "gradients": averaged + size * self.stored,
@@ -134,7 +134,7 @@ class StepOnMesh:
         }
         if config.scan_layers:  # The block's parameters, taken out of all, and as they are gathered.
             gradient["gathered"] += _FLOAT * block.stored + size * block.copies(size)
-        if False in kept:  # Of experts one map's of all tiles.
+        if False in residuals:  # Of experts one map's of all tiles.
             width = (config.expert_width or config.d_ff) / self.candidate.heads
             gradient["gathered"] += size * self.tiles[0] * config.d_model * width
         # Gradients, and as they are clipped.
@@ -147,7 +147,7 @@ class StepOnMesh:
         from regard.planning.residuals import count_residuals  # which loads models
 
         model, candidate = self.model, self.candidate
-        # Of few scores, all are computed at once, and kept.
+        # Few scores are computed at once, and kept.
         scores = self.tokens * model.sizes["length"] * model.config.num_heads / candidate.heads
         has_rows = self.sizes["sequence"] == 1 and scores <= Tuning().dense_scores
         sizes, how = (model.sizes["length"], candidate.heads), {"remat": remat, "is_dense": is_dense}
