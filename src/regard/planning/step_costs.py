@@ -117,7 +117,7 @@ class StepOnMesh:
             is_dense: self.keep(is_dense, config.remat) for is_dense, layers in branches.items() if layers
         }
         loss = {
-            "gradients": averaged + 2 * size * outside.used,  # as they come, and summed
+            "gradients": averaged + size * (outside.used + outside.stored),  # as they come, and summed
             "gathered": size * (outside.copies(size) + (not config.scan_layers) * blocks.copies(size)),
             "activations": tokens * sum(branches[is_dense] * count for is_dense, count in residuals.items()),
             "attention": 0.0,
