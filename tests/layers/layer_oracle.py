@@ -103,8 +103,8 @@ def experts(layer, x):
             hidden = apply_gate(layer, gate, apply(layer.widen, e, x[place]))
             out[place] += layer.expert_scale * weight * apply(layer.narrow, e, hidden)
         if layer.shared is not None:
-            weight = 1 if layer.shared_gate is None else logistic(linear(layer.shared_gate, x[place]))
-            out[place] += weight * feed_forward(layer.shared, x[place])
+            closed = 0 if layer.shared_gate is None else np.exp(-linear(layer.shared_gate, x[place]))
+            out[place] += feed_forward(layer.shared, x[place]) / (1 + closed)
     return out
 
 
@@ -115,15 +115,11 @@ def choose_experts(layer, scores):
         return chosen, np.exp(scores[chosen]) / np.exp(
             scores[chosen] if layer.normalize_chosen else scores
         ).sum()
-    shares = logistic(scores)
+    shares = 1 / (1 + np.exp(-scores))
     groups = (shares + float64(layer.choice_bias)).reshape(layer.expert_groups, -1)
     groups[np.argsort(-np.sort(groups)[:, -2:].sum(1))[layer.groups_per_token :]] = -np.inf
     chosen = np.argsort(-groups.reshape(-1))[: layer.experts_per_token]
     return chosen, shares[chosen] / (shares[chosen].sum() if layer.normalize_chosen else 1)
-
-
-def logistic(x):
-    return 1 / (1 + np.exp(-x))
 
 
 def assert_close(actual, expected, ulps=128):

@@ -57,14 +57,8 @@ def compare(*seeds):
     """Say of each setting what is planned over what is compiled: of memory, and of bytes sent."""
     for seed, (task, vocabulary, mesh) in zip(seeds, map(draw, seeds), strict=True):
         (held, sent), asked = compile_update(task, vocabulary, mesh), task.optimization
-        options = {
-            "length": task.length,
-            "batch": asked.batch_size,
-            "devices": 8,
-            "chip": CHIP,
-            "fixed": mesh,
-        }
-        options |= {"accumulate_steps": asked.accumulate_steps, "precision": asked.precision}
+        options = {"length": task.length, "batch": asked.batch_size, "devices": 8, "chip": CHIP}
+        options |= {"fixed": mesh, "accumulate_steps": asked.accumulate_steps, "precision": asked.precision}
         steps = [planning.plan_step(task.config, **options | more) for more in ({}, {"precision": "float32"})]
         # XLA's CPU computes bfloat16 in float32, and keeps some in it: anything between is as planned.
         least, most = (sum(step.held.values()) for step in steps)

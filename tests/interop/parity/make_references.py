@@ -50,11 +50,9 @@ MODELS = {
         eos_token_id=2,
     )),
     "llama": (transformers.LlamaForCausalLM, 13, transformers.LlamaConfig(
-        **LLAMA,
-        rope_parameters={
+        **LLAMA, rope_parameters={
             "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0, "original_max_position_embeddings": 23,
-        },
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 23},
     )),
     "mistral": (transformers.MistralForCausalLM, 17, transformers.MistralConfig(
         **{**LLAMA, "hidden_size": 36, "num_key_value_heads": 3}, sliding_window=5,
@@ -64,11 +62,8 @@ MODELS = {
         rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
     )),
     "qwen3": (transformers.Qwen3ForCausalLM, 13, transformers.Qwen3Config(
-        **LLAMA, head_dim=10, tie_word_embeddings=True,
-        rope_parameters={
-            "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0,
-            "original_max_position_embeddings": 16,
-        },
+        **LLAMA, head_dim=10, tie_word_embeddings=True, rope_parameters={
+            "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16},
     )),
     "gemma2": (transformers.Gemma2ForCausalLM, 13, transformers.Gemma2Config(
         **LLAMA, head_dim=10, sliding_window=4, query_pre_attn_scalar=7, attn_logit_softcapping=5.0,
@@ -76,11 +71,9 @@ MODELS = {
     )),
     "gemma3_text": (transformers.Gemma3ForCausalLM, 13, transformers.Gemma3TextConfig(
         **{**LLAMA, "num_hidden_layers": 3}, head_dim=10, rms_norm_eps=0.001, sliding_window=4,
-        sliding_window_pattern=3, query_pre_attn_scalar=7,
-        rope_parameters={
+        sliding_window_pattern=3, query_pre_attn_scalar=7, rope_parameters={
             "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-        },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
     )),
     "qwen3_moe": (transformers.Qwen3MoeForCausalLM, 13, transformers.Qwen3MoeConfig(
         **{**LLAMA, "num_hidden_layers": 3}, head_dim=10, num_experts=7, num_experts_per_tok=3,
@@ -100,11 +93,9 @@ MODELS = {
     )),
     "deepseek_v3": (transformers.DeepseekV3ForCausalLM, 13, transformers.DeepseekV3Config(
         **{**LLAMA, "num_key_value_heads": 6}, **LATENT, q_lora_rank=13, n_routed_experts=8, n_group=4,
-        topk_group=2, first_k_dense_replace=1, n_shared_experts=2,
-        rope_parameters={
+        topk_group=2, first_k_dense_replace=1, n_shared_experts=2, rope_parameters={
             "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7,
-            "original_max_position_embeddings": 16,
-        },
+            "original_max_position_embeddings": 16},
     )),
     "deepseek_v32": (transformers.DeepseekV32ForCausalLM, 13, transformers.DeepseekV32Config(
         **{**LLAMA, "num_key_value_heads": 6}, **LATENT, q_lora_rank=13, n_routed_experts=8, n_group=4,
@@ -118,20 +109,16 @@ MODELS = {
     )),
     "gpt_oss": (transformers.GptOssForCausalLM, 17, transformers.GptOssConfig(
         **{**LLAMA, "intermediate_size": 11}, head_dim=10, sliding_window=5, num_local_experts=5,
-        num_experts_per_tok=2, swiglu_limit=0.75,
-        rope_parameters={
+        num_experts_per_tok=2, swiglu_limit=0.75, rope_parameters={
             "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
-            "truncate": False, "original_max_position_embeddings": 16,
-        },
+            "truncate": False, "original_max_position_embeddings": 16},
     )),
     "modernbert": (transformers.ModernBertModel, 13, transformers.ModernBertConfig(
         vocab_size=67, hidden_size=24, intermediate_size=37, num_hidden_layers=4, num_attention_heads=3,
         max_position_embeddings=64, norm_eps=0.001, local_attention=6, pad_token_id=0, bos_token_id=1,
-        cls_token_id=1, eos_token_id=2, sep_token_id=2,
-        rope_parameters={
+        cls_token_id=1, eos_token_id=2, sep_token_id=2, rope_parameters={
             "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-        },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
     )),
     "t5": (transformers.T5ForConditionalGeneration, 13, transformers.T5Config(**T5)),
     "t5_gated": (transformers.T5ForConditionalGeneration, 13,
@@ -145,12 +132,9 @@ MODELS = {
 # Hidden states and weights are stored for every so many positions.
 STEP = 4
 GRADIENTS = [  # of llama
-    "model.embed_tokens.weight",
-    "model.layers.0.self_attn.k_proj.weight",
-    "model.layers.0.post_attention_layernorm.weight",
-    "model.layers.1.mlp.gate_proj.weight",
-    "model.norm.weight",
-]
+    "model.embed_tokens.weight", "model.layers.0.self_attn.k_proj.weight", "model.norm.weight",
+    "model.layers.0.post_attention_layernorm.weight", "model.layers.1.mlp.gate_proj.weight",
+]  # fmt: skip
 
 
 class InFloat64(TorchFunctionMode):
