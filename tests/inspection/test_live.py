@@ -70,7 +70,7 @@ def test_padding_is_not_saved(caplog, tmp_path):
 
 @pytest.mark.parametrize("by", ["zero", "mean", "uniform"])
 def test_heads_are_cut_within_the_same_program_as_by_hand(by, caplog):
-    model = build(Decoder, positions="rotary")
+    model = build(Decoder, positions="rotary", remat="full")
     tokens, spell = make_tokens(11), "<{}>".format
     recorder, ids = Recorder(model, spell=spell), jnp.asarray(tokens.ids)[None]
     recorder.record(make_tokens(13), "")

@@ -16,7 +16,7 @@ from small_models import build
 from test_score_parts import KINDS, ROTARY, TOKENS
 
 EDGE_KINDS = {"pre": ROTARY, "post": {**KINDS["relative"], "norm": "post", "scan_layers": True}}
-EDGE_KINDS["hybrid"] = KINDS["hybrid"]
+EDGE_KINDS["hybrid"] = {**KINDS["hybrid"], "remat": "full"}
 
 
 @pytest.mark.parametrize("kind", EDGE_KINDS)

@@ -72,7 +72,7 @@ def predict_layers(
     check_kind("trace", trace, Trace)
     ids = jnp.atleast_2d(integers("tokens", tokens))
     events: list[CallEvent] = []
-    with watch(events.append):
+    with watch(events.append, reads=True):
         _, seen = model.trunk(ids, aux=("hidden",), **options)
     ran = [event.output.shape for event in events]
     recorded = [(1, call.heads, call.rows) for call in trace.calls]

@@ -179,7 +179,7 @@ def _read_edges(
     def run(added: Sequence[Array] | None) -> tuple[Array, Any]:
         calls: list[tuple[Problem, Array]] = []
         events: list[CallEvent] = []
-        with rewrite(_add_to_outputs(calls, added)), watch(events.append):
+        with rewrite(_add_to_outputs(calls, added)), watch(events.append, reads=True):
             hidden, seen = model.trunk(ids, aux=("hidden",), **options)
         outputs[:] = [event.output for event in events]
         logits = model.predict(hidden[0, query][None])[0]

@@ -160,7 +160,7 @@ class Recorder:
             streams = [block["hidden"][0] for block in aux["blocks"]]
             return read_streams(model, ids[0], streams, seen, min(TOP_K, self._sizes.vocab_size))
 
-        with watch(seen.append), rewrite(_cut_heads(shares, counts)):
+        with watch(seen.append, reads=True), rewrite(_cut_heads(shares, counts)):
             reading, observed = observe(read, _keep)(ids, options)
         names = name_owners(model)
         named = [names.get(id(event.owner), f"attention {number}") for number, event in enumerate(seen)]

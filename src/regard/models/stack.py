@@ -18,7 +18,7 @@ from regard.arguments import integers, whole_number
 from regard.axes import Array, ArrayLike, Int
 from regard.cache import KVCache
 from regard.cache.rows import row_integers
-from regard.engine.call.hooks import is_rewriting, one_run
+from regard.engine.call.hooks import is_read, is_rewriting, one_run
 from regard.layers import DecoderBlock, DeltaBlock, DeltaCache, EncoderBlock, LatentAttention
 from regard.layers.multi_head import Memory, unpack
 from regard.layers.residual import EPSILON, build_norm
@@ -197,7 +197,7 @@ class Stack(nnx.Module):
         blocks, config = list(self.blocks), self.config
         # In decoding, a loop would copy every layer's cache at every token. Outside a trace nothing compiles
         # or is differentiated, and who watches the calls of `attend` is told of each layer's own.
-        if is_decoding or is_concrete((x, nnx.state(self))):
+        if is_decoding or is_read() or is_concrete((x, nnx.state(self))):
             return run_blocks(blocks, call, x)
         lead = 0 if config.first_norm else 1  # blocks that are unlike the others
         if len({*config.dense_layers}) < len(blocks):

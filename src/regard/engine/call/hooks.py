@@ -29,6 +29,7 @@ Finish = Callable[[Array, Any], Array]  # of a call's output, and the statistics
 Rewriter = Callable[[Problem], tuple[Problem, Finish]]
 
 _WATCHERS: ContextVar[tuple[Watcher, ...]] = ContextVar("watchers", default=())
+_READS: ContextVar[bool] = ContextVar("reads", default=False)
 _REWRITERS: ContextVar[tuple[tuple[Rewriter, bool], ...]] = ContextVar("rewriters", default=())
 # What `jit` traced with changes belongs to one block: the next one has a number of its own, and traces anew.
 _RETRACE = jax.make_user_context()
@@ -47,9 +48,20 @@ def _hold(variable: ContextVar[Any], value: Any) -> Iterator[None]:
         variable.reset(token)
 
 
-def watch(callback: Watcher) -> AbstractContextManager[None]:
-    """Tell `callback` of every call of `attend` in the block, on this thread, after it ran."""
-    return _hold(_WATCHERS, (*_WATCHERS.get(), callback))
+@contextmanager
+def watch(callback: Watcher, *, reads: bool = False) -> Iterator[None]:
+    """Tell `callback` of every call of `attend` in the block, on this thread, after it ran.
+
+    `reads` says that arrays of the calls are read after them in the same trace, where a loop or recomputation
+    around them would have its own: models then run block after block.
+    """
+    with _hold(_WATCHERS, (*_WATCHERS.get(), callback)), _hold(_READS, reads or _READS.get()):
+        yield
+
+
+def is_read() -> bool:
+    """Return whether anyone reads arrays of the calls after them."""
+    return _READS.get()
 
 
 @contextmanager
