@@ -26,7 +26,6 @@ def draw(seed):
     sizes = {"d_model": choose([64, 96, 160, 256]), "head_dim": choose([8, 16, 32])}
     sizes |= {"num_layers": choose([2, 3, 5]), "d_ff": 8 * choose(range(12, 80))}
     sizes |= {"num_key_heads": mesh["tensor"] * choose([1, 2, 3]), "scan_layers": choose([0, 1, 1]) > 0}
-    # Unrolled, XLA's CPU merges what would be computed again.
     sizes["remat"] = choose([None, "full", "dots_saveable"]) if sizes["scan_layers"] else None
     heads = sizes["num_key_heads"] * choose([1, 2, 4])
     model = settings.DecoderSizes(num_heads=heads, tied_output=choose([0, 1]) > 0, **sizes)
