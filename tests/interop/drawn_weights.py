@@ -32,9 +32,7 @@ def draw(name, shape, kind):
     if name.endswith("sinks"):
         return numbers * np.float32(2)
     if len(shape) == 1:  # the scale of a norm; Gemma adds one itself, and Qwen 3.5 but in linear attention
-        adds_one = kind.startswith("gemma") or (
-            kind in ("qwen3_5_text", "qwen3_next") and "linear_attn" not in name
-        )
+        adds_one = kind.startswith("gemma") or (kind in QWEN[-2:] and "linear_attn" not in name)
         return numbers * np.float32(0.25) + np.float32(not adds_one)
     if any(part in name for part in ("embed", "shared.", "wte", "wpe", "cls_token", "relative")):
         return numbers

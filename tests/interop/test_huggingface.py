@@ -262,7 +262,6 @@ REFUSED = (
     ("deepseek_v3", {"topk_method": "greedy"}, "topk_method: expected 'noaux_tc' for deepseek_v3"),
     ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope: expected True for kimi_linear, got False"),
     ("kimi_linear", {"linear_attn_config": {"head_dim": 4}}, "linear_head_dim: expected 4, as linear_attn_c"),
-    ("kimi_linear", {"mlp_layer_types": ["dense"]}, "mlp_layer_types: expected dense or sparse for each of"),
     ("modernbert", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling: expected None for mo"),
     *((name, {"attention_sink_size": 4}, "got attention_sink_size = 4, which may change") for name in NAMES),
 )  # fmt: skip

@@ -18,9 +18,7 @@ def build_small(**options):
     return build_drawn(LatentAttention, 24, 3, **{"latent_dim": 5, "head_dim": 4, "rotary_dim": 2, **options})
 
 
-@pytest.mark.parametrize(
-    "indexer", [{}, {"index_count": 4, "index_heads": 19, "index_dim": 3}], ids=["", "chosen"]
-)
+@pytest.mark.parametrize("indexer", [{}, {"index_count": 4, "index_heads": 19, "index_dim": 3}])
 def test_it_is_the_same_whole_and_through_its_cache(indexer, wide):
     """The first piece of a cache ends in padding; as a whole, tokens are told their places."""
     layer, x = (

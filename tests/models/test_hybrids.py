@@ -91,7 +91,6 @@ def test_what_cannot_be_is_explained():
         (lambda: build()(TOKENS, mask=packed), "mask: expected None or masks.segments"),
         (lambda: change(latent_dim=5, output_gate=False), "latent_rotary_dim: expected an even number"),
         (lambda: change(latent_dim=5), "output_gate: expected none with latent_dim, got True"),
-        (lambda: change(latent_query_dim=5), "latent_query_dim: expected none without latent_dim, got 5"),
         (lambda: generate(build(), [[1, 2]], max_tokens=5, draft=build()), "rewind: .* without a draft"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -129,8 +129,7 @@ MODELS = {
     )),
 }  # fmt: skip
 
-# Hidden states and weights are stored for every so many positions.
-STEP = 4
+STEP = 4  # of so many positions, hidden states and weights of the first are stored
 GRADIENTS = [  # of llama
     "model.embed_tokens.weight", "model.layers.0.self_attn.k_proj.weight", "model.norm.weight",
     "model.layers.0.post_attention_layernorm.weight", "model.layers.1.mlp.gate_proj.weight",
