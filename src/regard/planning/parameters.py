@@ -40,7 +40,7 @@ class Parameter(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What a device has of parameters, and sends for them, in numbers."""
+    """Numbers of parameters that a device has, and that it sends."""
 
     stored: float  # with optimizer state
     used: float  # whole along fsdp

@@ -40,7 +40,7 @@ class Beside:
 
 @dataclass(frozen=True, order=True)
 class _Node:
-    """What is to be looked at: all meshes of so many devices, or one of them."""
+    """Selection of what is looked at: all meshes of so many devices, or one of them."""
 
     least: float  # seconds that it takes at least
     number: int  # of nodes that take as long, the first comes first
