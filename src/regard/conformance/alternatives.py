@@ -35,6 +35,7 @@ class Alternative:
         return self.needs in call or not self.needs
 
     def apply(self, call: Call) -> Call:
+        """Return the call with what is changed; what is ABSENT is left out."""
         return {name: value for name, value in (call | self.change(call)).items() if value is not ABSENT}
 
 

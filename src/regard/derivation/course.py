@@ -188,7 +188,7 @@ class Course:
 
         def advance(name: str, right: Formula, words: str) -> Symbol:
             number, value = next(numbered)
-            is_last = value is stages[-1]
+            is_last = number == len(stages) - 1
             if is_last and name != "scores":
                 self.aliases[self._unused(name)], name = "scores", "scores"
             symbol = Symbol("S", below="" if is_last else str(number))

@@ -215,14 +215,14 @@ def stream(
 
 
 def _canonicalize(
-    model: Any, prompts: Any, text: dict[str, Any], choice: tuple[Any, ...], draft: Any, draft_tokens: Any
+    model: Any, prompts: Any, options: dict[str, Any], choice: tuple[Any, ...], draft: Any, draft_tokens: Any
 ) -> tuple[Callable[[], State], Callable[..., State]]:
     """Check what is asked; return what reads the prompts and chooses the first tokens, and what writes on."""
     burst = 1
     if draft is not None:
-        _check_draft(model, draft, text["cache"])
+        _check_draft(model, draft, options["cache"])
         burst += whole_number("draft_tokens", draft_tokens, 1)
-    request = canonicalize(model, prompts, **text, burst=burst)
+    request = canonicalize(model, prompts, **options, burst=burst)
     rules = _check_rules(model, request, *choice)
     structure, arrays = split_model(model)
     prefill = functools.partial(_prefill, structure, arrays, request, rules)
@@ -230,9 +230,9 @@ def _canonicalize(
         return prefill, functools.partial(_decode, structure, arrays, rules)
     proposer, weights = split_model(draft)
     if request.cache is not None:
-        text |= {"cache": dataclasses.replace(request.cache, model=request.cache.draft)}
+        options = options | {"cache": dataclasses.replace(request.cache, model=request.cache.draft)}
     # The draft reads token after token what it may have to forget at once.
-    proposal = canonicalize(draft, prompts, **text, burst=burst, rewind=burst - 1)
+    proposal = canonicalize(draft, prompts, **options, burst=burst, rewind=burst - 1)
 
     def start() -> State:
         read, writing = prefill()

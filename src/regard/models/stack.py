@@ -130,8 +130,8 @@ class Stack(nnx.Module):
             if caches is not None:
                 options |= {"cache": caches[number], "counts": counts}
             if memory is not None:
-                read = memory[number] if isinstance(memory, tuple) else memory
-                options |= {"memory": read, "memory_mask": memory_mask}
+                layer_memory = memory[number] if isinstance(memory, tuple) else memory
+                options |= {"memory": layer_memory, "memory_mask": memory_mask}
             x, seen = unpack(block(x, **options), has_more)
             return x, {**seen, "hidden": x} if "hidden" in aux else seen
 

@@ -194,7 +194,7 @@ class _Measured(NamedTuple):
     rows: Any
 
     def threshold(self, least: float) -> np.ndarray:
-        """Return the least mean that is far enough above chance, and too far for the rows to be chance."""
+        """Return the least mean that is far above chance, too far for the rows to be chance; inf without."""
         chance, rows = np.maximum(self.chance, 1e-12).astype(np.float64), np.asarray(self.rows, np.float64)
         low, high = chance, np.ones_like(chance)
 

@@ -326,11 +326,11 @@ def _demand_same(directory: Path, present: Any, task: tasks.Task, seed: int, rem
     present_task, config = present
     saved = {"task": config.task, "seed": config.seed, **tasks.to_settings(present_task)}
     wanted = {"task": task.name, "seed": seed, **tasks.to_settings(task)}
-    present, asked = flatten_dict(saved, sep="."), flatten_dict(wanted, sep=".")
+    saved, asked = flatten_dict(saved, sep="."), flatten_dict(wanted, sep=".")
     differences = [
-        f"  {name}: it has {present.get(name)!r}, asked for {asked.get(name)!r}"
-        for name in (asked | present if config.task == task.name else ["task"])
-        if present.get(name) != asked.get(name) and not name.startswith(free)
+        f"  {name}: it has {saved.get(name)!r}, asked for {asked.get(name)!r}"
+        for name in (asked | saved if config.task == task.name else ["task"])
+        if saved.get(name) != asked.get(name) and not name.startswith(free)
     ]
     if differences:
         raise RunError("\n".join([f"{directory} holds another run:", *differences, remedy]))

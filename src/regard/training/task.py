@@ -155,7 +155,7 @@ class Task(Settings, abc.ABC):
         raise NotImplementedError(f"{self.name} writes no text")
 
     def example(self) -> Example:
-        """Choose the held-out example that `regard inspect` shows: the first one, its tokens as numbers."""
+        """Choose the held-out example that `regard inspect` shows: the first one, spelled by `spell`."""
         batch = self.pick(0)
         return Example(batch, {"": self.spell_row(batch["inputs"][0])}, f"{self.name}: {self.example_title}")
 
@@ -242,6 +242,7 @@ class MarkedTask(SyntheticTask):
         return self.vocab_size + 2
 
     def spell(self, token: int) -> str:
+        """Return a mark's name, or the number of another token; where a task has no padding, none is PAD."""
         marks = {self.start_token: "SOS", self.end_token: "EOS", self.pad_token: "PAD"}
         return marks.get(token, str(token))
 

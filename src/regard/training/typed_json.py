@@ -11,10 +11,13 @@ def read_record(record: Any, settings: Any, where: str) -> Any:
     """Build a dataclass from its dictionary, nested dataclasses included; name what does not fit."""
     kinds = get_type_hints(record)
     fields = {field.name: field for field in dataclasses.fields(record) if field.init}
-    needed = {name for name, field in fields.items() if field.default is field.default_factory}  # MISSING
-    if not isinstance(settings, dict) or not needed <= settings.keys() <= fields.keys():
-        got = sorted(settings) if isinstance(settings, dict) else settings
+    if not isinstance(settings, dict) or not settings.keys() <= fields.keys():
+        got = sorted(settings) if isinstance(settings, dict) else _shorten(settings)
         raise ValueError(f"{where} must have the settings {sorted(fields)}, got {got}")
+    for name, field in fields.items():
+        is_needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if is_needed and name not in settings:
+            raise ValueError(f"{where}.{name} is missing")
     for name, field in fields.items():
         if kinds[name] is Any and dataclasses.is_dataclass(field.default):
             kinds[name] = type(field.default)
@@ -41,11 +44,18 @@ def read_value(kind: Any, value: Any, where: str) -> Any:
     elif origin in (dict, Mapping) and isinstance(value, dict) and inner:
         key_hint, hint = inner
         return {
-            read_value(key_hint, name, where): read_value(hint, entry, where) for name, entry in value.items()
+            read_value(key_hint, name, where): read_value(hint, entry, f"{where}[{name!r}]")
+            for name, entry in value.items()
         }
     elif value in inner if origin is Literal else kind is Any or _is_of(origin, value):
         return value
-    raise ValueError(f"{where} must be {kind if inner else getattr(kind, '__name__', kind)}, got {value!r}")
+    name = kind if inner else getattr(kind, "__name__", kind)
+    raise ValueError(f"{where} must be {name}, got {_shorten(value)}")
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _is_of(kind: Any, value: Any) -> bool:

@@ -70,8 +70,8 @@ def collect_facts() -> dict[str, Any]:
     from regard.engine.dispatch.registry import BACKENDS
     from regard.engine.flash.measurements import describe_costs
 
-    def list_devices() -> str:
-        return "\n".join(f"{device.id}: {device.device_kind} ({device.platform})" for device in jax.devices())
+    def list_devices() -> list[str]:
+        return [f"{device.id}: {device.device_kind} ({device.platform})" for device in jax.devices()]
 
     def ask_backend(name: str) -> str:
         example = jax.ShapeDtypeStruct((1, 2, 128, 64), "bfloat16")
@@ -82,12 +82,13 @@ def collect_facts() -> dict[str, Any]:
         name: {"version": find_version(name), "gives": gives, "install": remedy(extra)}
         for name, (gives, extra) in OPTIONAL.items()
     }
+    devices = _answer(list_devices, "none: ")
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu_cores": os.cpu_count(),
         "packages": {name: find_version(name) for name in PACKAGES},
-        "devices": _answer(list_devices, "none: ").split("\n"),
+        "devices": [devices] if isinstance(devices, str) else devices,
         "backends": {name: _answer(partial(ask_backend, name)) for name in BACKENDS},
         "costs": _answer(describe_costs, "unknown: "),
         "optional": optional,
@@ -95,7 +96,7 @@ def collect_facts() -> dict[str, Any]:
     }
 
 
-def _answer(ask: Callable[[], str], failure: str = "") -> str:
+def _answer(ask: Callable[[], Any], failure: str = "") -> Any:
     """Return an answer, or why there is none: a broken driver is what people run the doctor for."""
     try:
         return ask()

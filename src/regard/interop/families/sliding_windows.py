@@ -23,9 +23,11 @@ def read_windows(settings: Settings, window: int | None, sliding: list[bool]) ->
 def read_layer_types(settings: Settings, other: str, is_other: list[bool]) -> list[str]:
     """Return the kind of every layer, full attention or the other, as `is_other` without `layer_types`."""
     kinds = settings.get("layer_types") or [other if flag else FULL for flag in is_other]
-    if len(kinds) != len(is_other) or not {*kinds} <= {other, FULL}:
+    unknown = [kind for kind in kinds if kind not in (other, FULL)]
+    if len(kinds) != len(is_other) or unknown:
+        got = ", ".join(sorted({*map(repr, unknown)})) or f"{len(kinds)} entries"
         raise ValueError(
-            f"layer_types: expected {other} or {FULL} for each of {len(is_other)} layers, got {kinds!r}"
+            f"layer_types: expected {other} or {FULL} for each of {len(is_other)} layers, got {got}"
         )
     return kinds
 

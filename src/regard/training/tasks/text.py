@@ -276,6 +276,7 @@ class Text(Task):
             yield from draw_heads(weights, labels, labels, "text: what each token reads", focus=focus)
 
     def spell(self, token: int) -> str:
+        """Return the text of a token; that of a document's end is its mark."""
         return self.vocabulary.spell(int(token)).decode("utf-8", "backslashreplace") or END_OF_DOCUMENT
 
     def _add_up(self, model: Any, batch: Batch) -> Metrics:
