@@ -44,7 +44,7 @@ def check(
         fn: called as `fn(query, key, value, **options)`; returns the output, or a tuple that begins with it.
         layout: the axes of query in order: B batch, H heads, T tokens, D width; B and H may be absent.
             The letters of jax.nn, such as BTNH, are understood as well.
-        features: what else the function takes, such as mask, causal or lse: a mapping from feature to keyword,
+        features: what else the function takes, as mask, causal, lse: a mapping from feature to keyword,
             or to a function that makes keywords of an option; or names alone, which are keywords.
             None reads the signature; a function with `**options` is tried with the names of features.
         dtypes: the dtypes that are checked.
