@@ -53,7 +53,7 @@ class DeepSeekV3(Llama):
     }  # fmt: skip
     harmless: ClassVar = (
         *Llama.harmless, "output_router_logits", "num_nextn_predict_layers", "num_mtp_layers", "ep_size",
-        "aux_loss_alpha", "seq_aux", "head_dim", "qk_head_dim", "num_key_value_heads",
+        "aux_loss_alpha", "seq_aux", "head_dim", "qk_head_dim", "num_key_value_heads", "auto_map",
     )  # fmt: skip
     count_of_shared, query_rank, num_dense = "n_shared_experts", 1536, 3
     names_branches = False  # True if transformers writes the kind of every layer's branch

@@ -8,7 +8,6 @@ from regard.interop.weight_maps import Fields, Settings, WeightMap, linear, norm
 from regard.models import TransformerConfig
 
 _STORED, _INDEXER = f"{LAYER}.self_attn.indexer", f"{BLOCK}.attention.indexer"
-
 _KIND = "indexed_attention"
 
 
@@ -34,13 +33,10 @@ class DeepSeekV32(DeepSeekV3):
         return {**super().write_more(config), "layer_types": [_KIND] * config.num_layers}
 
     def weight_map(self, config: TransformerConfig) -> WeightMap:
-        return (
-            super()
-            .weight_map(config)
-            .adding(
-                *linear(f"{_STORED}.wq_b", f"{_INDEXER}.query_projection"),
-                *linear(f"{_STORED}.wk", f"{_INDEXER}.key_projection"),
-                *norm(f"{_STORED}.k_norm", f"{_INDEXER}.key_norm"),
-                *linear(f"{_STORED}.weights_proj", f"{_INDEXER}.weight_projection"),
-            )
+        indexer = (
+            *linear(f"{_STORED}.wq_b", f"{_INDEXER}.query_projection"),
+            *linear(f"{_STORED}.wk", f"{_INDEXER}.key_projection"),
+            *norm(f"{_STORED}.k_norm", f"{_INDEXER}.key_norm"),
+            *linear(f"{_STORED}.weights_proj", f"{_INDEXER}.weight_projection"),
         )
+        return super().weight_map(config).adding(*indexer)

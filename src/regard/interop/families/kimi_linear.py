@@ -67,9 +67,7 @@ class KimiLinear(DeepSeekV3):
         "mla_use_nope": True, "moe_router_activation_func": "sigmoid", "moe_layer_freq": 1,
         "num_nextn_predict_layers": 0,
     }  # fmt: skip
-    harmless: ClassVar = (
-        *DeepSeekV3.harmless, "auto_map", "rope_theta", "rope_scaling", "use_grouped_topk",
-    )  # fmt: skip
+    harmless: ClassVar = (*DeepSeekV3.harmless, "rope_theta", "rope_scaling", "use_grouped_topk")
     count_of_shared, query_rank, num_dense, names_branches = "num_shared_experts", None, 1, True
 
     def read_more(self, settings: Settings, fields: Fields, length: int | None) -> dict[str, Any]:
