@@ -54,8 +54,8 @@ class LatentAttention(nnx.Module):
     Wk goes to the queries, and Wv to what the heads have read. All heads then share one key head.
 
     With `index_count`, an indexer of a few small heads chooses so many keys for each query, and all heads
-    attend to these alone (DeepSeek's sparse attention), in memory linear in T `index_count`; the indexer scores
-    all pairs, some queries at a time. Its keys are kept beside the turned ones.
+    attend to these alone (DeepSeek's sparse attention), in memory linear in T `index_count`; the indexer
+    scores all pairs, some queries at a time. Its keys are kept beside the turned ones.
 
     Args:
         d_model, num_heads: width M of input and output, and H.
