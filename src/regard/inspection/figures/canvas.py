@@ -203,12 +203,13 @@ class Panels:
             slot = self.axes[0].get_position(original=True)
             width, height = sheet.get_size_inches()
             wider, taller = self.size[0] - slot.width * width, self.size[1] - slot.height * height
-            sheet.set_size_inches(width + self.columns * wider, height + self.rows * taller)
             if max(abs(wider), abs(taller)) < 0.02:
                 break
+            sheet.set_size_inches(width + self.columns * wider, height + self.rows * taller)
+        else:
+            engine.execute(sheet)
         for ax, aspect in zip(self.axes, aspects, strict=True):
             ax.set_aspect(aspect)
-        engine.execute(sheet)
         # Each draw would move things by a hair, and a file depend on how often the figure was drawn before.
         sheet.set_layout_engine("none")
 
