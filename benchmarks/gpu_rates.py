@@ -186,7 +186,7 @@ PEERS = (
 
 
 def describe_gpu_rates(found: dict[str, Any]) -> Iterator[str]:
-    """Yield a table for benchmarks/RESULTS.md: a row for every case and peer, with a rate or a reason."""
+    """Yield a table of Markdown: a row for every case and peer, with a rate or a reason."""
     if "missing" in found:
         yield f"gpu: {found['missing']}, {found['device']} here; not measured"
         return
