@@ -35,8 +35,8 @@ def blocks(table: ArrayLike, size: int | tuple[int, int]) -> Mask:
         size: queries and keys of a block, or one number for each.
 
     Returns:
-        A mask that does not read positions, whose blocks `attend` skips where the table is False: sizes of
-        128 and more are skipped one by one.
+        A mask that does not read positions, whose blocks `attend` skips where the table is False: those of
+        128 one by one, larger ones too where the table is not traced, others where a whole tile is empty.
 
     Raises:
         TypeError: a float table, or one with fewer than two axes.
