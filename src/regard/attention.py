@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import jax
 
 from regard.arguments import guided
-from regard.axes import ArrayLike
+from regard.axes import Array, ArrayLike
 from regard.engine.call.canonicalization import canonicalize, check_values
 from regard.engine.call.checkpoint_names import CHECKPOINT_NAMES as CHECKPOINT_NAMES
 from regard.engine.call.hooks import report, rewritten
@@ -29,7 +29,7 @@ def attend(
     *,
     backend: str | None = None,
     **options: Unpack[Options],
-) -> Any:
+) -> Array | Any:
     """Average the values, weighted by how well each key answers each query.
 
     score_ts = f(scale sum_d query_td key_sd) + bias_ts over the keys that query t may attend to; f is `score`
@@ -130,7 +130,12 @@ def run_problem(problem: Problem, backend: str | None) -> Any:
 
 
 def explain(
-    query: Any, key: Any, value: Any, *, backend: str | None = None, **options: Unpack[Options]
+    query: ArrayLike | jax.ShapeDtypeStruct,
+    key: ArrayLike | jax.ShapeDtypeStruct,
+    value: ArrayLike | jax.ShapeDtypeStruct,
+    *,
+    backend: str | None = None,
+    **options: Unpack[Options],
 ) -> Explanation:
     """Say what `attend` would do with the same arguments: sizes, backend and why, and how much work.
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from regard.arguments import LARGEST, check_reach, guided, read_array, whole_number
 from regard.axes import Array, ArrayLike, Bool, Float, Int
@@ -91,7 +92,7 @@ class KVCache(Rows):
         key_width: int,
         value_width: int | None = None,
         *,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
         window: int | None = None,
         first: int = 0,
         spare: int = 0,

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from regard.arguments import guided, integers, whole_number
 from regard.axes import Array, ArrayLike, Bool, Float, Int
@@ -75,7 +76,7 @@ class PagedKVCache(Rows):
         num_pages: int,
         page_size: int,
         pages_per_row: int,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
     ) -> PagedKVCache:
         """Make a cache of free pages.
 

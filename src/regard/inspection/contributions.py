@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from regard.arguments import as_array
 from regard.axes import Array, ArrayLike
+
+if TYPE_CHECKING:
+    from regard.models import Decoder
 
 
 def weigh_values(weights: ArrayLike, value: ArrayLike, projection: ArrayLike) -> Array:
@@ -101,7 +104,7 @@ def contribute(output: ArrayLike, projection: ArrayLike, direction: ArrayLike | 
     return added @ direction
 
 
-def read_layers(model: Any, tokens: ArrayLike, **options: Any) -> Array:
+def read_layers(model: Decoder, tokens: ArrayLike, **options: Any) -> Array:
     """Predict tokens from the residual stream behind every layer, as if it were the last (logit lens).
 
     logits_l = head(final_norm(stream_l))

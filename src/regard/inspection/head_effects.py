@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.arguments import whole_number
-from regard.axes import Array
+from regard.axes import Array, ArrayLike
 from regard.engine.call.hooks import Finish, rewrite
 from regard.engine.call.problem import Problem
 from regard.inspection.interventions import Change, intervene
@@ -18,7 +18,7 @@ from regard.inspection.observations import close_over
 
 
 def sweep_heads(
-    fn: Callable[..., Any], *args: Any, output: Any = 0.0, progress: bool = False, **kwargs: Any
+    fn: Callable[..., Any], *args: Any, output: ArrayLike = 0.0, progress: bool = False, **kwargs: Any
 ) -> tuple[np.ndarray, ...]:
     """Measure by how much fn's number changes when each head's output is replaced, one head after another.
 
@@ -69,7 +69,7 @@ def sweep_heads(
 
 
 def attribute_heads(
-    fn: Callable[..., Any], *args: Any, output: Any = 0.0, steps: int = 1, **kwargs: Any
+    fn: Callable[..., Any], *args: Any, output: ArrayLike = 0.0, steps: int = 1, **kwargs: Any
 ) -> tuple[np.ndarray, ...]:
     """Estimate what `sweep_heads` measures, for all heads at once, from gradients (attribution patching).
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.arguments import as_array, check_kind, integers
-from regard.axes import Array
+from regard.axes import Array, ArrayLike
 from regard.engine.call.hooks import Finish, rewrite
 from regard.engine.call.problem import Problem
 from regard.engine.softmax.score_rows import score_cells
@@ -49,24 +49,24 @@ class Change:
     Reference: of `source`: Geiger et al., "Causal Abstractions of Neural Networks", 2021, section 3.
     """
 
-    query: Any = None
+    query: ArrayLike | None = None
     """Queries, as the call has them (behind rotary positions): broadcasts to `(*B, H, T, D)`."""
-    key: Any = None
+    key: ArrayLike | None = None
     """Keys, `(*B, K, S, D)`. Another run's queries and keys together give its pattern, in linear memory."""
-    value: Any = None
+    value: ArrayLike | None = None
     """Values, `(*B, K, S, E)`."""
-    weights: Any = None
+    weights: ArrayLike | None = None
     """The pattern, `(*B, H, T, S)`: output = weights value, not normalised; NaN of weight 0 adds nothing."""
-    output: Any = None
+    output: ArrayLike | None = None
     """The heads' output, `(*B, H, T, E)`, before the output projection: 0.0 switches them off."""
-    source: Any = None
+    source: ArrayLike | None = None
     """In place of `output`: the example of the same batch, its first axis, whose output is taken (interchange
     intervention, activation patching); or one for each example. The source itself stays as it is."""
-    edges: Any = None
+    edges: ArrayLike | None = None
     """Cells, `(n, 3)`: head, query and key of each, once. What that weight hands over is taken out of the
     output, the row's other weights stay: exact where `trace_paths` estimates, in linear memory. `share` is a
     number then, or one per edge; `heads` says nothing of them."""
-    share: Any = 1.0
+    share: ArrayLike = 1.0
     """The part of each head that is replaced, 0 to 1: a number, or one per head (of key, value: key head)."""
     heads: Sequence[int] | None = dataclasses.field(default=None, metadata={"static": True})
     """Numbers of the heads that are replaced; None means all."""

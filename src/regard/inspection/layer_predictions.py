@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,13 @@ from regard.inspection.contributions import check_decoder
 from regard.inspection.traces import Trace
 from regard.inspection.traces.predictions import Predictions
 
+if TYPE_CHECKING:
+    from regard.models import Decoder
+
 
 def predict_layers(
     trace: Trace,
-    model: Any,
+    model: Decoder,
     tokens: ArrayLike,
     spell: Callable[[int], str] = str,
     *,

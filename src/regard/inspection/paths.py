@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from regard.engine.call.problem import Problem
 from regard.inspection.contributions import check_decoder
 from regard.inspection.layer_predictions import find_directions
 from regard.readouts.reading import weigh
+
+if TYPE_CHECKING:
+    from regard.models import Decoder
 
 MOST_CELLS = 2**22  # weights that are formed at once
 
@@ -88,7 +91,7 @@ class Paths:
 
 
 def trace_paths(
-    model: Any,
+    model: Decoder,
     tokens: ArrayLike,
     *,
     query: int = -1,

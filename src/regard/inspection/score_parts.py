@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,9 @@ from regard.arguments import integers, whole_number
 from regard.axes import ArrayLike
 from regard.engine.call.hooks import CallEvent, watch
 from regard.inspection.contributions import check_decoder
+
+if TYPE_CHECKING:
+    from regard.models import Decoder
 
 Parts = dict[str, np.ndarray]  # what each writer adds to the stream, (2, M): at the query and at the key
 BIAS = "biases"
@@ -64,7 +67,7 @@ class ScoreParts:
 
 
 def decompose_score(
-    model: Any, tokens: ArrayLike, *, layer: int, head: int, query: int, key: int, **options: Any
+    model: Decoder, tokens: ArrayLike, *, layer: int, head: int, query: int, key: int, **options: Any
 ) -> ScoreParts:
     """Split the score of one query and one key over all that wrote into their residual streams.
 

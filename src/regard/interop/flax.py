@@ -46,7 +46,7 @@ def attention_fn(
     attn_weights_value_einsum: Any = None,
     input_positions: Any = None,
     **options: Any,
-) -> Any:
+) -> Array | Any:
     """Answer a call of Flax's `dot_product_attention`, of `nnx` or `linen`, with `regard.attend`.
 
     score_hqk = sum_d query_qhd key_khd / sqrt(D) + bias_hqk over the keys that mask keeps

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from regard.arguments import whole_number
+from regard.axes import ArrayLike
 from regard.masks import Mask, TileKind
 from regard.masks.alignment import align_mask
 from regard.masks.grid import Grid
@@ -20,8 +21,8 @@ def block_mask(
     *,
     block_size: int = 128,
     device: Any = "cpu",
-    query_offset: Any = None,
-    key_offset: Any = None,
+    query_offset: int | ArrayLike | None = None,
+    key_offset: int | ArrayLike | None = None,
 ) -> Any:
     """Build the `BlockMask` of a mask, for `torch.nn.attention.flex_attention.flex_attention`.
 

@@ -28,7 +28,7 @@ def dot_product_attention(
     implementation: Literal["xla", "cudnn"] | None = None,
     return_residual: bool = False,
     **options: Any,
-) -> Any:
+) -> Array | Any:
     """Answer a call of `jax.nn.dot_product_attention` with `regard.attend`.
 
     score_nts = scale sum_h query_tnh key_snh + bias_nts over the keys that query t may attend to

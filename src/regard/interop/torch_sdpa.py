@@ -28,7 +28,7 @@ def scaled_dot_product_attention(
     *,
     rng: Array | None = None,
     **options: Any,
-) -> Any:
+) -> Array | Any:
     """Answer a call of `torch.nn.functional.scaled_dot_product_attention` on JAX arrays with `regard.attend`.
 
     score_ls = scale sum_e query_le key_se + attn_mask_ls, or over the keys that attn_mask keeps

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from regard.arguments import guided
-from regard.axes import ArrayLike
+from regard.axes import Array, ArrayLike
 from regard.cache import KVCache, PagedKVCache
 from regard.layers.choices import check_arguments, check_choice
 from regard.layers.delta import GatedDeltaNet, KimiDelta
@@ -99,12 +99,12 @@ class EncoderBlock(nnx.Module):
         *,
         mask: Mask | ArrayLike | None = None,
         score: Score | Sequence[Score] | None = None,
-        query_offset: Any = None,
+        query_offset: int | ArrayLike | None = None,
         positions: ArrayLike | None = None,
         cache: KVCache | PagedKVCache | None = None,
         counts: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
-    ) -> Any:
+    ) -> Array | Any:
         """Run the block.
 
         Args:
@@ -198,7 +198,7 @@ class DeltaBlock(nnx.Module):
         segments: ArrayLike | None = None,
         cache: DeltaCache | None = None,
         counts: ArrayLike | None = None,
-    ) -> Any:
+    ) -> Array | Any:
         """Run the block on x, the residual stream `(*B, T, M)`, as `GatedDeltaNet` is called."""
         x = check_features("x", x, self.delta.d_model)
         result = self.delta(self.delta_residual.enter(x), segments=segments, cache=cache, counts=counts)
@@ -288,7 +288,7 @@ class DecoderBlock(nnx.Module):
         cache: KVCache | PagedKVCache | None = None,
         counts: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
-    ) -> Any:
+    ) -> Array | Any:
         """Run the block.
 
         Args:

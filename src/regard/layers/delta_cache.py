@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from regard.axes import Array, ArrayLike, Float, Int
+from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.records import record
 
 
@@ -35,7 +33,7 @@ class DeltaCache:
         return self.lengths.shape[0]
 
     @property
-    def overflowed(self) -> Any:
+    def overflowed(self) -> Bool[Array, " batch"]:
         """False for every row, `(batch,)`: a state has room for any number of tokens."""
         return self.lengths < 0
 

@@ -174,7 +174,7 @@ class LatentAttention(nnx.Module):
         cache: KVCache | None = None,
         counts: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
-    ) -> Any:
+    ) -> Array | Any:
         """Attend from x to itself, or to the tokens of a cache with those of x behind them.
 
         Args:

@@ -166,7 +166,7 @@ class MultiHeadAttention(nnx.Module):
         mask: Mask | ArrayLike | None = None,
         bias: ArrayLike | None = None,
         score: Score | Sequence[Score] | None = None,
-        query_offset: Any = None,
+        query_offset: int | ArrayLike | None = None,
         query_positions: ArrayLike | None = None,
         key_positions: ArrayLike | None = None,
         cache: KVCache | PagedKVCache | None = None,
@@ -174,7 +174,7 @@ class MultiHeadAttention(nnx.Module):
         deterministic: Any = None,
         rngs: nnx.Rngs | nnx.RngStream | jax.Array | None = None,
         aux: tuple[str, ...] = (),
-    ) -> Any:
+    ) -> Array | Any:
         """Attend from `query` to itself, or to `key` and `value`.
 
         Args:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.lax import PrecisionLike
 
 from regard.arguments import guided
 from regard.axes import Array, ArrayLike
@@ -31,8 +32,8 @@ def attend(
     initial: State | None = None,
     return_state: bool = False,
     chunk: int | None = None,
-    precision: Any = None,
-) -> Any:
+    precision: PrecisionLike = None,
+) -> Array | Any:
     """Read from a matrix that keys and values are written into, one after the other: linear attention.
 
     S_0 = initial,  S_t = A_t S_(t-1) + key_t u_t^T,  output_t = scale * query_t^T S_t
@@ -145,7 +146,7 @@ def step(
     feature_map: str | Callable[[Array], Array] = "identity",
     normalise: bool = False,
     scale: float | Array | None = None,
-    precision: Any = None,
+    precision: PrecisionLike = None,
 ) -> tuple[Array, State]:
     """Write one token into a state and read it: decoding in time and memory that do not grow.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from regard.arguments import LARGEST, guided, whole_number
-from regard.axes import Array, Bool, Float, Int
+from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.engine.call.problem import accumulation_dtype
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
@@ -67,13 +68,13 @@ class Search:
 @guided
 def beam_search(
     model: Decoder | EncoderDecoder,
-    prompts: Any,
+    prompts: ArrayLike,
     *,
     num_beams: int,
     max_tokens: int,
     length_penalty: float = 1.0,
-    stop_tokens: Any = (),
-    lengths: Any = None,
+    stop_tokens: Sequence[int] | ArrayLike = (),
+    lengths: ArrayLike | None = None,
     start_token: int | None = None,
     capacity: int | None = None,
     chunk: int | None = None,

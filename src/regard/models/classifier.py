@@ -113,7 +113,7 @@ class Classifier(nnx.Module):
 
     def __call__(
         self, inputs: ArrayLike, *, lengths: ArrayLike | None = None, aux: tuple[str, ...] = ()
-    ) -> Any:
+    ) -> Array | Any:
         """Compute the logits of the classes.
 
         Args:

@@ -58,7 +58,7 @@ class Decoder(nnx.Module):
         mask: masks.Mask | ArrayLike | None = None,
         positions: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
-    ) -> Any:
+    ) -> Array | Any:
         """Compute the logits of the next token at every position.
 
         Args:

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from regard.arguments import guided
-from regard.axes import ArrayLike
+from regard.axes import Array, ArrayLike
 from regard.layers import EncoderBlock
 from regard.layers.heads import as_mask
 from regard.masks import Mask
@@ -60,7 +60,7 @@ class Encoder(nnx.Module):
         token_types: ArrayLike | None = None,
         positions: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
-    ) -> Any:
+    ) -> Array | Any:
         """Encode the inputs.
 
         Args:
@@ -94,7 +94,7 @@ class Encoder(nnx.Module):
             return hidden, {"blocks": seen, "embedding": embedding}
         return (hidden, {"blocks": seen}) if aux else hidden
 
-    def hidden_lengths(self, lengths: ArrayLike | None) -> Any:
+    def hidden_lengths(self, lengths: ArrayLike | None) -> ArrayLike | None:
         """Count the valid hidden states of rows of these lengths, a `class_token` included."""
         if lengths is None or not self.config.class_token:
             return lengths

@@ -87,7 +87,7 @@ class EncoderDecoder(nnx.Module):
         source_lengths: ArrayLike | None = None,
         target_lengths: ArrayLike | None = None,
         aux: tuple[str, ...] = (),
-    ) -> Any:
+    ) -> Array | Any:
         """Compute the logits of the next target token at every target position (teacher forcing).
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -26,11 +26,11 @@ from regard.models.writing import Generated, Rules, State, Writing, mark_tokens,
 @guided
 def generate(
     model: Decoder | EncoderDecoder,
-    prompts: Any,
+    prompts: ArrayLike,
     *,
     max_tokens: int,
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
-    stop_tokens: Any = (),
+    stop_tokens: Sequence[int] | ArrayLike = (),
     rng: ArrayLike | None = None,
     lengths: ArrayLike | None = None,
     start_token: int | None = None,
@@ -38,7 +38,7 @@ def generate(
     capacity: int | None = None,
     chunk: int | None = None,
     padding: str = "right",
-    cache: Any = None,
+    cache: TextCache | None = None,
     return_cache: bool = False,
     draft: Decoder | EncoderDecoder | None = None,
     draft_tokens: int = 4,
@@ -150,12 +150,12 @@ class TextStream(Iterator[list[list[int]]]):
 @guided
 def stream(
     model: Decoder | EncoderDecoder,
-    prompts: Any,
+    prompts: ArrayLike,
     *,
     max_tokens: int,
     burst: int = 1,
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
-    stop_tokens: Any = (),
+    stop_tokens: Sequence[int] | ArrayLike = (),
     rng: ArrayLike | None = None,
     lengths: ArrayLike | None = None,
     start_token: int | None = None,

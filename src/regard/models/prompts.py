@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.arguments import LARGEST, integers, whole_number
-from regard.axes import Array, Int
+from regard.axes import Array, Bool, Int
 from regard.cache import KVCache
 from regard.layers.choices import check_choice
 from regard.masks.grid import is_concrete
@@ -42,7 +42,7 @@ class TextCache:
     """Keys and values of all that was read."""
     pending: Int[Array, " batch"]
     """The last token of each row, which was written and not read yet."""
-    seen: Any = None
+    seen: Bool[Array, "batch V"] | None = None
     """Tokens that a repetition penalty applies to, `(batch, V)` booleans."""
     draft: DecodingCache | None = None
     """Keys and values of the draft, of the same text; None without one."""

@@ -117,7 +117,7 @@ class Sampling:
 
 
 def repetition_penalty(
-    logits: Float[Array, "*B V"], seen: Bool[Array, "*B V"], penalty: Any
+    logits: Float[Array, "*B V"], seen: Bool[Array, "*B V"], penalty: float | Array
 ) -> Float[Array, "*B V"]:
     """Make tokens seen before less probable.
 
@@ -143,7 +143,7 @@ def repetition_penalty(
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def temperature(logits: Float[Array, "*B V"], degree: Any) -> Float[Array, "*B V"]:
+def temperature(logits: Float[Array, "*B V"], degree: float | Array) -> Float[Array, "*B V"]:
     """Sharpen or flatten a distribution.
 
     logit' = logit / degree
@@ -166,7 +166,7 @@ def temperature(logits: Float[Array, "*B V"], degree: Any) -> Float[Array, "*B V
     return logits / degree
 
 
-def top_k(logits: Float[Array, "*B V"], count: Any) -> Float[Array, "*B V"]:
+def top_k(logits: Float[Array, "*B V"], count: int | Array) -> Float[Array, "*B V"]:
     """Leave the `count` most probable tokens, and those as probable as the last of them.
 
     Args:
@@ -189,7 +189,7 @@ def top_k(logits: Float[Array, "*B V"], count: Any) -> Float[Array, "*B V"]:
     return _leave(logits, lambda mask: jnp.sum(mask, axis=-1, dtype=jnp.int32) >= count)
 
 
-def top_p(logits: Float[Array, "*B V"], share: Any) -> Float[Array, "*B V"]:
+def top_p(logits: Float[Array, "*B V"], share: float | Array) -> Float[Array, "*B V"]:
     """Leave the nucleus: the fewest most probable tokens whose probabilities sum to `share`.
 
     At least one token stays, and those as probable as the last one that stays do, too.
@@ -217,7 +217,7 @@ def top_p(logits: Float[Array, "*B V"], share: Any) -> Float[Array, "*B V"]:
     return _leave(logits, lambda mask: jnp.sum(jnp.where(mask, probability, zero), axis=-1) >= least)
 
 
-def min_p(logits: Float[Array, "*B V"], share: Any) -> Float[Array, "*B V"]:
+def min_p(logits: Float[Array, "*B V"], share: float | Array) -> Float[Array, "*B V"]:
     """Leave the tokens at least `share` times as probable as the most probable one.
 
     logit' = logit where logit >= max_v logit_v + log(share), -inf elsewhere
@@ -269,7 +269,8 @@ def adjust(
     if sampling.greedy:
         return logits
     logits = temperature(logits, sampling.temperature)
-    for change, setting in ((top_k, sampling.top_k), (top_p, sampling.top_p), (min_p, sampling.min_p)):
+    chain: Any = ((top_k, sampling.top_k), (top_p, sampling.top_p), (min_p, sampling.min_p))
+    for change, setting in chain:
         if setting is not None:
             logits = change(logits, setting)
     return logits

@@ -15,7 +15,7 @@ from flax import nnx
 import regard.masks as masks
 import regard.scores as scores
 from regard.arguments import integers, whole_number
-from regard.axes import Array, ArrayLike, Int
+from regard.axes import Array, ArrayLike, Bool, Int
 from regard.cache import KVCache
 from regard.cache.rows import row_integers
 from regard.engine.call.hooks import is_read, is_rewriting, one_run
@@ -51,11 +51,11 @@ class DecodingCache:
     """Keys and values of each block's self-attention, or its state of the delta rule."""
     memory: tuple[Memory, ...] | None = None
     """Keys and values of each block's cross-attention; None without a source."""
-    memory_lengths: Any = None
+    memory_lengths: Int[Array, " batch"] | None = None
     """Valid positions per row of the source, `(batch,)`; None means all."""
 
     @property
-    def overflowed(self) -> Any:
+    def overflowed(self) -> Bool[Array, " batch"]:
         """True where a row has lost tokens that its next queries need, `(batch,)`."""
         return functools.reduce(operator.or_, (layer.overflowed for layer in self.layers), self.lengths < 0)
 

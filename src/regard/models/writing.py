@@ -41,7 +41,7 @@ class Generated:
     """False where a logit was NaN or infinite: the row ends there, with a token -1 that is not counted."""
     cache: TextCache | None = None
     """The text read and written, for the next call; None unless `return_cache`."""
-    reads: Any = None
+    reads: Int[Array, " batch"] | None = None
     """Times that the model read for each row, the prompt in one, `(batch,)`; None without a draft."""
 
     def rows(self) -> list[list[int]]:

@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager
 from typing import Any, Unpack
 
 import jax
+from jax.sharding import AbstractMesh, Mesh
 
-from regard.axes import ArrayLike
+from regard.axes import Array, ArrayLike
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.options import Options
 from regard.engine.dispatch.placement import active, within
@@ -24,13 +25,13 @@ def ring_attend(
     key: ArrayLike,
     value: ArrayLike,
     *,
-    mesh: Any = None,
+    mesh: Mesh | AbstractMesh | None = None,
     axis: str,
     layout: str = "contiguous",
     batch_axis: Names | None = None,
     head_axis: Names | None = None,
     **options: Unpack[Options],
-) -> Any:
+) -> Array | Any:
     """Attend with the sequence divided over devices; keys and values travel around them.
 
     output_te = sum over rounds r of softmax_s(score_ts) value_se, s on the device r steps before
@@ -94,14 +95,14 @@ def all_to_all_attend(
     key: ArrayLike,
     value: ArrayLike,
     *,
-    mesh: Any = None,
+    mesh: Mesh | AbstractMesh | None = None,
     axis: str,
     ring_axis: str | None = None,
     layout: str = "contiguous",
     batch_axis: Names | None = None,
     head_axis: Names | None = None,
     **options: Unpack[Options],
-) -> Any:
+) -> Array | Any:
     """Attend with the sequence divided over devices, which swap it for heads: each attends for some of them.
 
     output_hte = sum_s softmax_s(score_hts) value_hse, all t and s of head h on one device
@@ -144,14 +145,14 @@ def attend(
     key: ArrayLike,
     value: ArrayLike,
     *,
-    mesh: Any = None,
+    mesh: Mesh | AbstractMesh | None = None,
     axis: Names | None = None,
     batch_axis: Names | None = None,
     head_axis: Names | None = None,
     layout: str | None = None,
     plan: str | None = None,
     **options: Unpack[Options],
-) -> Any:
+) -> Array | Any:
     """Attend over a mesh by the plan that serves and sends least; `explain` says which.
 
     output_te = sum_s softmax_s(score_ts) value_se, as `regard.attend`
@@ -188,11 +189,11 @@ def attend(
 
 
 def explain(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: ArrayLike | jax.ShapeDtypeStruct,
+    key: ArrayLike | jax.ShapeDtypeStruct,
+    value: ArrayLike | jax.ShapeDtypeStruct,
     *,
-    mesh: Any = None,
+    mesh: Mesh | AbstractMesh | None = None,
     axis: Names | None = None,
     batch_axis: Names | None = None,
     head_axis: Names | None = None,
@@ -232,7 +233,7 @@ def explain(
 
 
 def use(
-    mesh: Any,
+    mesh: Mesh | AbstractMesh,
     axis: Names,
     *,
     batch_axis: Names | None = None,

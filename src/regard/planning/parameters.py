@@ -8,10 +8,13 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
+
+if TYPE_CHECKING:
+    from regard.models.config import TransformerConfig
 
 # Parts by what the path of a parameter matches first.
 _PARTS = {
@@ -53,7 +56,7 @@ class Share(NamedTuple):
         return self.used if size < 4 else self.borrowed
 
 
-def count_parameters(config: Any) -> dict[str, int]:
+def count_parameters(config: TransformerConfig) -> dict[str, int]:
     """Count the parameters of a `Decoder`, by where they are.
 
     Args:

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -23,6 +23,9 @@ from regard.planning.planner import MemoryTooSmallError, check_divisible, prepar
 from regard.planning.reports import spell_seconds
 from regard.planning.search import Search
 from regard.planning.step_costs import AXES, StepModel
+
+if TYPE_CHECKING:
+    from regard.models.config import TransformerConfig
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class Step:
 
 @guided
 def plan_step(
-    config: Any,
+    config: TransformerConfig,
     *,
     length: int | str,
     batch: int,

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.arguments import LARGEST, as_array, check_flag, check_reach, guided, integers, read_number
-from regard.axes import Array, Float
+from regard.axes import Array, ArrayLike, Float
 from regard.positions.scaling import Scaling, turns
 
 
 @guided
 def rotary(
     features: Float[Array, "*B T D"],
-    position: Any = 0,
+    position: ArrayLike = 0,
     *,
     base: float = 10_000.0,
     width: int | None = None,
@@ -94,7 +94,7 @@ class Rotary:
                 f"scaling: expected None or one of {kinds} of regard.positions, got {self.scaling!r}"
             )
 
-    def __call__(self, features: Float[Array, "*B T D"], position: Any = 0) -> Float[Array, "*B T D"]:
+    def __call__(self, features: Float[Array, "*B T D"], position: ArrayLike = 0) -> Float[Array, "*B T D"]:
         """Turn features; see `rotary`."""
         features = as_array("features", "a floating-point array", jnp.asarray, features)
         if not jnp.issubdtype(features.dtype, jnp.floating) or features.ndim < 2:

@@ -30,8 +30,8 @@ def choose_keys(
     count: int,
     mask: Mask | ArrayLike | None = None,
     scale: float | None = None,
-    query_offset: Any = None,
-    key_offset: Any = None,
+    query_offset: int | ArrayLike | None = None,
+    key_offset: int | ArrayLike | None = None,
     query_positions: ArrayLike | None = None,
     key_positions: ArrayLike | None = None,
 ) -> Int[Array, "*B T C"]:
@@ -126,8 +126,8 @@ def index_divergence(
     mask: Mask | ArrayLike | None = None,
     scale: float | None = None,
     attention_scale: float | None = None,
-    query_offset: Any = None,
-    key_offset: Any = None,
+    query_offset: int | ArrayLike | None = None,
+    key_offset: int | ArrayLike | None = None,
     query_positions: ArrayLike | None = None,
     key_positions: ArrayLike | None = None,
 ) -> Float[Array, "*B T"]:

@@ -71,7 +71,7 @@ class Softcap(Score):
     casts_parameters = True
 
     @property
-    def caps(self) -> Any:
+    def caps(self) -> float | Array | None:
         return self.cap
 
     def apply(self, scores: Array, cells: Cells) -> Array:

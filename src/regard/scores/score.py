@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from regard.arguments import read_array
 from regard.axes import Array
@@ -51,7 +52,7 @@ class Score:
     """The end of a sentence that begins with its expression, for a derivation."""
 
     @property
-    def caps(self) -> Any:
+    def caps(self) -> float | Array | None:
         """Return c of a score that is c tanh(s / c), which kernels of libraries know; of others, None."""
         return None
 
@@ -72,7 +73,7 @@ class Score:
         """Return the queries as they meet the keys."""
         raise NotImplementedError
 
-    def closure_convert(self, dtype: Any) -> Score:
+    def closure_convert(self, dtype: DTypeLike) -> Score:
         """Return the score with arrays that its functions close over as leaves, for scores of this dtype.
 
         A function sees each parameter in the dtype that it has; one that is cast anyway may be so beforehand.
@@ -151,7 +152,7 @@ class Chain(Score):
     def derivative(self, scores: Array, cells: Cells) -> Array:
         return self.parts[0].derivative(scores, cells)
 
-    def closure_convert(self, dtype: Any) -> Score:
+    def closure_convert(self, dtype: DTypeLike) -> Score:
         return Chain(tuple(part.closure_convert(dtype) for part in self.parts))
 
     def check(self, leading: tuple[int, ...]) -> None:

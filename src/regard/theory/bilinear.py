@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
-from regard.axes import Array
+from regard.axes import Array, ArrayLike
 from regard.theory import operands
 from regard.theory.notation import contract as _contract
 
 
-def euclidean_metric(width: int, dtype: Any = None) -> Array:
+def euclidean_metric(width: int, dtype: DTypeLike | None = None) -> Array:
     """Measure all features alike: the scalar product.
 
     g_ab = 1 where a = b, else 0
@@ -31,7 +32,7 @@ def euclidean_metric(width: int, dtype: Any = None) -> Array:
     return scaled_metric(width, 1.0, dtype)
 
 
-def scaled_metric(width: int, scale: Any = None, dtype: Any = None) -> Array:
+def scaled_metric(width: int, scale: ArrayLike | None = None, dtype: DTypeLike | None = None) -> Array:
     """Measure all features alike, at a scale: what attention does.
 
     g_ab = scale where a = b, else 0
@@ -61,7 +62,7 @@ def scaled_metric(width: int, scale: Any = None, dtype: Any = None) -> Array:
     return identity * jnp.asarray(1 / np.sqrt(width) if scale is None else scale, identity.dtype)
 
 
-def diagonal_metric(diagonal: Any) -> Array:
+def diagonal_metric(diagonal: ArrayLike) -> Array:
     """Weigh every feature by a number of its own.
 
     g_ab = diagonal_a where a = b, else 0
@@ -81,7 +82,7 @@ def diagonal_metric(diagonal: Any) -> Array:
     return jnp.where(operands.diagonal((*diagonal.shape, diagonal.shape[-1])), diagonal[..., None], 0)
 
 
-def learned_metric(weight: Any) -> Array:
+def learned_metric(weight: ArrayLike) -> Array:
     """Measure after a linear map; never negative, and positive definite where the map loses nothing.
 
     g_ab = sum_r W_ra W_rb
@@ -100,7 +101,7 @@ def learned_metric(weight: Any) -> Array:
     return _contract("...ra,...rb->...ab", weight, weight)
 
 
-def bilinear_form(first: Any, second: Any, metric: Any) -> Array:
+def bilinear_form(first: ArrayLike, second: ArrayLike, metric: ArrayLike) -> Array:
     """Measure how well two vectors fit.
 
     B(u, v) = sum_ab u^a g_ab v^b
@@ -121,7 +122,7 @@ def bilinear_form(first: Any, second: Any, metric: Any) -> Array:
     return _contract("...a,...ab,...b->...", first, metric, second)
 
 
-def lower_index(vector: Any, metric: Any) -> Array:
+def lower_index(vector: ArrayLike, metric: ArrayLike) -> Array:
     """Turn a vector into the form that measures against it.
 
     v_a = sum_b g_ab v^b
@@ -142,7 +143,7 @@ def lower_index(vector: Any, metric: Any) -> Array:
     return _contract("...ab,...b->...a", metric, vector)
 
 
-def raise_index(vector: Any, metric: Any) -> Array:
+def raise_index(vector: ArrayLike, metric: ArrayLike) -> Array:
     """Turn a form back into the vector it measures against: the inverse of `lower_index`.
 
     v^a = sum_b g^{ab} v_b,  solved for rather than multiplied by an inverse
@@ -172,7 +173,7 @@ def raise_index(vector: Any, metric: Any) -> Array:
     return jnp.linalg.solve(metric, vector[..., None])[..., 0]
 
 
-def inverse_metric(metric: Any) -> Array:
+def inverse_metric(metric: ArrayLike) -> Array:
     """Find the metric with its indices above.
 
     sum_c g^{ac} g_cb = 1 where a = b, else 0
@@ -224,7 +225,7 @@ class MetricReport(NamedTuple):
         return "no metric; " + "; ".join(reasons) if reasons else "a metric"
 
 
-def check_metric(metric: Any, tolerance: float | None = None) -> MetricReport:
+def check_metric(metric: ArrayLike, tolerance: float | None = None) -> MetricReport:
     """Ask whether a matrix is a metric: symmetric, and positive for every vector but 0.
 
     Args:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from regard.axes import Array
+from regard.axes import Array, ArrayLike
 from regard.theory import operands
 
 
@@ -28,7 +28,9 @@ class Equilibrium(NamedTuple):
     effective_states: Array  # exp(H): how many keys of equal weight would have this entropy
 
 
-def equilibrium(scores: Any, temperature: Any = 1.0, keep: Any = None) -> Equilibrium:
+def equilibrium(
+    scores: ArrayLike, temperature: ArrayLike = 1.0, keep: ArrayLike | None = None
+) -> Equilibrium:
     """Distribute a query's attention over keys as heat distributes a system over states.
 
     p_j = e^(s_j / T) / Z,  Z = sum_j e^(s_j / T),  over the keys that are kept
@@ -80,7 +82,7 @@ def equilibrium(scores: Any, temperature: Any = 1.0, keep: Any = None) -> Equili
     return Equilibrium(weights, log_partition, free_energy, mean_energy, variance, entropy, capacity, states)
 
 
-def log_partition(scores: Any, temperature: Any = 1.0, keep: Any = None) -> Array:
+def log_partition(scores: ArrayLike, temperature: ArrayLike = 1.0, keep: ArrayLike | None = None) -> Array:
     """Add up the Boltzmann factors of a query's keys, as a logarithm.
 
     log Z = log sum_j e^(s_j / T),  over the keys that are kept;  d log Z / d s_j = p_j / T
@@ -101,7 +103,7 @@ def log_partition(scores: Any, temperature: Any = 1.0, keep: Any = None) -> Arra
     return equilibrium(scores, temperature, keep).log_partition
 
 
-def gibbs_weights(scores: Any, temperature: Any = 1.0, keep: Any = None) -> Array:
+def gibbs_weights(scores: ArrayLike, temperature: ArrayLike = 1.0, keep: ArrayLike | None = None) -> Array:
     """Weigh keys by the exponential of their score: softmax.
 
     p_j = e^(s_j / T) / Z
@@ -123,7 +125,9 @@ def gibbs_weights(scores: Any, temperature: Any = 1.0, keep: Any = None) -> Arra
     return equilibrium(scores, temperature, keep).weights
 
 
-def temperature_sweep(scores: Any, temperatures: Any, keep: Any = None) -> Equilibrium:
+def temperature_sweep(
+    scores: ArrayLike, temperatures: ArrayLike, keep: ArrayLike | None = None
+) -> Equilibrium:
     """Bring the same scores to equilibrium at several temperatures.
 
     Args:
@@ -146,7 +150,7 @@ def temperature_sweep(scores: Any, temperatures: Any, keep: Any = None) -> Equil
     return jax.vmap(lambda temperature: equilibrium(scores, temperature, keep))(temperatures)
 
 
-def entropy_nats(weights: Any) -> Array:
+def entropy_nats(weights: ArrayLike) -> Array:
     """Measure how spread weights are, in nats.
 
     H = -sum_j p_j log p_j,  0 log 0 = 0
@@ -170,7 +174,7 @@ def entropy_nats(weights: Any) -> Array:
     return -jnp.sum(weights * jnp.log(jnp.where(weights > 0, weights, 1)), -1)
 
 
-def softmax_jacobian(weights: Any, temperature: Any = 1.0) -> Array:
+def softmax_jacobian(weights: ArrayLike, temperature: ArrayLike = 1.0) -> Array:
     """Write out how every weight answers to every score.
 
     dp_j / ds_k = p_j (1[j = k] - p_k) / T
@@ -193,7 +197,7 @@ def softmax_jacobian(weights: Any, temperature: Any = 1.0) -> Array:
     return jnp.where(on_diagonal, scaled[..., None], 0) - scaled[..., None] * weights[..., None, :]
 
 
-def softmax_product(weights: Any, vector: Any, temperature: Any = 1.0) -> Array:
+def softmax_product(weights: ArrayLike, vector: ArrayLike, temperature: ArrayLike = 1.0) -> Array:
     """Multiply the softmax Jacobian by a vector without forming it.
 
     sum_k J_jk v_k = p_j (v_j - sum_k p_k v_k) / T

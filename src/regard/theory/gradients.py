@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from regard.axes import Array
+from regard.axes import Array, ArrayLike
 from regard.theory import operands
 from regard.theory.gibbs import softmax_product as _softmax_product
 from regard.theory.notation import contract as _contract
@@ -34,7 +34,7 @@ class Gradients(NamedTuple):
     products: Array  # dL/d(Q g K)
 
 
-def output_gradients(d_output: Any, weights: Any, value: Any) -> tuple[Array, Array]:
+def output_gradients(d_output: ArrayLike, weights: ArrayLike, value: ArrayLike) -> tuple[Array, Array]:
     """Go back through the weighted sum O = A V.
 
     dL/dA^{ij} = sum_b dL/dO^{ib} V^{jb}
@@ -61,7 +61,7 @@ def output_gradients(d_output: Any, weights: Any, value: Any) -> tuple[Array, Ar
 
 
 def score_gradients(
-    d_products: Any, query: Any, key: Any, metric: Any = None
+    d_products: ArrayLike, query: ArrayLike, key: ArrayLike, metric: ArrayLike | None = None
 ) -> tuple[Array, Array, Array | None]:
     """Go back through the products P = Q g K; the scale is part of what came before.
 
@@ -94,7 +94,7 @@ def score_gradients(
     return d_query, d_key, _contract("...ij,...ia,...jb->...ab", d_products, query, key)
 
 
-def softcap_derivative(capped: Any, cap: Any) -> Array:
+def softcap_derivative(capped: ArrayLike, cap: ArrayLike) -> Array:
     """Differentiate the softcap at its result.
 
     y = cap tanh(x / cap):  dy/dx = 1 - (y / cap)^2,  dy/dcap = y / cap - x / cap (1 - (y / cap)^2)
@@ -115,7 +115,9 @@ def softcap_derivative(capped: Any, cap: Any) -> Array:
     return 1 - (capped / jnp.asarray(cap).astype(capped.dtype)) ** 2
 
 
-def attention_gradients(steps: _Steps, d_output: Any, d_log_partition: Any = None) -> Gradients:
+def attention_gradients(
+    steps: _Steps, d_output: ArrayLike, d_log_partition: ArrayLike | None = None
+) -> Gradients:
     """Go back through all of attention.
 
     dV^{jb} = sum_i A'^{ij} dO^{ib},  A' = A times the dropout's factors

@@ -8,13 +8,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from regard.axes import Array
+from regard.axes import Array, ArrayLike
 from regard.theory import operands
 from regard.theory.gibbs import entropy_nats as _entropy
 from regard.theory.notation import contract as _contract
 
 
-def cosine_similarity(weights: Any) -> Array:
+def cosine_similarity(weights: ArrayLike) -> Array:
     """Compare the weights of every two heads as vectors.
 
     c_gh = sum_ts A_gts A_hts / (|A_g| |A_h|)
@@ -36,7 +36,7 @@ def cosine_similarity(weights: Any) -> Array:
     return _contract("...gts,...hts->...gh", unit, unit)
 
 
-def jensen_shannon(weights: Any) -> Array:
+def jensen_shannon(weights: ArrayLike) -> Array:
     """Measure how differently every two heads distribute their attention, in nats.
 
     JS_gh = mean_t (H((A_gt + A_ht) / 2) - (H(A_gt) + H(A_ht)) / 2),  over rows where both heads attend
@@ -65,7 +65,7 @@ def jensen_shannon(weights: Any) -> Array:
     return _mean(jnp.maximum(divergence, 0), both)
 
 
-def diversity(weights: Any) -> Array:
+def diversity(weights: ArrayLike) -> Array:
     """Say in one number how much heads differ.
 
     diversity = 1 - mean_(g != h) c_gh,  c as in `cosine_similarity`
@@ -87,7 +87,7 @@ def diversity(weights: Any) -> Array:
     return apart.sum((-1, -2)) / max(count * (count - 1), 1)
 
 
-def head_entropy(weights: Any) -> Array:
+def head_entropy(weights: ArrayLike) -> Array:
     """Average the entropy of each head's rows, in nats.
 
     mean_t H(A_ht),  over rows that attend to anything
@@ -109,7 +109,7 @@ def head_entropy(weights: Any) -> Array:
     return _mean(_entropy(weights), weights.sum(-1) > 0)
 
 
-def effective_rank(matrix: Any) -> Array:
+def effective_rank(matrix: ArrayLike) -> Array:
     """Count the directions that a matrix uses, weak ones in part.
 
     exp(H(p)),  p_i = sigma_i / sum_k sigma_k,  sigma the singular values

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from regard.axes import Array
+from regard.axes import Array, ArrayLike
 from regard.theory import operands
 from regard.theory.notation import contract as _contract
 
 
-def hebbian_weights(patterns: Any) -> Array:
+def hebbian_weights(patterns: ArrayLike) -> Array:
     """Store patterns: what fires together is wired together.
 
     W_ab = 1/D sum_j p_ja p_jb where a != b, else 0
@@ -36,7 +36,7 @@ def hebbian_weights(patterns: Any) -> Array:
     return jnp.where(operands.diagonal(weights.shape), 0, weights)
 
 
-def ising_energy(state: Any, weights: Any) -> Array:
+def ising_energy(state: ArrayLike, weights: ArrayLike) -> Array:
     """Measure how much of a state contradicts the weights.
 
     E(x) = -1/2 sum_ab x_a W_ab x_b
@@ -59,7 +59,7 @@ def ising_energy(state: Any, weights: Any) -> Array:
     return -_contract("...a,...ab,...b->...", state, weights, state) / 2
 
 
-def sign_update(state: Any, weights: Any) -> Array:
+def sign_update(state: ArrayLike, weights: ArrayLike) -> Array:
     """Turn each feature, one after another, to the side that its field points to.
 
     x_a <- sign(sum_b W_ab x_b), for a = 0 .. D-1 in order; a field of 0 turns nothing
@@ -101,7 +101,7 @@ class Recall(NamedTuple):
     converged: Array  # (...), whether a sweep would turn nothing
 
 
-def recall(state: Any, weights: Any, *, max_sweeps: int = 100) -> Recall:
+def recall(state: ArrayLike, weights: ArrayLike, *, max_sweeps: int = 100) -> Recall:
     """Sweep until nothing turns.
 
     Args:

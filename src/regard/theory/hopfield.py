@@ -9,14 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.axes import Array
+from regard.axes import Array, ArrayLike
 from regard.theory import operands
 from regard.theory.gibbs import gibbs_weights as _weights
 from regard.theory.gibbs import log_partition as _log_partition
 from regard.theory.notation import contract as _contract
 
 
-def energy(state: Any, patterns: Any, beta: Any = 1.0, keep: Any = None) -> Array:
+def energy(
+    state: ArrayLike, patterns: ArrayLike, beta: ArrayLike = 1.0, keep: ArrayLike | None = None
+) -> Array:
     """Measure how far a state is from remembering something; every update lowers it.
 
     E(x) = -1/beta log sum_j e^(beta x . p_j) + x . x / 2 + 1/beta log N + M^2 / 2,  M = max_j |p_j|
@@ -49,7 +51,9 @@ def energy(state: Any, patterns: Any, beta: Any = 1.0, keep: Any = None) -> Arra
     return -_log_partition(fit * beta, keep=keep) / beta + jnp.log(count) / beta + (squares + largest) / 2
 
 
-def update(state: Any, patterns: Any, beta: Any = 1.0, keep: Any = None) -> Array:
+def update(
+    state: ArrayLike, patterns: ArrayLike, beta: ArrayLike = 1.0, keep: ArrayLike | None = None
+) -> Array:
     """Move each state to the mean of the patterns, weighted by how well it fits them.
 
     x' = sum_j softmax_j(beta x . p_j) p_j
@@ -85,10 +89,10 @@ class Retrieval(NamedTuple):
 
 
 def retrieve(
-    state: Any,
-    patterns: Any,
-    beta: Any = 1.0,
-    keep: Any = None,
+    state: ArrayLike,
+    patterns: ArrayLike,
+    beta: ArrayLike = 1.0,
+    keep: ArrayLike | None = None,
     *,
     tolerance: float | None = None,
     max_steps: int = 100,
@@ -141,11 +145,11 @@ def retrieve(
 
     rows = state.shape[:-1]
     start = (state, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool))
-    state, steps, converged = jax.lax.while_loop(restless, step, start)
-    return Retrieval(state, steps, converged, energy(state, patterns, beta, keep))
+    final, steps, converged = jax.lax.while_loop(restless, step, start)
+    return Retrieval(final, steps, converged, energy(final, patterns, beta, keep))
 
 
-def separation(patterns: Any) -> Array:
+def separation(patterns: ArrayLike) -> Array:
     """Measure how well each pattern stands apart from the others.
 
     Delta_i = p_i . p_i - max_(j != i) p_i . p_j

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.axes import Array
+from regard.axes import Array, ArrayLike
 from regard.theory import operands as operand
 
 
@@ -147,7 +147,7 @@ def explain_einsum(subscripts: str, *arrays: Any) -> Contraction:
     return Contraction(operands, output, sizes, shapes)
 
 
-def contract(subscripts: str, *arrays: Any) -> Array:
+def contract(subscripts: str, *arrays: ArrayLike) -> Array:
     """Multiply arrays and add up over the indices that the result lacks.
 
     contract("hia,hja->hij", A, B)^{hij} = sum_a A^{hia} B^{hja}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.axes import Array
+from regard.axes import Array, ArrayLike
 from regard.theory import operands
 from regard.theory.notation import contract as _contract
 
@@ -67,19 +67,19 @@ class Steps:
 
 
 def attention_steps(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
     *,
-    scale: Any = None,
-    metric: Any = None,
-    softcap: Any = None,
-    slopes: Any = None,
-    query_offset: Any = 0,
-    bias: Any = None,
-    keep: Any = None,
-    sinks: Any = None,
-    dropout: Any = None,
+    scale: ArrayLike | None = None,
+    metric: ArrayLike | None = None,
+    softcap: ArrayLike | None = None,
+    slopes: ArrayLike | None = None,
+    query_offset: ArrayLike = 0,
+    bias: ArrayLike | None = None,
+    keep: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
+    dropout: ArrayLike | None = None,
 ) -> Steps:
     """Compute attention as it is defined, and keep every step.
 
@@ -137,15 +137,16 @@ def attention_steps(
     leading = _leading(query, key, value)
     pairs = (*leading, query.shape[-2], key.shape[-2])
     keep = operands.kept(keep, pairs)
-    if arrays["bias"] is not None:
-        bias = operands.broadcast("bias", arrays["bias"], pairs)
-        keep &= bias != -jnp.inf
+    added = arrays["bias"]
+    if added is not None:
+        added = operands.broadcast("bias", added, pairs)
+        keep &= added != -jnp.inf
     # Rows that take no part may hold NaN, so they are zeroed before any product.
     query = jnp.where(keep.any(-1)[..., None], spread("query", query, leading), 0)
     readable = keep.any(-2)[..., None]
     key = jnp.where(readable, spread("key", key, leading), 0)
     value = jnp.where(readable, spread("value", value, leading), 0)
-    lowered = key if metric is None else _contract("...ab,...jb->...ja", arrays["metric"], key)
+    lowered = key if arrays["metric"] is None else _contract("...ab,...jb->...ja", arrays["metric"], key)
     products = _contract("...ia,...ja->...ij", query, lowered)
     capped = scale * products
     if arrays["softcap"] is not None:
@@ -158,8 +159,8 @@ def attention_steps(
     if arrays["slopes"] is not None:
         slope = operands.broadcast("slopes", arrays["slopes"], leading)[..., None, None]
         scores = scores - slope * jnp.broadcast_to(distance, pairs)
-    if arrays["bias"] is not None:
-        scores = scores + jnp.where(keep, bias, 0)
+    if added is not None:
+        scores = scores + jnp.where(keep, added, 0)
     scores = jnp.where(keep, scores, -jnp.inf)
 
     sink = -jnp.inf if arrays["sinks"] is None else arrays["sinks"]
@@ -199,14 +200,14 @@ class HeadSteps(NamedTuple):
 
 
 def multi_head(
-    hidden: Any,
-    query_weight: Any,
-    key_weight: Any,
-    value_weight: Any,
-    output_weight: Any,
+    hidden: ArrayLike,
+    query_weight: ArrayLike,
+    key_weight: ArrayLike,
+    value_weight: ArrayLike,
+    output_weight: ArrayLike,
     *,
-    source: Any = None,
-    **options: Any,
+    source: ArrayLike | None = None,
+    **options: ArrayLike,
 ) -> HeadSteps:
     """Let several heads attend, each with projections of its own, and add up what they say.
 

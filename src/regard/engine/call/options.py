@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
+from jax.lax import PrecisionLike
+
 from regard.arguments import check_option
 from regard.axes import Array, ArrayLike
 from regard.masks import Mask
@@ -26,7 +28,7 @@ class ScoreOptions(TypedDict, total=False):
     key_offset: int | ArrayLike | None
     query_positions: ArrayLike | None
     key_positions: ArrayLike | None
-    precision: Any
+    precision: PrecisionLike
     batch_invariant: bool
 
 

@@ -105,7 +105,9 @@ def record(
     return outputs, trace
 
 
-def record_repeats(model: Any, vocab_size: int, *, length: int = 64, repeats: int = 2, rng: Any = 0) -> Trace:
+def record_repeats(
+    model: Any, vocab_size: int, *, length: int = 64, repeats: int = 2, rng: int | np.random.Generator = 0
+) -> Trace:
     """Call a model on random tokens that repeat, where induction heads show, and keep what it attended to.
 
     tokens = (x, x, ...),  x_i uniform in 0..vocab_size - 1

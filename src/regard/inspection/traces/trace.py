@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -134,7 +135,9 @@ class Trace:
         names = dict.fromkeys(call.name for call in self.calls)
         raise KeyError(f"expected one of {', '.join(names)}; got {index!r}")
 
-    def save(self, path: Any, *, keep: str = "statistics", grid: int = 64, top_k: int = 8) -> Path:
+    def save(
+        self, path: str | os.PathLike[str], *, keep: str = "statistics", grid: int = 64, top_k: int = 8
+    ) -> Path:
         """Write the trace to a file, whole or not at all; it holds numbers and text, and no code.
 
         Args:
@@ -170,7 +173,9 @@ class Trace:
         stored = StoredTrace(*about, tuple(store.sequences), calls, self.predictions)
         return write_archive(path, writer.write("trace", stored), writer.arrays)
 
-    def explore(self, path: Any, *, max_mb: float = 20, **options: Unpack[PageOptions]) -> Path:
+    def explore(
+        self, path: str | os.PathLike[str], *, max_mb: float = 20, **options: Unpack[PageOptions]
+    ) -> Path:
         """Write a page that shows the trace: one HTML file that needs no network and no other file.
 
         Args:
@@ -213,7 +218,7 @@ def own_versions() -> dict[str, str]:
     return {"regard": regard.__version__, "jax": jax.__version__}
 
 
-def load(path: Any, *, max_bytes: int = MOST_BYTES) -> Trace:
+def load(path: str | os.PathLike[str], *, max_bytes: int = MOST_BYTES) -> Trace:
     """Read a trace that `Trace.save` wrote. Nothing in the file is run, and nothing in it is taken on trust.
 
     Args:
