@@ -88,12 +88,8 @@ def pytest_itemcollected(item):
 
 @pytest.hookimpl(trylast=True)  # after `-m` and `-k` have chosen
 def pytest_collection_modifyitems(config, items):
-    """Begin with modules that take long: one worker would still be at it when the others have nothing left.
-
-    The cases of a module stay together: whichever worker comes back to it sets up and traces all again.
-    """
-    long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in long)
+    """Begin with what takes longest: one worker would still be at it when the others have nothing left."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_runtest_protocol(item, nextitem):
