@@ -53,3 +53,7 @@ def test_parts_sum_to_the_score_and_are_those_by_hand(kind, wide):
         cell = {"layer": 2, "head": 0, "query": 1, "key": 0} | wrong
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected"):
             inspection.decompose_score(model, TOKENS, **cell)
+    config = TransformerConfig(**sizes, latent_dim=5, latent_rotary_dim=2)
+    latent = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"model: expected heads with keys of their own.* got latent_dim=5"):
+        inspection.decompose_score(latent, TOKENS, layer=0, head=0, query=1, key=0)

@@ -10,7 +10,7 @@ from flax import nnx
 
 from layer_oracle import assert_refused, build_drawn, compiled, draw
 from regard import masks
-from regard.layers import LatentAttention
+from regard.layers import EncoderBlock, LatentAttention
 from regard.positions import Rotary
 
 
@@ -52,6 +52,8 @@ def test_an_empty_cache_holds_what_the_layer_computes():
 def test_what_does_not_fit_is_refused():
     layer, x, ids = build_small(), jnp.ones((2, 1, 24)), jnp.zeros((3, 1), jnp.int32)
     cache, other = layer.start_cache(2, 3), build_small(latent_dim=7).start_cache(2, 3)
+    sizes = {"latent_dim": 5, "head_dim": 4, "rotary_dim": 2}
+    block = nnx.eval_shape(lambda: EncoderBlock(24, 3, 7, attention=sizes, rngs=nnx.Rngs(0)))
     assert_refused(
         (lambda: layer(x[..., :5]), r"x: expected shape \(\*B, length, 24\)"),
         (lambda: layer(x[:1], cache=cache), r"expected x \(2, T, 24\)"),
@@ -63,5 +65,6 @@ def test_what_does_not_fit_is_refused():
             "index_count: expected all of index_count, index_heads, index_d",
         ),
         (lambda: build_small(rotary=Rotary(width=8)), r"rotary\.width: expected an even number in 2\.\.2,"),
+        (lambda: block(x, query_offset=3), "query_offset: expected None with latent_dim, got 3"),
         (lambda: layer(x, positions=ids), r"one integer per token, \(1,\) or \(2, 1\); got shape \(3, 1\)"),
     )

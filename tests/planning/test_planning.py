@@ -416,6 +416,13 @@ def test_a_step_refuses_what_a_plan_refuses_and_models_without_tokens():
         planning.plan_step(TINY, **STEP, devices=2, accumulate_steps=3)
     with pytest.raises(ValueError, match="config: expected vocab_size, as"):
         planning.plan_step(dataclasses.replace(TINY, vocab_size=None, input_width=3), **STEP, devices=2)
+    latent = {"latent_dim": 5, "latent_rotary_dim": 2, "num_key_heads": None}
+    for changes, named in (
+        (latent, "latent_dim=None"),
+        ({"mixers": ("kimi_delta",)}, "attention in every lay"),
+    ):
+        with pytest.raises(ValueError, match=f"config: expected {named}"):
+            planning.count_parameters(dataclasses.replace(TINY, **changes))
 
 
 def test_too_little_memory_says_how_many_devices_would_do():
