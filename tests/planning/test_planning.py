@@ -18,6 +18,7 @@ from mesh_cases import on_eight_devices
 from regard import masks, planning
 from regard.cli import main
 from regard.cli.command_words import parse_arguments
+from regard.cli.commands.plan import spell_training
 from regard.engine.call.canonicalization import canonicalize
 from regard.models import PRESETS, Decoder, TransformerConfig
 from regard.parallel.schedule import plan_rounds
@@ -355,6 +356,9 @@ def test_a_step_of_experts_is_what_is_counted_by_hand():
     assert step.seconds_of["sums"] == pytest.approx(step.sent["sums"] / 1e5)
     again = planning.plan_step(dataclasses.replace(MIXED, remat="full"), **options)
     assert again.held["activations"] == 2 * 3 * tokens * 12 < step.held["activations"] / 10
+    command = spell_training(step, dataclasses.replace(MIXED, head_dim=2, vocab_size=300))
+    words = shlex.split(command.splitlines()[-1])[1:]
+    assert parse_arguments(words).task.model.dense_layers == (0,)
 
 
 def test_windows_of_a_step_are_weighed_each():

@@ -61,6 +61,12 @@ def test_values_out_of_range_are_named():
         (lambda: settings.DecoderSizes(d_model=12, num_heads=4), "must be even, as rotary positions turn"),
         (lambda: settings.DecoderSizes(num_key_heads=3), "num_key_heads must divide num_heads, got num_key"),
         (lambda: settings.DecoderSizes(head_dim=5), "head_dim must be even, got head_dim=5"),
+        (lambda: settings.DecoderSizes(latent_dim=5, head_dim=3), "rotary_dim must be even, as rotary posit"),
+        (lambda: settings.DecoderSizes(delta_key_heads=3), "must divide num_heads, got delta_key_heads=3 an"),
+        (
+            lambda: settings.DecoderSizes(dense_layers=(4,)),
+            r"must be below num_layers, got dense_layers=\(4,",
+        ),
         (lambda: settings.DecoderSizes(experts_per_token=2), "at most num_experts, got experts_per_token=2"),
         (lambda: settings.Optimization(learning_rate=0), "learning_rate must be above 0"),
         (lambda: settings.Optimization(steps=3, warmup_steps=5), "warmup_steps must be at most steps"),

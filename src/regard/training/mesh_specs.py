@@ -64,7 +64,8 @@ class MeshSpec:
             problem = f"expected a batch size that {factors} = {rows} divides, got batch_size={batch_size}"
             fitting = f"{f'{below} or ' if below else ''}{below + rows}"
             raise ValueError(f"mesh: {problem}; choose --batch-size {fitting}, or another mesh")
-        for name in ("num_heads", "num_key_heads", "d_ff", "expert_width"):
+        names = ("num_heads", "num_key_heads", "d_ff", "expert_width", "shared_width")
+        for name in (*names, "delta_heads", "delta_key_heads"):
             size = getattr(task.model, name, None) or self.tensor
             if size % self.tensor:
                 divisors = [count for count in range(1, size + 1) if size % count == 0]

@@ -133,7 +133,10 @@ class Sizes(LayerSizes):
 
 @dataclass(frozen=True)
 class DecoderSizes(LayerSizes):
-    """Sizes of a language model with rotary positions, RMSNorm, gated branches and no biases."""
+    """Sizes of a language model with rotary positions, RMSNorm, gated branches and no biases.
+
+    Its fields are those of `TransformerConfig`, which says what does not fit together.
+    """
 
     d_model: Count = 128
     d_ff: Count = 320
@@ -144,6 +147,34 @@ class DecoderSizes(LayerSizes):
     """Width of a head, even; None: d_model / num_heads."""
     mixers: tuple[Literal["attention", "gated_delta", "kimi_delta"], ...] = ("attention",)
     """Mixers of tokens, layer by layer and then over again: attention, or linear attention (delta rule)."""
+    delta_heads: MaybeCount = None
+    """Heads of the delta rule's values; None: num_heads."""
+    delta_key_heads: MaybeCount = None
+    """Heads of its queries and keys, a divisor of delta_heads; None: delta_heads."""
+    delta_head_dim: MaybeCount = None
+    """Width of its queries and keys; None: that of a head of attention."""
+    delta_value_dim: MaybeCount = None
+    """Width of its values; None: delta_head_dim."""
+    conv_width: Count = 4
+    """Tokens that the convolution before the delta rule reads."""
+    output_gate: bool = False
+    """True if a sigmoid of the layer's input weighs what the heads of attention have read."""
+    latent_dim: MaybeCount = None
+    """Width of the vector per token that keys and values of all heads are made of, which is what a cache
+    holds; None: tokens have keys and values of their own."""
+    latent_rotary_dim: MaybeCount = None
+    """With latent_dim, width of the part of a key that heads share and positions turn, even; head_dim is
+    without it."""
+    latent_value_dim: MaybeCount = None
+    """With latent_dim, width of a head's values; None: head_dim."""
+    latent_query_dim: MaybeCount = None
+    """With latent_dim, width of a vector that queries are made of; None: they have none."""
+    index_count: MaybeCount = None
+    """With latent_dim, keys that an indexer chooses for each query; None: all keys."""
+    index_heads: MaybeCount = None
+    """Heads of the indexer."""
+    index_dim: MaybeCount = None
+    """Width of a head of the indexer, at least latent_rotary_dim."""
     rotary_base: Annotated[float, POSITIVE] = 10_000.0
     """Ratio between the longest and the shortest wavelength of rotary positions."""
     num_experts: MaybeCount = None
@@ -152,18 +183,42 @@ class DecoderSizes(LayerSizes):
     """Experts that a token passes."""
     expert_width: MaybeCount = None
     """Width inside an expert; None: d_ff."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers, from 0, with one branch for all tokens where others have experts."""
+    shared_width: MaybeCount = None
+    """Width inside an expert that every token passes beside those it chooses; None: there is none."""
+    shared_gate: bool = False
+    """True if a sigmoid of the layer's input weighs what the shared expert gives."""
+    router_kind: Literal["softmax", "sigmoid"] = "softmax"
+    """Function that makes weights of the scores by which experts are chosen."""
+    normalize_chosen: bool = True
+    """True if the weights of the chosen experts sum to 1; False: they are shares of all experts."""
+    expert_groups: Count = 1
+    """Groups of experts, for a router of sigmoids."""
+    groups_per_token: Count = 1
+    """Groups that a token may choose experts from."""
+    expert_scale: Annotated[float, POSITIVE] = 1.0
+    """Factor of the chosen experts' weights."""
     tied_output: bool = True
     """True if the embedding table also maps the last layer to tokens; False: a matrix of its own does."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.head_dim is None:
+        if self.latent_dim is not None:  # a width of its own is turned
+            is_even = (self.latent_rotary_dim or 1) % 2 == 0
+            rule = "with latent_dim, latent_rotary_dim must be even, as rotary positions turn pairs"
+            self._demand(is_even, rule, "latent_rotary_dim", "latent_dim")
+        elif self.head_dim is None:
             rule = "d_model / num_heads must be even, as rotary positions turn pairs"
             self._demand(self.d_model // self.num_heads % 2 == 0, rule, "d_model", "num_heads")
         else:
             self._demand(self.head_dim % 2 == 0, "head_dim must be even", "head_dim")
-        is_divisor = self.num_heads % (self.num_key_heads or 1) == 0
-        self._demand(is_divisor, "num_key_heads must divide num_heads", "num_key_heads", "num_heads")
+        for heads, key_heads in (("num_heads", "num_key_heads"), ("delta_heads", "delta_key_heads")):
+            heads = heads if getattr(self, heads) else "num_heads"
+            is_divisor = getattr(self, heads) % (getattr(self, key_heads) or 1) == 0
+            self._demand(is_divisor, f"{key_heads} must divide {heads}", key_heads, heads)
+        is_layer = all(0 <= layer < self.num_layers for layer in self.dense_layers)
+        self._demand(is_layer, "dense_layers must be below num_layers", "dense_layers", "num_layers")
         is_less = self.experts_per_token <= (self.num_experts or 1)
         names = ("experts_per_token", "num_experts")
         self._demand(is_less, "experts_per_token must be at most num_experts", *names)

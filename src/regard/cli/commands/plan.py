@@ -168,7 +168,8 @@ def spell_training(step: Step, config: Any) -> str:
     for name, value in flags.items():
         flag = name.replace("_", "-")
         switch = f"--{flag}" if value else f"--no-{flag}"
-        words.append(switch if isinstance(value, bool) else f"--{flag} {value}")
+        text = " ".join(map(str, value)) if isinstance(value, tuple) else value
+        words.append(switch if isinstance(value, bool) else f"--{flag} {text}")
     return (f"# otherwise than in {others}\n" if others else "") + " ".join(words)
 
 

@@ -136,6 +136,7 @@ class Text(Task):
         return tokens
 
     def prepare(self, report: ProgressHook) -> None:
+        configure(self.model, NUM_BYTES, self.length)  # raises for sizes that do not fit before it reads
         vars(self)["_report"] = report
         try:
             _ = self.tokens
