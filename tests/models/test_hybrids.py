@@ -13,6 +13,7 @@ from layer_oracle import build_drawn
 from regard import inspection, masks
 from regard.engine.call.hooks import watch
 from regard.models import Decoder, Encoder, EncoderDecoder, TransformerConfig, generate
+from test_speculation import disturb
 
 CONFIG = TransformerConfig(
     d_model=12, num_heads=3, d_ff=17, num_layers=3, vocab_size=31, positions="rotary", output_gate=True,
@@ -44,6 +45,24 @@ def test_texts_are_those_of_a_model_that_reads_all_again():
     rest = generate(model, [[], []], max_tokens=3, return_cache=True, cache=part.cache)
     found = np.concatenate([part.tokens, rest.tokens], 1).tolist()
     assert found == [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+
+
+@pytest.mark.slow
+def test_a_draft_changes_neither_tokens_nor_states():
+    """States of both are those of the tokens kept; nothing is refused where it is the model itself."""
+    model = build(windows=(2,), num_layers=2, mixers=("gated_delta", "attention"))
+    prompts, options = [[3, 1, 4, 1, 5, 9], [2, 6]], {"max_tokens": 11, "capacity": 16, "return_cache": True}
+    alone = generate(model, prompts, **options)
+    texts = [prompt + row[:-1] for prompt, row in zip(prompts, alone.rows(), strict=True)]
+    padded = np.array([text + [0] * (16 - len(text)) for text in texts])
+    read_all = nnx.jit(lambda model: model.read(padded, model.start_cache(2, 16), jnp.array([16, 12]))[1])
+    for helper in (disturb(model, 0.05), model):
+        written = generate(model, prompts, **options, draft=helper, draft_tokens=3)
+        assert written.rows() == alone.rows()
+        assert (max(written.reads) == 4) == (helper is model)
+        for reader, cache in ((model, written.cache.model), (helper, written.cache.draft)):
+            assert cache.lengths.tolist() == [16, 12]
+            close(cache.layers[0].memory, read_all(reader).layers[0].memory)
 
 
 def test_packed_documents_are_read_apart():
@@ -91,7 +110,7 @@ def test_what_cannot_be_is_explained():
         (lambda: build()(TOKENS, mask=packed), "mask: expected None or masks.segments"),
         (lambda: change(latent_dim=5, output_gate=False), "latent_rotary_dim: expected an even number"),
         (lambda: change(latent_dim=5), "output_gate: expected none with latent_dim, got True"),
-        (lambda: generate(build(), [[1, 2]], max_tokens=5, draft=build()), "rewind: .* without a draft"),
+        (lambda: build().start_cache(2, 5).rewind(0), "rewind: expected caches of keys and values"),
     ):
         with pytest.raises(ValueError, match=message):
             jax.eval_shape(call)

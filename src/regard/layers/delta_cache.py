@@ -41,6 +41,5 @@ class DeltaCache:
         """Raise ValueError, as a state does not hold the tokens that it was made of."""
         raise ValueError(
             "rewind: expected caches of keys and values, got one with a state of the delta rule, which no"
-            " token can be taken out of: keep the cache from before them and read on from it, and generate"
-            " without a draft"
+            " token can be taken out of: keep the cache from before them and read on from it"
         )

@@ -59,6 +59,7 @@ def generate(
     of its own probability p and the draft's q, both after `sampling`. In place of the first one refused comes
     a token ~ max(0, p - q), normalised; after all of them, one ~ p. Texts then have the same distribution as
     without a draft, other ones for an rng; at temperature 0, the same ones, but for ties within rounding.
+    A model, or draft, with layers of the delta rule reads what was kept once more where a token was refused.
 
     Args:
         model: what writes: a `Decoder` after its prompts; an `EncoderDecoder`, which reads them as sources.

@@ -68,19 +68,30 @@ def speculate(
     max_tokens = writing.written.tokens.shape[1]
 
     def advance(state: State) -> State:
-        (cache, drafts), writing = state
+        caches, writing = state
         room = jnp.minimum(max_tokens - writing.written.lengths, most)
         counts, keys = jnp.where(writing.alive, room, jnp.zeros_like(room)), _split_keys(rules, writing, most)
-        drafts, (proposed, law, seen) = _propose(draft, drafts, writing, counts, rules, keys, most)
+        drafts, (proposed, law, seen) = _propose(draft, caches[1], writing, counts, rules, keys, most)
         read = jnp.concatenate((writing.newest[:, None], proposed[:, :-1]), axis=1)
-        hidden, cache = model.read(read, cache, counts)
+        hidden, cache = model.read(read, caches[0], counts)
         logits = model.predict(hidden)
         tokens, num_kept = _verify(probabilities(logits, rules.sampling, seen), law, proposed, keys)
         done = write(writing, tokens, logits, jnp.minimum(counts, num_kept), rules)
         unread = counts - (done.written.lengths - writing.written.lengths)
-        return (cache.rewind(cache.lengths - unread), drafts.rewind(drafts.lengths - unread)), done
+        cache = _take_back(model, caches[0], cache, read, unread)
+        drafts = _take_back(draft, caches[1], drafts, read, unread)
+        return (cache, drafts), done
 
     return write_on(advance, (caches, writing), least)
+
+
+def _take_back(model: Any, before: Any, cache: Any, tokens: Array, unread: Array) -> Any:
+    """Take the newest tokens out of a cache; a state, which forgets none, reads again those that stay."""
+    if not cache.has_states:
+        return cache.rewind(cache.lengths - unread)
+    counts = cache.lengths - unread - before.lengths
+    start = cache.go_back(before)
+    return jax.lax.cond(jnp.any(unread > 0), lambda: model.read(tokens, start, counts)[1], lambda: cache)
 
 
 def _split_keys(rules: Rules, writing: Writing, most: int) -> Any:

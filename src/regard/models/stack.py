@@ -65,6 +65,17 @@ class DecodingCache:
         remaining = jnp.clip(row_integers("lengths", lengths, *self.lengths.shape), 0, self.lengths)
         return dataclasses.replace(self, lengths=remaining, layers=layers)
 
+    @property
+    def has_states(self) -> bool:
+        """True where a layer is of the delta rule, whose state cannot `rewind`."""
+        return any(isinstance(layer, DeltaCache) for layer in self.layers)
+
+    def go_back(self, before: DecodingCache) -> DecodingCache:
+        """Forget what was read since an earlier cache: keys by `rewind`, and states by taking its own."""
+        pairs = zip(before.layers, self.layers, strict=True)
+        layers = (old if isinstance(old, DeltaCache) else new.rewind(before.lengths) for old, new in pairs)
+        return dataclasses.replace(self, lengths=before.lengths, layers=tuple(layers))
+
 
 class Stack(nnx.Module):
     """`config.num_layers` blocks, then a norm where they leave the stream unnormalised ("pre", "both").
