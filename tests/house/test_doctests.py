@@ -22,7 +22,8 @@ inspection.contributions inspection.layer_predictions inspection.explorer.live i
 inspection.explorer.server inspection.figures.atlases inspection.figures.canvas inspection.figures.curves
 inspection.figures.head_curves inspection.figures.heatmaps inspection.figures.matrices
 inspection.figures.patches inspection.head_search inspection.traces.captures inspection.traces.trace
-interop.flax interop.huggingface layers.blocks layers.derivation layers.experts layers.latent_attention
+interop.flax interop.huggingface layers.blocks layers.compressed_attention layers.derivation layers.experts
+layers.latent_attention
 models.beams models.classifier models.decoder models.encoder models.encoder_decoder models.generation
 models.presets models.prompts models.sampling models.stack parallel.cost_reports planning.training_steps
 inspection.paths readouts.labels readouts.reading readouts.readout theory.gibbs

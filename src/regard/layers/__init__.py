@@ -10,6 +10,8 @@ from regard.loading import defer
 
 if TYPE_CHECKING:
     from regard.layers.blocks import DecoderBlock, DeltaBlock, EncoderBlock
+    from regard.layers.compressed_attention import CompressedAttention
+    from regard.layers.compressed_cache import CompressedCache
     from regard.layers.delta import GatedDeltaNet, KimiDelta
     from regard.layers.delta_cache import DeltaCache
     from regard.layers.derivation import derive
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
     from regard.layers.multi_head import MultiHeadAttention
 
 __all__ = [
-    "DecoderBlock", "DeltaBlock", "DeltaCache", "EncoderBlock", "Experts", "FeedForward", "GatedDeltaNet",
-    "KimiDelta", "LatentAttention", "MultiHeadAttention", "derive",
+    "CompressedAttention", "CompressedCache", "DecoderBlock", "DeltaBlock", "DeltaCache", "EncoderBlock",
+    "Experts", "FeedForward", "GatedDeltaNet", "KimiDelta", "LatentAttention", "MultiHeadAttention", "derive",
 ]  # fmt: skip
 
 __getattr__, __dir__ = defer(
@@ -28,6 +30,8 @@ __getattr__, __dir__ = defer(
     "models",
     __all__,
     blocks="DecoderBlock DeltaBlock EncoderBlock",
+    compressed_attention="CompressedAttention",
+    compressed_cache="CompressedCache",
     delta="GatedDeltaNet KimiDelta",
     delta_cache="DeltaCache",
     derivation="derive",

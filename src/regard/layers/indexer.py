@@ -1,4 +1,4 @@
-"""The indexer of latent attention, whose small heads choose the keys of each query."""
+"""Indexers, whose small heads choose the keys of each query: of tokens, and of entries of blocks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from flax import nnx
 
 from regard import masks, readouts
 from regard.axes import Array, ArrayLike
+from regard.layers.compressor import Compressor, turn_tail
 from regard.layers.heads import split_heads
 from regard.layers.residual import EPSILON, build_norm
 from regard.masks import Mask
@@ -61,14 +62,51 @@ class Indexer(nnx.Module):
         if key.shape[-2] <= self.count:
             return mask
         query = self._turn(split_heads(self.query_projection(source), self.num_heads), index)
-        weights = jnp.moveaxis(self.weight_projection(x), -1, -2) * self.num_heads**-0.5
-        options: dict[str, Any] = {"count": self.count, "mask": mask, **offsets}
-        chosen = readouts.choose_keys(query, key.astype(query.dtype), weights, **options)
-        listed = masks.chosen_keys(chosen[..., None, :, :], ascending=True)
-        return listed if mask is None else mask & listed
+        return _choose(query, key, self.weight_projection(x), self.count, mask, **offsets)
 
     def _turn(self, features: Array, index: ArrayLike) -> Array:
         if self.rotary is None:
             return features
         turned, plain = jnp.split(features, [self.rotary_dim], axis=-1)
         return jnp.concatenate([self.rotary(turned, index), plain], axis=-1)
+
+
+class BlockIndexer(nnx.Module):
+    """Chooser of `count` entries for each query of compressed attention; its keys are entries of its own.
+
+    chosen_t = the entries i with the largest sum_h weights_ht relu(query_ht . key_i / sqrt(D))
+    query = turn(source Wq),  weights = x Ww / sqrt(H)
+
+    Reference: DeepSeek-AI, "DeepSeek-V4", 2026, section 2.3.1.
+    """
+
+    def __init__(
+        self, d_model: int, source_dim: int, *, num_heads: int, head_dim: int, count: int, **options: Any
+    ):
+        self.num_heads, self.head_dim, self.count = num_heads, head_dim, count
+        self.compressor = Compressor(d_model, head_dim, **options)
+        names = ("kernel_init", "precision", "dtype", "param_dtype", "rngs")
+        shared = {name: options[name] for name in names}
+        self.query_projection = nnx.Linear(source_dim, num_heads * head_dim, use_bias=False, **shared)
+        self.weight_projection = nnx.Linear(d_model, num_heads, use_bias=False, **shared)
+
+    def choose(
+        self, x: Array, source: Array, index: ArrayLike, entries: Array, mask: Mask, **places: Any
+    ) -> Mask | None:
+        """Return the mask of the entries that are chosen among those that the mask keeps, joined with it."""
+        if entries.shape[-2] <= self.count:
+            return mask
+        query = split_heads(self.query_projection(source), self.num_heads)
+        query = turn_tail(query, index, self.compressor.rotary, self.compressor.rotary_dim)
+        return _choose(query, entries, self.weight_projection(x), self.count, mask, **places)
+
+
+def _choose(
+    query: Array, key: Array, weights: Array, count: int, mask: Mask | None, **places: Any
+) -> Mask | None:
+    """Return the mask of the keys with the largest scores, whose heads have weights `(*B, T, H)`."""
+    weights = jnp.moveaxis(weights, -1, -2) * query.shape[-3] ** -0.5
+    options: dict[str, Any] = {"count": count, "mask": mask, **places}
+    chosen = readouts.choose_keys(query, key.astype(query.dtype), weights, **options)
+    listed = masks.chosen_keys(chosen[..., None, :, :], ascending=True)
+    return listed if mask is None else mask & listed

@@ -259,8 +259,38 @@ def _blank(key, value, valid, name):
     return value * (keep[..., None] if "hidden" in key else keep[:, None, :, None])
 
 
+def reference_attention(name):
+    """What the two layers of DeepSeek-V4's attention with compressed keys give in float64."""
+    import transformers.models.deepseek_v4.modeling_deepseek_v4 as deepseek_v4
+
+    kinds = {"heavily_compressed_attention": 5, "compressed_sparse_attention": 3}
+    config = transformers.DeepseekV4Config(
+        hidden_size=24, num_attention_heads=6, head_dim=10, q_lora_rank=7, qk_rope_head_dim=4,
+        num_hidden_layers=2, layer_types=[*kinds], mlp_layer_types=["moe"] * 2, compress_rates=kinds,
+        sliding_window=4, o_groups=3, o_lora_rank=5, index_n_heads=19, index_head_dim=8, index_topk=2,
+        rope_parameters={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    x = torch.as_tensor(drawn_weights.uniform("x", (2, 17, 24))).double()
+    index, arrays, shapes = torch.arange(17), {}, {}
+    distance = index[:, None] - index
+    mask = torch.zeros(2, 1, 17, 17).double().masked_fill((distance < 0) | (distance > 3), float("-inf"))
+    torch.set_default_dtype(torch.float64)
+    with InFloat64():
+        turn = deepseek_v4.DeepseekV4RotaryEmbedding(config)
+        angles = {"compress": turn(x, position_ids=index[None], layer_type="compress")}
+        for number, kind in enumerate(kinds):
+            layer = deepseek_v4.DeepseekV4Attention(config, number).double().eval()
+            shapes[kind] = {key: tuple(value.shape) for key, value in layer.named_parameters()}
+            drawn = drawn_weights.draw_all(shapes[kind], config.model_type)
+            layer.load_state_dict({key: torch.as_tensor(value) for key, value in drawn.items()})
+            arrays[kind] = layer(x, angles, index[None], mask)[0].detach().numpy()
+    torch.set_default_dtype(torch.float32)
+    write(name, {"shapes": shapes}, arrays)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
-    for wanted in sys.argv[1:] or MODELS:
-        reference_model(wanted)
+    for wanted in sys.argv[1:] or [*MODELS, "deepseek_v4_attention"]:
+        (reference_model if wanted in MODELS else reference_attention)(wanted)
