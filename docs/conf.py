@@ -15,12 +15,6 @@ sys.path.insert(0, str(DOCS / "_extensions"))
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["PYTHONHASHSEED"] = "0"
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-# Compiled programs are kept for the other pages and the next build; those of tests are the same.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / "build" / "compilation-cache"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-# One process may read what another is still writing; it then compiles the program itself.
-os.environ.setdefault("PYTHONWARNINGS", "ignore:Error reading persistent compilation cache entry")
 
 # No profile of the reader's own, and no word from the kernel about how it talks to this process.
 profile = ROOT / "build" / "docs-ipython" / "profile_default"
