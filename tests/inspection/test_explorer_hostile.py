@@ -30,8 +30,7 @@ FITS = "document.scrollingElement.scrollWidth <= innerWidth"
 
 @pytest.fixture(scope="module")
 def trace():
-    case = make_case(N, heads=2, groups=1, spread=3.0, mask=masks.causal())
-    found = trace_of([case], TOKENS, TITLE)
+    found = trace_of([make_case(N, heads=2, groups=1, spread=3.0, mask=masks.causal())], TOKENS, TITLE)
     names = ["<b>bold</b>", "a" * 500, "'\"><svg onload=document.title='broken'>"]
     described = [replace(found[0].description, mask=name) for name in names]
     calls = (replace(found[0], name=one.mask, description=one) for one in described)
@@ -55,8 +54,7 @@ def test_tokens_and_names_stay_text(browser, page):
     text = "document.querySelector('.rg-sentence').textContent"
     for row in range(N):
         visit.evaluate("(row) => { location.hash = `#row=${row}&key=0`; }", row)
-        said = visit.until(f"{text}.includes('query {row} ') && {text}.includes('rank') && {text}")
-        assert len(said) < 300
+        assert len(visit.until(f"{text}.includes('query {row} ') && {text}.includes('rank') && {text}")) < 300
         # Nothing turns the words around a token, wherever it is written; what is left of it ends with it.
         everything = visit.evaluate("document.querySelector('.regard').innerText")
         assert not re.search("[\u202a-\u202e\u2066\u2067\u200e\u200f\u061c]", everything)
@@ -220,7 +218,7 @@ def test_heads_are_cut_and_restored_and_a_cell_asked_why_by_the_pointer_and_in_a
     explain = lambda text, **place: parts
     edges = inspection.Edge(1, 0, 5, 3, -0.5, 0.1), inspection.Edge(0, 1, 3, 2, 0.4, 0.0)
     trace = lambda text, query: (inspection.Paths(5, 7, 1.5, edges), "<b>", ["\u202e<i>"] * 6)
-    with live.serve_live(Model().record, text="abcabc", cuts=True, explain=explain, trace=trace) as page:
+    with live.serve_live(Model(2).record, text="abcabc", cuts=True, explain=explain, trace=trace) as page:
         visit = browser.visit(page.url, page.url, ready=False)
         wait_for = lambda told: visit.until(f"{TOLD}.startsWith({told!r})", 30)
         press = lambda name: visit.page.get_by_role("button", name=name).click()
@@ -243,7 +241,9 @@ def test_heads_are_cut_and_restored_and_a_cell_asked_why_by_the_pointer_and_in_a
         press("Cut this head")
         wait_for("6 and 6 tokens")
         assert visit.evaluate("document.querySelector('.live-told code').innerText").startswith("with insp")
-        assert visit.evaluate(INNER)["tab"] == "compare"
+        told = f"{frame}.document.querySelector('.compare-told').textContent"
+        visit.until(f"{told}.includes('Of the heads after what was cut, layer 1 head 1 changed most.')")
+        assert [visit.evaluate(INNER)[name] for name in ("tab", "c", "h")] == ["compare", 1, 1]
         visit.until("location.hash.includes('cut=0.0&by=zero')")
         visit.page.reload()
         wait_for("6 and 6 tokens")
@@ -251,7 +251,10 @@ def test_heads_are_cut_and_restored_and_a_cell_asked_why_by_the_pointer_and_in_a
         visit.until(f"{ALERT}.textContent.startsWith('cut: expected layer.head')")
         visit.page.get_by_label("Cut heads").fill("0.0")
         wait_for("6 and 6 tokens")
-        press("Cut this head")
+        visit.page.get_by_label("Cut by").select_option("double")
+        visit.until("document.querySelector('.live-told code').innerText.includes('share=-1.0')")
+        visit.evaluate(f"() => {{ {frame}.location.hash = '#row=4&key=1&l=0&h=0'; }}")
+        press("Scale this head")
         wait_for("6 tokens")
         assert visit.page.get_by_label("Cut heads").input_value() == ""
         # A patch comes from a second text, whose box opens, and is in a link.

@@ -32,10 +32,11 @@ STATUS = "document.querySelector('.reader-status').textContent"
 @pytest.fixture(scope="module")
 def trace():
     names = [*sorted(set(WORDS)), HOSTILE]
-    sizes = {"d_model": 24, "num_heads": HEADS, "d_ff": 31, "num_layers": LAYERS, "vocab_size": len(names)}
+    sizes = {"d_model": 24, "num_heads": HEADS, "d_ff": 31, "num_layers": LAYERS + 1, "delta_head_dim": 5}
+    sizes |= {"mixers": ("attention", "gated_delta", *["attention"] * 2), "vocab_size": len(names)}
     model = Decoder(TransformerConfig(**sizes, tied_output=False, head_bias=True), rngs=nnx.Rngs(0))
     model.head.bias[...] = model.head.bias[...].at[-1].set(5.0)
-    kernel = model.trunk.stack.blocks[1].attention.value_projection.kernel
+    kernel = model.trunk.stack.blocks[2].attention.value_projection.kernel
     kernel[...] = 30 * kernel[...]
     model.eval()
     ids = jnp.array([[names.index(word) for word in WORDS]])
@@ -65,7 +66,7 @@ def test_details_tell_what_layers_predict_and_heads_add(open_page, address, trac
     lens, parts = visit.until(f"(({{0: one, 1: other}}) => one && other && [one, other])({EFFECTS})")
     found = trace.predictions
     assert HOSTILE in [found.texts[n] for n in found.tokens[:, ROW].ravel()]
-    assert [int(line[0]) for line in lens] == list(range(LAYERS))
+    assert [line[0] for line in lens] == ["0", "linear", "1", "2"]
     for layer, line in enumerate(lens):
         tokens = [found.texts[n] for n in found.tokens[layer, ROW]]
         assert [line[1], line[3].strip()] == [tokens[0], " ".join(tokens[1:])]

@@ -31,8 +31,7 @@ def test_keys_are_listed_move_the_page_and_are_not_taken_while_typing(open_page)
     def after(keys, *names):
         for key in keys:
             visit.press(key)
-        found = state(visit)
-        return [found[name] for name in names]
+        return [*map(state(visit).get, names)]
 
     found = after(["]", ".", "m", "l", "r"], "c", "h", "channel", "scale", "rowRank")
     assert found == [1, 1, "max", "linear", True]
@@ -52,8 +51,7 @@ def test_keys_are_listed_move_the_page_and_are_not_taken_while_typing(open_page)
     visit.press("Escape")
     assert visit.page.locator("dialog[open]").count() == 0
     read = "[...document.querySelectorAll('[aria-keyshortcuts]')].map((one) => one.ariaKeyShortcuts)"
-    shown = " ".join(visit.evaluate(read)).split()
-    assert not {*"[],.+-0mlre/npd?", "Escape"} - set(shown)
+    assert not {*"[],.+-0mlre/npd?", "Escape"} - set(" ".join(visit.evaluate(read)).split())
     before = state(visit)
     visit.press("/", *"m]r")
     assert visit.evaluate("document.activeElement.value") == "m]r"

@@ -68,43 +68,48 @@ def test_padding_is_not_saved(caplog, tmp_path):
     )
 
 
-@pytest.mark.parametrize("by", ["zero", "mean", "uniform"])
-def test_heads_are_cut_within_the_same_program_as_by_hand(by, caplog):
-    model = build(Decoder, positions="rotary", remat="full")
+@pytest.mark.parametrize("by", ["zero", "double", "mean", "uniform"])
+def test_heads_are_cut_within_the_same_program_as_by_hand(by, caplog, tmp_path):
+    hybrid = {"num_layers": 4, "mixers": ("attention", "gated_delta"), "delta_head_dim": 4}
+    model = build(Decoder, positions="rotary", remat="full", **hybrid if by == "mean" else {})
     tokens, spell = make_tokens(11), "<{}>".format
+    cut = ((0, 1), (1, 2), *[(1, 0, 7, 3)] * (by in ("zero", "double")))
     recorder, ids = Recorder(model, spell=spell), jnp.asarray(tokens.ids)[None]
     recorder.record(make_tokens(13), "")
     with jax.log_compiles(), caplog.at_level("WARNING"):
-        trace = recorder.record(tokens, "", [(0, 1), (1, 2), *[(1, 0, 7, 3)] * (by == "zero")], by)
+        trace = recorder.record(tokens, "", cut, by)
     assert "Compiling" not in caplog.text
     observed = inspection.observe(lambda: model(ids), lambda problem, output: output)
-    outputs = jax.jit(lambda: observed()[1])()
-    new = {"zero": {"output": 0.0}, "uniform": {"query": 0.0}}
-    first = new.get(by, {"output": outputs[0].mean(-2, keepdims=True)})
-    with inspection.intervene({0: inspection.Change(**first, heads=(1,))}):
-        outputs = jax.jit(lambda: observed()[1])()
-    last = new.get(by, {"output": outputs[1].mean(-2, keepdims=True)})
-    last = inspection.Change(**last, edges=((0, 7, 3),) if by == "zero" else None, heads=(2,))
-    changes = {0: inspection.Change(**first, heads=(1,)), 1: last}
-    with inspection.intervene(changes):
+    changes, edges = {}, {1: inspection.Change(edges=((0, 7, 3),), share=-1.0 if by == "double" else 1.0)}
+    for call, head in cut[:2]:
+        with inspection.intervene(changes):
+            own = jax.jit(lambda: observed()[1])()[call]
+        new = {"zero": 0.0, "double": 2 * own, "mean": own.mean(-2, keepdims=True)}
+        new = {"query": 0.0} if by == "uniform" else {"output": new[by]}
+        changes[call] = inspection.Change(**new, heads=(head,))
+    with inspection.intervene(changes), inspection.intervene(edges if cut[2:] else {}):
         logits, expected = inspection.record(model, ids, tokens=tokens)
-    with inspection.intervene(changes):
+    with inspection.intervene(changes), inspection.intervene(edges if cut[2:] else {}):
         expected = inspection.predict_layers(expected, model, ids, spell)
     for call, plain in zip(trace, expected, strict=True):
         np.testing.assert_allclose(call.window(), plain.window(), rtol=2e-5, atol=2e-6)
-    mine, theirs = vars(trace.predictions), vars(expected.predictions)
+    mine = vars(inspection.load(trace.save(tmp_path / "one.regard")).predictions)
+    theirs = vars(expected.predictions)
     assert mine.pop("texts") == theirs.pop("texts")
     for name, array in mine.items():
         np.testing.assert_allclose(array, theirs[name], rtol=2e-5, atol=2e-6, err_msg=name)
+    found, run = [], {"model": lambda ids: found.append(model(ids)), "tokens": ids, "inspection": inspection}
+    exec(live._Reading("", cut, by).python, run)
+    np.testing.assert_allclose(found[0], logits, rtol=2e-5, atol=2e-6)
     logits = np.asarray(logits[0], np.float64)
     coming = (logits - np.log(np.exp(logits).sum(-1, keepdims=True)))[np.arange(10), tokens.ids[1:]]
     np.testing.assert_allclose(trace.predictions.next_log_probability, coming, rtol=2e-5)
     check_refusals(
-        (lambda: recorder.record(tokens, "", [(0, 3)]), r"layers 0\.\.1, heads 0\.\.2 .* got 0\.3"),
+        (lambda: recorder.record(tokens, "", [(0, 3)]), r"layers 0\.\.[13], heads 0\.\.2 .* got 0\.3"),
         (lambda: recorder.record(tokens, "", [(0, 1, 9, 11)]), r"tokens 0\.\.10, got 0\.1:9-11"),
-        (lambda: recorder.record(tokens, "", [(0, 1, 9, 0)], "mean"), '16 edges, by "zero"; got 1, by'),
-        (lambda: recorder.record(tokens, "", [(2, 0)]), "cut: expected layer.head or .* got 2.0"),
-        (lambda: recorder.record(tokens, "", [(0, 0)], "half"), "by: expected one of zero, mean, uniform"),
+        (lambda: recorder.record(tokens, "", [(0, 1, 9, 0)], "mean"), "16 edges, by zero, .*; got 1, by"),
+        (lambda: recorder.record(tokens, "", [(2, 0)]), "cut: expected layer.head or .* 2.0|calls below 2"),
+        (lambda: recorder.record(tokens, "", [(0, 0)], "no"), "by: expected one of zero, half, double, mean"),
     )
 
 
@@ -141,10 +146,10 @@ def test_heads_get_what_they_wrote_in_another_run_as_by_the_line_of_the_page(kin
 
 
 class Model:
-    """Reads letters: one head, which reads evenly; says what it was asked for, and may be made to wait."""
+    """Reads letters: evenly, but with heads cut; says what it was asked for, and may be made to wait."""
 
-    def __init__(self):
-        self.read, self.gate = [], threading.Event()
+    def __init__(self, layers=1):
+        self.read, self.gate, self.layers = [], threading.Event(), layers
         self.gate.set()
 
     def record(self, text, cut=(), by="zero", **source):
@@ -152,9 +157,10 @@ class Model:
         assert self.gate.wait(60)
         if "?" in text:
             raise ValueError("text: expected no <question>")
-        x = np.ones((1, len(text), 3), np.float32)
+        x = np.ones((2, len(text), 3), np.float32) * np.arange(len(text))[:, None]
         with inspection.capture(tokens=list(text), title=text) as trace:
-            attend(x, x, x, mask=masks.causal())
+            for share in ([3, 0], [0.5, 1])[: self.layers]:  # how much each head changes
+                attend(np.reshape(share, (2, 1, 1)) * bool(cut) * x, x, x, mask=masks.causal())
         return trace
 
 

@@ -53,8 +53,7 @@ def test_positions_are_drawn(bare):
     kernel = chunks[rotary["kernel"]]
     assert rotary["trained_length"] == 2048
     # Every pair of features has the same share of a vector of ones: q . k / |q|^2.
-    truth = (turned[rotary["distances"]] @ turned[0]) / 5
-    assert np.allclose(kernel, truth, atol=1e-4)
+    assert np.allclose(kernel, (turned[rotary["distances"]] @ turned[0]) / 5, atol=1e-4)
     assert bias["distances"] == list(range(11))
     slope = 2.0 ** -np.array([4.0, 8.0, 2.0])  # of three heads
     assert np.allclose(chunks[bias["values"]], -np.arange(11) * slope[:, None])
@@ -204,8 +203,7 @@ def test_notebooks_get_a_frame_a_picture_and_characters(bare):
     trace = small(tokens=[*"abcdefghij", '"><script>'], title='a "title"')
     shown = pages.bundle(trace)
     frame = r'<iframe srcdoc="([^"]*)" sandbox="allow-scripts allow-downloads" title="a &quot;title&quot;"'
-    page = html.unescape(re.match(frame, shown["text/html"])[1])
-    assert opened(page)[0]["title"] == 'a "title"'
+    assert opened(html.unescape(re.match(frame, shown["text/html"])[1]))[0]["title"] == 'a "title"'
     assert base64.b64decode(shown["image/png"])[:8] == b"\x89PNG\r\n\x1a\n"
     lines = shown["text/plain"].split("\n")
     assert lines[2].startswith("|")

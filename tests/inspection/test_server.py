@@ -73,8 +73,7 @@ def numbers(page, path):
 
 def check_tile(tile, dense):
     """Blocks of the matrix, and beyond its edge nothing but NaN."""
-    padding = [(0, 256 - size) for size in dense.shape]
-    padded = np.pad(dense, padding, constant_values=np.nan)
+    padded = np.pad(dense, [(0, 256 - size) for size in dense.shape], constant_values=np.nan)
     np.testing.assert_allclose(tile.reshape(256, 256), padded, rtol=3e-5, atol=1e-7)
 
 

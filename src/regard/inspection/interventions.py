@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,8 +29,8 @@ class Change:
     x_h <- (1 - share_h) x_h + share_h new_h  for each x of query, key, value, the weights and the output
     output_hq <- output_hq - share w_hqk v_hk  for each edge (h, q, k)
 
-    Every field but `heads` and `rows` may be traced: one program serves for any head, differentiable by
-    `share`.
+    Every field but `heads` and `rows`, and a function, may be traced: one program serves for any head,
+    differentiable by `share`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -57,8 +57,9 @@ class Change:
     """Values, `(*B, K, S, E)`."""
     weights: ArrayLike | None = None
     """The pattern, `(*B, H, T, S)`: output = weights value, not normalised; NaN of weight 0 adds nothing."""
-    output: ArrayLike | None = None
-    """The heads' output, `(*B, H, T, E)`, before the output projection: 0.0 switches them off."""
+    output: ArrayLike | Callable[[Array], Array] | None = None
+    """The heads' output, `(*B, H, T, E)`, before the output projection: 0.0 switches them off. A function
+    makes it of their own: `lambda output: output.mean(-2, keepdims=True)`, their mean over the text."""
     source: ArrayLike | None = None
     """In place of `output`: the example of the same batch, its first axis, whose output is taken (interchange
     intervention, activation patching); or one for each example. The source itself stays as it is."""
@@ -67,7 +68,8 @@ class Change:
     output, the row's other weights stay: exact where `trace_paths` estimates, in linear memory. `share` is a
     number then, or one per edge; `heads` says nothing of them."""
     share: ArrayLike = 1.0
-    """The part of each head that is replaced, 0 to 1: a number, or one per head (of key, value: key head)."""
+    """The part of each head that is replaced, 0 to 1: a number, or one per head (of key, value: key head).
+    Beside output=0.0 it scales: 1 - share times the head stays, half of it by 0.5, twice by -1."""
     heads: Sequence[int] | None = dataclasses.field(default=None, metadata={"static": True})
     """Numbers of the heads that are replaced; None means all."""
     rows: Sequence[int] | None = dataclasses.field(default=None, metadata={"static": True})
@@ -105,7 +107,9 @@ class Change:
                 output = self._mix("weights", output, mixed.reshape(output.shape))
             if self.source is not None:
                 return self._mix("output", output, self._exchange(output))
-            return output if self.output is None else self._mix("output", output, self.output)
+            if self.output is None:
+                return output
+            return self._mix("output", output, self.output(output) if callable(self.output) else self.output)
 
         return problem, finish
 

@@ -49,7 +49,8 @@ def predict_layers(
         **options: of the model's call: lengths, mask, positions.
 
     Returns:
-        The trace with `predictions`; `contributions` are None where a norm follows heads ("post" or "both").
+        The trace with `predictions`, of a hybrid also of layers without attention; `contributions` are None
+        where a norm follows heads ("post" or "both").
 
     Raises:
         TypeError: a model of another kind; targets that are not integers.
@@ -100,7 +101,7 @@ class StreamReading(NamedTuple):
     probabilities: Array  # (L, T, k) float32
     next_log_probability: Array  # (T - 1,) float32, of the token that comes next, by the model
     targets: Array  # (T,) int32
-    contributions: Array | None  # (L, H, T) float32
+    contributions: Array | None  # (calls, H, T) float32
 
 
 def read_streams(

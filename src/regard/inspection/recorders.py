@@ -24,7 +24,8 @@ from regard.inspection.traces.padded import PaddedCall, pad_length
 from regard.inspection.traces.slices import take_example
 from regard.inspection.traces.trace import Trace, own_versions
 
-CUTS = ("zero", "mean", "uniform", "patch")
+SCALES = {"zero": 0.0, "half": 0.5, "double": 2.0}
+CUTS = (*SCALES, "mean", "uniform", "patch")
 MOST_EDGES_CUT = 16
 # Heads (call, head), at one query (call, head, query), and edges (call, head, query, key).
 Cuts = Sequence[tuple[int, ...]]
@@ -57,11 +58,12 @@ class Recorder:
     ) -> Trace:
         """Let the model read tokens, by their ids, and keep what it attends to; the program stays the same.
 
-        Heads that are cut, as (number of a call, number of a head), write instead: "zero" nothing, "mean"
-        their own mean over the text, later tokens included, "uniform" what they write with queries of 0,
-        "patch" what they write at the same positions of the source, which has as many tokens; as (call, head,
-        query), at that one. Both are read at once, by a program of its own. An edge, as (call, head, query,
-        key), is cut by "zero" alone: what that one weight hands over.
+        Heads that are cut, as (number of a call, number of a head), write instead: "zero" nothing, "half" and
+        "double" so many times what they write, "mean" their own mean over the text, later tokens included,
+        "uniform" what they write with queries of 0, "patch" what they write at the same positions of the
+        source, which has as many tokens; as (call, head, query), at that one. Both are read at once, by a
+        program of its own. An edge, as (call, head, query, key), is scaled alone ("zero", "half", "double"):
+        what that one weight hands over.
         """
         count, texts = len(tokens), [tokens] if source is None else [tokens, source]
         token_ids = [text.ids for text in texts if text.ids is not None]
@@ -92,7 +94,8 @@ class Recorder:
         if any(layer >= len(calls) for layer, *_ in cut):
             raise ValueError(f"cut: expected numbers of calls below {len(calls)}, got {list(cut)}")
         trace = Trace(tuple(calls), title, self._model, own_versions())
-        if self._spell is None or reading is None or len(calls) != len(reading.tokens):
+        # Of a hybrid, layers without attention predict, too.
+        if self._spell is None or reading is None or len(calls) > len(reading.tokens):
             return trace
         return dataclasses.replace(trace, predictions=name_tokens(reading, count, self._spell))
 
@@ -119,13 +122,14 @@ class Recorder:
         if by not in CUTS:
             raise ValueError(f"by: expected one of {', '.join(CUTS)}, got {by!r}")
         layers, heads = self._sizes.num_layers, self._sizes.num_heads
-        shares: dict[str, Any] = {name: np.zeros((layers, heads), np.float32) for name in CUTS}
+        shares: dict[str, Any]
+        shares = {name: np.zeros((layers, heads), np.float32) for name in ("scale", "mean", "uniform")}
+        name, share = ("scale", 1 - SCALES[by]) if by in SCALES else (by, 1)
         shares["patch"] = np.zeros((layers, heads, length if by == "patch" else 1), bool)
         edges = list({(call, *ends): None for call, *ends in cut if len(ends) == 3})
-        if (edges and by != "zero") or len(edges) > MOST_EDGES_CUT:
-            raise ValueError(
-                f'cut: expected at most {MOST_EDGES_CUT} edges, by "zero"; got {len(edges)}, by {by!r}'
-            )
+        if (edges and by not in SCALES) or len(edges) > MOST_EDGES_CUT:
+            expected = f"at most {MOST_EDGES_CUT} edges, by {', '.join(SCALES)}"
+            raise ValueError(f"cut: expected {expected}; got {len(edges)}, by {by!r}")
         # Rows without an edge are of no call.
         shares["edges"] = np.full((MOST_EDGES_CUT, 4), -1, np.int32)
         for layer, head, *ends in cut:
@@ -136,8 +140,9 @@ class Recorder:
             if len(ends) == 1 and by != "patch":
                 raise ValueError(f'cut: expected one position of a head by "patch" alone, got it by {by!r}')
             if len(ends) < 2:
-                shares[by][(layer, head, *ends)] = 1
+                shares[name][(layer, head, *ends)] = share
         shares["edges"][: len(edges)] = np.reshape(edges, (-1, 4))
+        shares["edge_share"] = np.float32(share)
         return shares
 
     def _observe(self, state: Any, ids: Any, counts: Any, shares: dict[str, Array]) -> Any:
@@ -177,13 +182,14 @@ def _cut_heads(shares: dict[str, Array], counts: Array) -> Rewriter:
         number = next(numbers)
         problem, _ = Change(query=0.0, share=shares["uniform"][number]).rewrite(problem)
         call, edges = shares["edges"][:, 0], jnp.maximum(shares["edges"][:, 1:], 0)
-        problem, take_out = Change(edges=edges, share=call == number).rewrite(problem)
+        share = jnp.where(call == number, shares["edge_share"], 0)
+        problem, take_out = Change(edges=edges, share=share).rewrite(problem)
 
         def finish(output: Array, extra: Any) -> Array:
             output = take_out(output, extra)
             is_real = jnp.broadcast_to((jnp.arange(output.shape[-2]) < counts[0])[:, None], output.shape)
             mean = jnp.mean(output, -2, keepdims=True, where=is_real)
-            for name, new in (("zero", 0.0), ("mean", mean)):
+            for name, new in (("scale", 0.0), ("mean", mean)):
                 output = Change(output=new, share=shares[name][number]).rewrite(problem)[1](output, extra)
             # The last row is the source, or the text itself.
             return jnp.where(shares["patch"][number][None, ..., None], output[-1:], output)

@@ -139,10 +139,8 @@ test("ends of the colour bar are those of all heads, of one, or locked", () => {
 });
 
 test("a histogram counts every value above 0 in the bin that it is asked for", () => {
-  const values = [0, NaN, 1, 0.5, 0.51, 1e-12];
-  const counts = histogramOf(values);
+  const counts = histogramOf([0, NaN, 1, 0.5, 0.51, 1e-12]);
   const total = counts.reduce((sum, one) => sum + one);
-  const found = [1, 0.5, 1e-12].map((value) => counts[histogramBin(value)]);
-  assert.deepEqual([total, ...found], [4, 1, 2, 1]);
+  assert.deepEqual([total, ...[1, 0.5, 1e-12].map((value) => counts[histogramBin(value)])], [4, 1, 2, 1]);
   assert.equal(histogramOf([1], counts)[histogramBin(1)], 2);
 });

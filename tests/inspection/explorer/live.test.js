@@ -48,7 +48,8 @@ test("the next explorer opens where the last one stood, two texts on their diffe
   assert.equal(nextPlace("", false, false), "");
   assert.equal(nextPlace("#l=1&h=2", false, false), "#l=1&h=2");
   assert.equal(nextPlace("#l=1&h=2", false, true), "#l=1&h=2&tab=compare&cmp=difference");
-  assert.equal(nextPlace("#l=1&tab=attention&t=1", true, true), "#l=1&tab=attention&t=1");
+  assert.equal(nextPlace("#l=1&tab=attention&t=1", true, true, true), "#l=1&tab=attention&t=1");
+  assert.equal(nextPlace("#l=1&tab=compare&row=3", true, true, true), "#tab=compare&row=3");
   assert.equal(nextPlace("#t=1&l=1&tab=compare&cmp=side", true, false), "#l=1");
   assert.equal(nextPlace("#l=1&h=2&row=3", false, true, true), "#row=3&tab=compare&cmp=difference");
 });

@@ -44,8 +44,7 @@ test("the bins of a call are those its distances fall into", () => {
 });
 
 test("coverage is known only where the stored keys reach it", () => {
-  const weights = [0.95, 0.04, 0.5, 0.3, 0.6, 0.3];
-  assert.deepEqual([...coverageOf(weights, 2, 0.9)].map(String), ["1", "NaN", "2"]);
+  assert.deepEqual([...coverageOf([0.95, 0.04, 0.5, 0.3, 0.6, 0.3], 2, 0.9)].map(String), ["1", "NaN", "2"]);
   assert.equal(coverageOf([], 0, 0.9).length, 0);
 });
 

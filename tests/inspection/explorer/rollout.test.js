@@ -35,9 +35,8 @@ test("half of each share moves along the mean weights, layer by layer", async ()
 });
 
 test("layers are counted where all weights are known", async () => {
-  const source = sourceOf([-1, undefined, 0]);
   assert.deepEqual(
-    [0, 1, 2].map((c) => countLayers(source, 0, c)),
+    [0, 1, 2].map((c) => countLayers(sourceOf([-1, undefined, 0]), 0, c)),
     [1, 0, 2],
   );
   assert.equal(countLayers(sourceOf([-1, 0], 0), 0, 1), 0);

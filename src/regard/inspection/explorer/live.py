@@ -25,7 +25,12 @@ from regard.inspection.visible_text import show_text
 
 MOST_TRACES, MOST_VIEWS = 16, 4  # that are kept
 MOST_CUT, MOST_PARTS, MOST_EDGES = 4096, 8, 60  # heads; pairs of writers; edges of a graph
-CUTS = {"zero": "switched off", "mean": "at their mean", "uniform": "reading evenly", "patch": "from"}
+CUTS = {"zero": "switched off", "half": "at half", "double": "doubled", "mean": "at their mean"}
+CUTS |= {"uniform": "reading evenly", "patch": "from"}
+# The same by `Change`.
+_SHARES = {"half": ["share=0.5"], "double": ["share=-1.0"]}
+_CHANGES = {"uniform": "query=0.0", "mean": "output=lambda output: output.mean(-2, keepdims=True)"}
+_CHANGES |= {"patch": "source=1"}
 _CUT = r"\d{1,4}\.\d{1,4}(:\d{1,7}(-\d{1,7})?)?"
 _POLL_SECONDS = 0.05
 
@@ -97,15 +102,15 @@ class _Reading(NamedTuple):
     @property
     def python(self) -> str:
         """Return the line that does the same to a model of Regard, or of a library that calls `attend`."""
-        new = {"zero": "output=0.0", "uniform": "query=0.0", "mean": "output=mean", "patch": "source=1"}
+        new = _CHANGES.get(self.by, "output=0.0")
         blocks: dict[tuple[int, ...], list[str]] = {}  # by the one row that they change, if any
         calls = dict.fromkeys((call, tuple(ends) * (len(ends) == 1)) for call, _, *ends in self.cut)
         for call, rows in calls:
             cut = [(head, tuple(ends)) for number, head, *ends in self.cut if number == call]
             heads = tuple(head for head, ends in cut if ends == rows)
             edges = tuple((head, *ends) for head, ends in cut if len(ends) == 2)
-            fields = [f"{new[self.by]}, heads={heads}"] * bool(heads) + [f"rows={rows}"] * bool(rows)
-            fields += [f"edges={edges}"] * bool(edges)
+            fields = [f"{new}, heads={heads}"] * bool(heads) + [f"rows={rows}"] * bool(rows)
+            fields += [f"edges={edges}"] * bool(edges) + _SHARES.get(self.by, [])
             blocks.setdefault(rows, []).append(f"{call}: inspection.Change({', '.join(fields)})")
         changes = ", ".join(f"inspection.intervene({{{', '.join(block)}}})" for block in blocks.values())
         tokens = "tokens" if self.source is None else "jnp.concatenate([tokens, source])"
@@ -176,6 +181,8 @@ class _LiveExplorer:
             name, traces = "-".join(numbers[:2]), recorded[:2]
             if name not in self._views:
                 options = self._options if len(traces) == 1 else {}
+                if len(traces) > 1 and readings[1].cut:
+                    options = {"cut": sorted({(call, head) for call, head, *_ in readings[1].cut})}
                 # Few heads are carried in detail: the server has them all.
                 self._views[name] = Explorer(traces, framed=True, pinned=0, **options)
             self._views.move_to_end(name)

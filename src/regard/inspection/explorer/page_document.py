@@ -36,6 +36,7 @@ class PageOptions(TypedDict, total=False):
     pinned: int | Sequence[tuple[int, int]]
     training: Mapping[str, Any] | None
     positions: Mapping[str, Any] | None
+    cut: Sequence[tuple[int, int]]
 
 
 @dataclass
@@ -84,6 +85,7 @@ class Writer:
     title: str | None = None
     training: Mapping[str, Any] | None = None
     positions: Mapping[str, Any] | None = None
+    cut: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
         self.remarks: list[str] = []
@@ -108,6 +110,8 @@ class Writer:
             "positions": [self._place(panel, page) for panel in self.places],
             "chunks": page.entries,
         }
+        if self.cut:
+            page.document["cut"] = [[int(call), int(head)] for call, head in self.cut]
         # Only now is all of it known.
         page.document["notes"] = [*dict.fromkeys(self.remarks), *notes]
         return page, page.cost()

@@ -42,6 +42,8 @@ def write(
         training: what a run logged: {"title", "curves": [{"name", "unit", "points" (2, n): steps and
             values, "split"}], "maps": [{"name", "unit", "rows": names, "steps", "values" (rows, steps)}]}
         positions: position tables (positions, width) by name, drawn beside what the calls tell of them.
+        cut: heads that were cut in `compare`, pairs of a call's number and a head: Compare opens on the one
+            after them that changed most.
 
     Returns:
         The path.

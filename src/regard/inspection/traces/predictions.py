@@ -11,14 +11,17 @@ from regard.inspection.traces.codec import wrong
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Predictions behind each layer, a call of the trace, at each position; tokens are numbers of `texts`."""
+    """Predictions behind each layer at each position; tokens are numbers of `texts`.
+
+    A layer is a call of the trace; of a hybrid, L also counts layers without attention, as `Call.layer` does.
+    """
 
     texts: tuple[str, ...]
     tokens: np.ndarray  # (L, T, k) int32, the likeliest next ones behind each layer, likeliest first
     probabilities: np.ndarray  # (L, T, k) float32, of them
     targets: np.ndarray  # (T,) int32, the tokens whose logits `contributions` are parts of
     contributions: np.ndarray | None = None
-    """(L, H, T) float32, what each head adds to the logit of the target; None where it is no sum."""
+    """(calls, H, T) float32, what each head adds to the logit of the target; None where it is no sum."""
     next_log_probability: np.ndarray | None = field(default=None, metadata={"optional": True})
     """(T - 1,) float32, of each token that came next, by the whole model: its mean is less the loss."""
 
@@ -31,7 +34,10 @@ def check_predictions(path: str, predictions: Predictions | None, calls: Sequenc
     heads, rows, keys = next(iter(sizes), (0, 0, 0))
     if len(sizes) != 1 or rows != keys:
         wrong(path, "calls that are all of one shape, rows as keys", sorted(sizes)[:3])
-    shape = (len(calls), rows, predictions.tokens.shape[-1] if predictions.tokens.ndim else 0)
+    tokens = predictions.tokens
+    # Of a hybrid there are more than calls: layers without attention, the last one perhaps among them.
+    layers = max(len(calls), *(call.layer + 1 for call in calls), tokens.shape[0] if tokens.ndim else 0)
+    shape = (layers, rows, tokens.shape[-1] if tokens.ndim else 0)
     shapes = {"tokens": shape, "probabilities": shape, "targets": (rows,)}
     shapes |= {"contributions": (len(calls), heads, rows), "next_log_probability": (max(rows - 1, 0),)}
     for name, wanted in shapes.items():

@@ -99,6 +99,7 @@ function compareBuild(host, source, state) {
   let headPlot = null;
   let now = 0,
     headsOf = "",
+    afterCut = "",
     opening = !state.chosen;
 
   /** @param {HTMLElement} field @param {string[]} texts @param {number} value */
@@ -185,6 +186,7 @@ function compareBuild(host, source, state) {
     told.textContent = [
       apart || (linked ? "" : "The two traces hold no blocks of one size, so cells cannot be subtracted."),
       all && compareSentence(all, calls[c]),
+      afterCut,
       texts,
       mode !== "side" && linked && other !== parts[1] ? "Cells of B stand where A has the same tokens." : "",
     ]
@@ -310,12 +312,21 @@ function compareBuild(host, source, state) {
     const values = new Float32Array(found.length * columns).fill(NaN);
     for (const [c, one] of found.entries()) values.set(one, c * columns);
     heads.hidden = !values.some(Number.isFinite);
-    // A page opens on what differs, unless somebody chose a head.
-    if (opening && !(found[state.c]?.[state.h] > 0)) {
-      const most = values.reduce((best, one, n) => (one > (values[best] || 0) ? n : best), 0);
-      if (values[most] > 0) state.set({ c: Math.floor(most / columns), h: most % columns });
-    }
+    // A page opens on what differs, unless somebody chose a head; behind what was cut, on what that changed.
+    const cut = source.document.cut ?? [],
+      from = cut.length ? columns * (1 + Math.min(...cut.map(([c]) => c))) : 0;
+    const apart = values.map((one, n) =>
+      n < from || cut.some(([c, h]) => c * columns + h === n) ? 0 : one || 0,
+    );
+    const most = apart.indexOf(Math.max(...apart));
+    const [c, h] = [Math.floor(most / columns), most % columns];
+    if (opening && apart[most] > 0 && (cut.length || !(found[state.c]?.[state.h] > 0))) state.set({ c, h });
     opening = false;
+    if (cut.length && !heads.hidden) {
+      const changed = apart[most] > 0 ? `${headName(c, h)} changed most` : "none changed";
+      afterCut = `Of the heads after what was cut, ${changed}.`;
+      plan();
+    }
     const high = Math.max(1e-6, ...Array.from(values).filter(Number.isFinite));
     const spec = {
       title: "How far each head is apart (Jensen–Shannon)",

@@ -48,18 +48,20 @@ export function mountEffects(host, source, state) {
       sidesOf(source, t, c),
     ]);
     if (mine !== now) return;
-    const [, length, count] = tokens.shape;
+    const [layers, length, count] = tokens.shape;
     /** @param {number} n */
     const word = (n) => element("bdi", {}, displayToken(texts[n]).text);
     lens.caption.textContent = `After ${nameToken(query, row)}, layers would predict`;
     lens.rows.replaceChildren(
-      ...calls.map((_, l) => {
+      ...Array.from({ length: layers }, (_, l) => {
+        // Heads are numbered by calls: of a hybrid, other layers predict, too.
+        const n = layers > calls.length ? calls.findIndex(({ layer }) => layer === l) : l;
         const at = (l * length + row) * count,
           then = Array.from(tokens.values.subarray(at + 1, at + count), word);
         return element(
           "tr",
-          { class: l === c ? "current" : null },
-          element("td", {}, String(l)),
+          { class: n === c ? "current" : null },
+          element("td", {}, n < 0 ? "linear" : String(n)),
           element("td", {}, word(tokens.values[at])),
           element("td", {}, formatNumber(probabilities.values[at])),
           element("td", {}, ...then.flatMap((one) => [one, " "])),

@@ -50,6 +50,14 @@ const LIVE_CUT = [
   "Cut this cell",
   "Take out what the chosen key hands to the chosen query by this head",
 ];
+const LIVE_SCALE = [
+  "B, with heads or cells scaled",
+  "3.1:7-2",
+  "Scale this head",
+  "Scale the head that is looked at",
+  "Scale this cell",
+  "Scale what the chosen key hands to the chosen query by this head",
+];
 const LIVE_PATCH = [
   "B: A, with heads’ output on the source",
   "3.1:7",
@@ -58,16 +66,19 @@ const LIVE_PATCH = [
   "Patch this query",
   "Give the head that is looked at its output on the source at the chosen query alone",
 ];
+/** @type {Record<string, string[]>} */
+const LIVE_WORDS = { half: LIVE_SCALE, double: LIVE_SCALE, patch: LIVE_PATCH };
 
 /**
  * Where the next explorer opens: as the last one stood, and on the difference as soon as there are two texts.
  * @param {string} last address part of the last explorer @param {boolean} compared whether it showed two texts
- * @param {boolean} compares whether the next one does @param {boolean} [cuts] whether its heads are cut
+ * @param {boolean} compares whether the next one does @param {boolean} [cuts] whether other heads are cut
  */
 export function nextPlace(last, compared, compares, cuts = false) {
   const said = new URLSearchParams(last.replace(/^#/, ""));
   // A cut head reads as before: what changes most is another.
-  if (cuts && !compared) for (const name of ["l", "h", "sel"]) said.delete(name);
+  if (cuts && (!compared || said.get("tab") === "compare"))
+    for (const name of ["l", "h", "sel"]) said.delete(name);
   if (compares && !compared) {
     said.set("tab", "compare");
     said.set("cmp", "difference");
@@ -249,6 +260,7 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
   // What a link keeps of the explorer, beside the texts.
   const first = said.get("view") ?? "";
   let compared = Boolean(first) && (said.has("changed") || said.has("cut"));
+  let cutBefore = first && cut.value.trim();
   /** @param {HTMLIFrameElement} frame */
   const placeOf = (frame) => frame.contentWindow?.location.hash ?? "";
   const keep = () => {
@@ -266,7 +278,7 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
     name.textContent = other.hidden ? "Text" : "A";
     otherName.textContent = patches() ? "Source, changed" : "B, changed";
     change.textContent = other.hidden ? "Change a word" : "Compare no more";
-    const [about, example, head, headTitle, cell, cellTitle] = patches() ? LIVE_PATCH : LIVE_CUT;
+    const [about, example, head, headTitle, cell, cellTitle] = LIVE_WORDS[by.value] ?? LIVE_CUT;
     cutName.textContent = about;
     cut.placeholder = `layer.head, such as 2.5 ${example}`;
     cutHead.textContent = head;
@@ -286,12 +298,9 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
    * @param {string} view @param {boolean} compares @param {AbortSignal} signal
    */
   const open = async (view, compares, signal) => {
-    const place = nextPlace(
-      current ? placeOf(current) : first,
-      compared,
-      compares,
-      Boolean(cut.value.trim()),
-    );
+    const heads = cut.value.trim(),
+      last = current ? placeOf(current) : first;
+    const place = nextPlace(last, compared, compares, Boolean(heads) && heads !== cutBefore);
     const frame = element("iframe", {
       title: "Attention of the text",
       src: view + place,
@@ -310,7 +319,7 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
     await explorer.__regard.ready.catch(() => null);
     signal.throwIfAborted();
     const before = current;
-    [current, compared] = [frame, compares];
+    [current, compared, cutBefore] = [frame, compares, heads];
     delete frame.dataset.waiting;
     before?.remove();
   };

@@ -76,6 +76,8 @@ interface PageDocument {
   positions?: PositionRecord[];
   chunks: Record<string, ChunkEntry>;
   notes?: string[];
+  /** Heads that were cut in the second trace. */
+  cut?: Head[];
   /** The address of a page that was saved. */
   start?: string;
 }
