@@ -423,6 +423,7 @@ def test_a_step_refuses_what_a_plan_refuses_and_models_without_tokens():
     latent = {"latent_dim": 5, "latent_rotary_dim": 2, "num_key_heads": None}
     for changes, named in (
         (latent, "latent_dim=None"),
+        ({**EXPERTS, "shared_width": 3}, "shared_width=None"),
         ({"mixers": ("kimi_delta",)}, "attention in every lay"),
     ):
         with pytest.raises(ValueError, match=f"config: expected {named}"):
