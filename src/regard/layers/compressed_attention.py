@@ -123,12 +123,8 @@ class CompressedAttention(nnx.Module):
                 f"output_groups: expected a divisor of num_heads = {num_heads}, got {output_groups}"
             )
         check_rotary(rotary, rotary_dim)
-        self.d_model, self.num_heads, self.head_dim, self.rotary_dim = (
-            d_model,
-            num_heads,
-            head_dim,
-            rotary_dim,
-        )
+        self.d_model, self.num_heads = d_model, num_heads
+        self.head_dim, self.rotary_dim = head_dim, rotary_dim
         self.window, self.compress_rate = whole_number("window", window, 0), compress_rate
         self.rotary, self.precision = rotary, precision
         linear = functools.partial(nnx.Linear, use_bias=False, kernel_init=kernel_init, precision=precision)
@@ -164,7 +160,7 @@ class CompressedAttention(nnx.Module):
         shapes += [(count, part.width) for part in self._compressors]
         arrays = [jnp.zeros((batch, *shape), dtype) for shape in shapes]
         lengths = jnp.zeros(batch, jnp.int32)
-        return CompressedCache(lengths, *arrays[:2], tuple(arrays[2:]), self.compress_rate)
+        return CompressedCache(lengths, arrays[0], arrays[1], tuple(arrays[2:]), self.compress_rate)
 
     @property
     def _compressors(self) -> tuple[Compressor, ...]:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 # The axes of an array that may be divided along "tensor", best first, by the end of the array's path.
 TENSOR_AXES: dict[str, tuple[int, ...]] = {
-    "(query|key|value|gate|rate|forget)_projection/kernel": (1,),  # heads lie side by side
+    "((query|key|value|gate|rate|forget)_projection|expansion)/kernel": (1,),  # heads lie side by side
     "(query|key|value|gate)_projection/bias": (0,),
     "(query|key|value)_taps": (1,),
     "(log_speed|forget_bias)": (0,),
