@@ -139,6 +139,22 @@ def test_an_order_that_evens_out_nothing_is_not_chosen():
         assert (found.layout, found.tiles) == (layout or "contiguous", (2 * 8, 0))
 
 
+def test_an_order_is_balanced_where_that_is_worth_its_bytes():
+    """Documents are known when a program runs; at most, each of them is as long as the sequence."""
+    chosen = []
+
+    def choose(ids):
+        for length in (ids.size, ids.size // 8, ids.size - 4):  # the last of which no 8 chunks divide
+            mask = CAUSAL & masks.segments(ids[:length])
+            chosen.append(rounds_of(mask, length, layout=None).layout)
+        near = CAUSAL & masks.segments(ids) & masks.sliding_window(999)
+        chosen.append(rounds_of(near, ids.size, layout=None).layout)
+        return ids
+
+    jax.eval_shape(choose, jnp.zeros(8192, int))
+    assert chosen == ["balanced", *["contiguous"] * 3]
+
+
 def test_tiles_of_padding_are_no_work():
     # 8 chunks of 129 rows, two tiles each; the last has 128 rows of its own, and one to fill it.
     found = account(length=8 * 129 - 1, plan="ring", layout="contiguous")
@@ -185,9 +201,9 @@ def test_the_plan_that_sends_least_is_chosen():
     assert weighed.plan == "whole"
     assert "weights" in weighed.refusals["ring"]
     two = parallel.explain(
-        *[shape(1, 8, 1000, 64)] * 3, mesh=mesh(seq=4, heads=2), axis=("seq", "heads"), mask=CAUSAL
+        *[shape(1, 8, 8000, 64)] * 3, mesh=mesh(seq=4, heads=2), axis=("seq", "heads"), mask=CAUSAL
     )
-    assert (two.plan, two.devices, two.layout, two.rows_per_device) == ("both", 8, "balanced", 125)
+    assert (two.plan, two.devices, two.layout, two.rows_per_device) == ("both", 8, "balanced", 1000)
     text = str(account(CAUSAL & masks.sliding_window(1000), length=4095, plan="ring", layout="contiguous"))
     assert "1 queries and 1 keys" in text
     assert "3; 5 without work are skipped" in text
@@ -317,7 +333,7 @@ def test_long_tables_are_counted_by_their_blocks_and_no_pair_is_read(monkeypatch
 def test_what_was_prepared_is_not_read_anew_where_that_takes_long():
     mask = masks.predicate(lambda query, key: key <= query).prepare(16_384)
     found = account(mask, length=16_384, plan="ring", layout="contiguous")
-    assert (found.counted, found.tiles) == ("chunk", tuple(range(1, 9)))
+    assert (found.counted, found.tiles) == ("chunks of 2048 x 2048", tuple(range(1, 9)))
     short = account(
         masks.predicate(lambda q, k: q >= k).prepare(2048), length=2048, plan="ring", layout="zigzag"
     )

@@ -15,16 +15,16 @@ import pytest
 from flax import nnx
 
 from mesh_cases import on_eight_devices
-from regard import masks, planning
+from regard import masks, parallel, planning
 from regard.cli import main
 from regard.cli.command_words import parse_arguments
 from regard.cli.commands.plan import spell_training
 from regard.engine.call.canonicalization import canonicalize
 from regard.models import PRESETS, Decoder, TransformerConfig
 from regard.parallel.schedule import plan_rounds
+from regard.parallel.work import Work
 from regard.planning.candidates import Candidate, list_candidates
 from regard.planning.chips import Line, exchange_seconds, hop_seconds, sum_seconds
-from regard.planning.estimates import Work
 from regard.planning.reports import spell_seconds
 from regard.planning.rings import Rings
 from regard.planning.search import Search
@@ -368,6 +368,30 @@ def test_windows_of_a_step_are_weighed_each():
     one = {**options, "heads": 4, "key_heads": 2, "width": 3, "backward": True}
     near, far = (plan(**one, mask=mask).best.seconds for mask in (CAUSAL & masks.sliding_window(127), CAUSAL))
     assert mixed.seconds_of["attention"] == pytest.approx(2 * near + far)
+
+
+def test_a_step_divides_every_layer_as_the_trainer_does():
+    """Whose documents are not known yet; a long window's tokens keep their order, and others do not."""
+    length, layouts, sent = 16384, [], 0
+    config = dataclasses.replace(TINY, windows=(1023, None), num_key_heads=1)
+    queries, keys = (jax.ShapeDtypeStruct((2, heads, length, 3), "bfloat16") for heads in (4, 1))
+    place = Candidate(1, 4, 1, 1, "contiguous").place()
+
+    def call(ids):
+        nonlocal sent
+        for window in (1023, None, 1023):
+            mask = CAUSAL & masks.segments(ids)
+            mask = mask if window is None else mask & masks.sliding_window(window)
+            report = parallel.explain(queries, keys, keys, mesh=place.mesh, axis=place.axes, mask=mask)
+            sent += report.forward_bytes + report.backward_bytes
+            layouts.append(report.layout)
+        return ids
+
+    jax.eval_shape(call, jax.ShapeDtypeStruct((2, length), "int32"))
+    options = {"length": length, "batch": 2, "devices": 4, "chip": "h100"}
+    step = planning.plan_step(config, fixed={"sequence": 4}, **options)
+    assert layouts == ["contiguous", "balanced", "contiguous"]
+    assert (step.candidate.layout, step.sent["attention"]) == ("balanced", sent)
 
 
 def test_a_step_takes_the_best_number_of_devices():

@@ -164,7 +164,9 @@ def attend(
         axis: the mesh axis along which the sequence is divided, or two: one along which keys travel, and one
             along which heads are exchanged.
         batch_axis, head_axis: as in `ring_attend`.
-        layout: as in `ring_attend`; None means "contiguous", or "balanced" where that evens out the work.
+        layout: as in `ring_attend`; None means "contiguous", or "balanced" where what that takes off the
+            busiest device, forward and back, is worth the bytes that it sends: 1,000 operations each. What
+            is not known of the mask before the program runs, such as documents, counts as attended to.
         plan: "ring", "all_to_all", "both" or "whole" (one program, which the compiler divides as it can);
             None means the one that serves and sends least, and "whole" where none serves or rows are few.
             Inside `jax.shard_map` there is no "whole".

@@ -52,8 +52,8 @@ class CostReport:
     tiles: tuple[int, ...]
     """Tiles of the score matrix with work, on each member of the ring, in one head where heads are alike."""
     counted: str
-    """Tile size: "128 x 128", less on short chunks and more in very long sequences, or "chunk" where the
-    mask is not known, or long and read pair by pair."""
+    """Tile size: "128 x 128", less on short chunks and more in very long sequences, or "chunks of 512 x 512"
+    where the mask is not known, or long and read pair by pair."""
 
     @property
     def balance(self) -> float:
@@ -86,6 +86,9 @@ def sent_bytes(problem: Problem, division: Division) -> tuple[int, int]:
     query = local_bytes(problem, division, problem.query)
     arrays = (problem.key, problem.value)
     keys = sum(local_bytes(problem, division, array) for array in arrays)
+    # A bias of one row is on every device.
+    pairs = problem.bias is not None and problem.bias.shape[-2] > 1
+    bias = local_bytes(problem, division, problem.bias) if pairs else 0
     rows = math.prod(problem.leading) // division.size(*division.batch, *division.heads, division.exchange)
     rows *= division.queries.padded // division.size(division.ring)
     output, statistic = rows * problem.E * problem.query.dtype.itemsize, rows * wide
@@ -95,8 +98,8 @@ def sent_bytes(problem: Problem, division: Division) -> tuple[int, int]:
     away = (shared - 1) / shared
     if division.layout == "balanced":
         away += moved_halves(division)
-    forward = away * (query + keys + output + 2 * statistic)
-    backward = away * (query + keys + output + statistic)
+    forward = away * (query + keys + bias + output + 2 * statistic)
+    backward = away * (query + keys + bias + output + statistic)
     rounds = division.rounds
     if rounds:
         hops = len(rounds) - 1 + (rounds[0].number > 0)
@@ -108,7 +111,7 @@ def sent_bytes(problem: Problem, division: Division) -> tuple[int, int]:
 def local_bytes(problem: Problem, division: Division, array: Any) -> int:
     """Count the bytes of an array as it travels: a part of the heads, one ring member's sequence."""
     *batch, heads, _, width = (1,) * (3 - array.ndim) + tuple(array.shape)
-    sequence = division.queries if array is problem.query else division.keys
+    sequence = division.keys if array is problem.key or array is problem.value else division.queries
     count = math.prod(batch) * heads * (sequence.padded // division.size(division.ring)) * width
     if batch and batch[0] > 1:
         count //= division.size(*division.batch)

@@ -26,11 +26,11 @@ from regard.parallel.cost_reports import CostReport, sent_bytes
 from regard.parallel.division import LAYOUTS, Axes, Division
 from regard.parallel.schedule import count_tiles, plan_rounds
 from regard.parallel.shard_mapping import describe_whole, manual_axes, run, run_part
+from regard.parallel.work import Work, favours_balance
 from regard.scores.score import compose, split_product
 
 PLANS = ("ring", "all_to_all", "both", "whole")
 STATISTICS = ("lse", "max_score", "argmax", "entropy")  # of aux, those that travelling keys leave behind
-_UNEVEN = 1.1  # so much more work on one device than on another is worth an exchange
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,6 @@ class MeshPlacement:
             why = "; ".join(f"{name}: {refusal}" for name, refusal in plan.refusals.items()) or plan.reason
             raise NotImplementedError(f"plan: inside jax.shard_map there is no whole program; {why}")
         division = plan.division
-        if not division.is_even and self.layout is None:
-            division = self._divide(problem, plan.name, "contiguous")
         if not division.is_even:
             rows = [parts[name].shape[-2] for name in ("query", "key")]
             raise ValueError(
@@ -277,14 +275,11 @@ class MeshPlacement:
         return None
 
     def _lay_out(self, problem: Problem, name: str) -> Division:
-        """Find the rounds, with the layout asked for or the one that spreads work evenly."""
+        """Find the rounds, with the layout asked for, or balanced where that evens out enough work."""
         if self.layout is not None or name == "all_to_all":
             return self._divide(problem, name, self.layout or "contiguous")
         plain, even = self._divide(problem, name, "contiguous"), self._divide(problem, name, "balanced")
-        counts = count_tiles(problem, plain)[0]
-        if max(counts) <= _UNEVEN * min(counts):
-            return plain
-        return even if max(count_tiles(problem, even)[0]) * _UNEVEN < max(counts) else plain
+        return even if favours_balance(problem, Work.count(problem), plain, even) else plain
 
     def _divide(self, problem: Problem, name: str, layout: str) -> Division:
         ring, exchange = {

@@ -31,7 +31,7 @@ def _find_work(problem: Problem, division: Division) -> np.ndarray:
     """Return whether each chunk of queries may have work with each of keys, as far as is known now."""
     queries, keys = division.queries, division.keys
     has_work = np.zeros((queries.parts * queries.ring, keys.parts * keys.ring), bool)
-    kinds = _known_kinds(problem, queries.chunk, keys.chunk)
+    kinds = find_kinds(problem, queries.chunk, keys.chunk)
     shape = (-(-problem.T // queries.chunk), -(-problem.S // keys.chunk))
     # Rows and heads that differ are computed together.
     kinds = np.broadcast_to(kinds, (*kinds.shape[:-2], *shape)).reshape((-1, *shape))
@@ -39,7 +39,7 @@ def _find_work(problem: Problem, division: Division) -> np.ndarray:
     return has_work
 
 
-def _known_kinds(problem: Problem, query_block: int, key_block: int) -> np.ndarray:
+def find_kinds(problem: Problem, query_block: int, key_block: int) -> np.ndarray:
     """Classify blocks as far as the parts of the mask are known now; the rest is PARTIAL."""
     mask, axes = problem.mask, len(problem.leading)
     ones = (1,) * (axes + 2)
@@ -91,7 +91,8 @@ def is_countable(problem: Problem, mask: Mask | None) -> bool:
 def count_tiles(problem: Problem, division: Division) -> tuple[tuple[int, ...], str]:
     """Count square tiles with work on each member of the ring; return their size as well.
 
-    Where the mask is not known cheaply, pairs of chunks that may have work are counted.
+    Where the mask is not known cheaply, pairs of chunks that may have work are counted: those of another
+    layout have another size.
     """
     queries, side = division.queries, _SIDE
     while max(problem.T, problem.S) > side * _MOST_TILES:
@@ -110,7 +111,9 @@ def count_tiles(problem: Problem, division: Division) -> tuple[tuple[int, ...], 
             return tuple(map(sum, counts)), f"{side} x {side}"
     has_work = _find_work(problem, division)
     chunks = ([division.chunk_of(part, member) for part in range(division.parts)] for member in members)
-    return tuple(int(has_work[rows].sum()) for rows in chunks), "chunk"
+    return tuple(
+        int(has_work[rows].sum()) for rows in chunks
+    ), f"chunks of {queries.chunk} x {division.keys.chunk}"
 
 
 def _count_in_rows(problem: Problem, first: int, size: int, side: int) -> int | None:

@@ -12,56 +12,14 @@ import numpy as np
 
 from regard.arguments import read_number
 from regard.engine.call.problem import Problem
-from regard.engine.dispatch.explanation import classify_tiles
 from regard.engine.flash.measurements import Tuning
-from regard.masks import TileKind
 from regard.parallel.cost_reports import local_bytes, sent_bytes
 from regard.parallel.division import Division
 from regard.parallel.exchange import moved_halves
-from regard.parallel.schedule import is_countable
 from regard.planning.candidates import Candidate
 from regard.planning.chips import Chip, Line, exchange_seconds, hop_seconds, sum_seconds
 
 PARTS = ("compute", "memory", "travel", "exchange")
-
-
-@dataclass(frozen=True)
-class Work:
-    """Cells of tiles with work, up to each row; `side` is that of the tiles, 0 if the mask is not known."""
-
-    edges: np.ndarray
-    cells: np.ndarray
-    side: int
-    pairs: int
-    """Cells in all, kept or not."""
-
-    @classmethod
-    def count(cls, problem: Problem) -> Work:
-        """Count by looking at every tile once; heads and rows that differ are averaged."""
-        pairs = problem.T * problem.S
-        if problem.mask is None or not is_countable(problem, problem.mask):
-            edges = np.asarray([0, problem.T])
-            return cls(edges, edges * float(problem.S), 0, pairs)
-        codes, side = classify_tiles(problem)
-        columns = np.diff(np.minimum(np.arange(codes.shape[-1] + 1) * side, problem.S))
-        edges = np.minimum(np.arange(codes.shape[-2] + 1) * side, problem.T)
-        # Kinds that do not depend on the row or the key have one for all.
-        held = (codes != TileKind.EMPTY) @ columns.astype(float)
-        held = held.reshape(-1, held.shape[-1]).mean(0)
-        return cls(edges, np.concatenate([[0.0], np.cumsum(held * np.diff(edges))]), side, pairs)
-
-    @property
-    def total(self) -> float:
-        return float(self.cells[-1])
-
-    @property
-    def kept(self) -> float:
-        """Share of the cells that are in tiles with work."""
-        return self.total / self.pairs
-
-    def count_rows(self, first: np.ndarray, count: int) -> np.ndarray:
-        """Return the cells of so many rows, from each first one on; within a tile they are spread evenly."""
-        return np.interp(first + count, self.edges, self.cells) - np.interp(first, self.edges, self.cells)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explanation import scaled
 from regard.masks import Mask
+from regard.parallel.work import Work
 from regard.planning.candidates import AXES
 from regard.planning.chips import Chip, find_chip
-from regard.planning.estimates import Assumptions, Estimate, Work
+from regard.planning.estimates import Assumptions, Estimate
 from regard.planning.reports import Report
 from regard.planning.rings import Rings
 from regard.planning.search import Search, list_counts

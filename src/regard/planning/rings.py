@@ -13,8 +13,8 @@ from regard.masks import TileKind
 from regard.masks.grid import Blocks
 from regard.parallel.division import Division, Round
 from regard.parallel.schedule import find_rounds, is_countable, plan_rounds
+from regard.parallel.work import Work
 from regard.planning.candidates import Candidate
-from regard.planning.estimates import Work
 
 # Chunks that are classified together: shapes that are few are compiled once.
 _SHAPES = (128, 1024)
@@ -40,9 +40,7 @@ class Rings:
 
     def _load(self, ring: int, layout: str, chunk: int) -> Load:
         parts = 1 if layout == "contiguous" else 2
-        members = np.arange(ring)
-        chunks = members[None] if parts == 1 else np.stack([members, 2 * ring - 1 - members])
-        cells = self.work.count_rows(chunks * chunk, chunk)
+        cells = self.work.count_chunks(ring, parts, chunk)
         # One round brings it as many chunks of keys as a member has.
         least = math.ceil(cells.max() / (chunk * chunk * parts) - 1e-6)
         return Load(cells.sum(0), max(least, 1))

@@ -6,11 +6,12 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from regard.engine.call.problem import Problem
 from regard.parallel.cost_reports import sent_bytes
 from regard.parallel.division import Chunking
+from regard.parallel.work import favours_balance
 from regard.planning.candidates import Candidate, list_candidates
 from regard.planning.chips import Chip
 from regard.planning.estimates import Assumptions, Estimate, Weighing
@@ -91,6 +92,7 @@ class Search:
     beside: Callable[[Candidate], Beside] = lambda _: Beside()
     times: float = 1.0  # calls one after the other
     also: tuple[Search, ...] = ()  # other calls on the same mesh
+    adapt: Callable[[Candidate], Candidate] = lambda candidate: candidate  # how such a call is divided there
     serves: Callable[[Candidate], bool] = lambda _: True  # which meshes the caller runs on
 
     def chip_of(self, devices: int) -> Chip:
@@ -106,6 +108,15 @@ class Search:
         problem = candidate.pad(self.problem)
         return sent_bytes(problem, self.rings.divide(candidate.cut(problem))[0])
 
+    def lay_out(self, candidate: Candidate) -> str:
+        """Return the layout that `parallel.attend` chooses on a ring."""
+        problem = candidate.pad(self.problem)
+        plain, even = (
+            self.rings.divide(replace(candidate, layout=layout).cut(problem))[0]
+            for layout in ("contiguous", "balanced")
+        )
+        return "balanced" if favours_balance(problem, self.rings.work, plain, even) else "contiguous"
+
     def peak(self, candidate: Candidate) -> float:
         """Return the bytes that a device holds."""
         problem = candidate.pad(self.problem)
@@ -120,7 +131,7 @@ class Search:
 
     def total(self, item: Estimate) -> float:
         """Return the seconds of all calls and of what is beside them."""
-        others = sum(other.total(other.weigh(item.candidate)) for other in self.also)
+        others = sum(other.total(other.weigh(other.adapt(item.candidate))) for other in self.also)
         return self.times * item.seconds + self.beside(item.candidate).seconds + others
 
     def bound(self, candidate: Candidate) -> float:
@@ -139,7 +150,8 @@ class Search:
         travel = shares.reach(hops * each, hops)
         waiting = trips * candidate.messages * shares.message_seconds
         call = max(compute, self.times * travel) + self.times * waiting
-        return call + self.beside(candidate).seconds + sum(other.bound(candidate) for other in self.also)
+        others = sum(other.bound(other.adapt(candidate)) for other in self.also)
+        return call + self.beside(candidate).seconds + others
 
     def find_best(self, devices: int) -> Estimate | None:
         """Return the fastest that fits of at most so many devices; of those as fast, the first in order."""

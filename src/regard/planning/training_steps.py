@@ -57,7 +57,7 @@ class Step:
     attention, and what else is working beside it (a block or the loss, with its gradient)."""
     sent: Mapping[str, float]
     """Bytes that a device sends: weights (gathered, and their gradients summed), sums (over what heads
-    divide), attention (keys that travel, or sequence exchanged for heads)."""
+    divide), attention (keys that travel, their tokens' balanced order, or sequence exchanged for heads)."""
     seconds_of: Mapping[str, float]
     """Seconds of attention, products of all else, weights that are gathered and summed (while products are
     computed), activations that are summed, update."""
@@ -172,7 +172,8 @@ def plan_step(
         mask = masks.causal() if window is None else masks.causal() & masks.sliding_window(window)
         search = prepare(canonicalize(query, key, key, mask=mask), chip, shares, True, _fix_attention(fixed))
         chip = search.chip  # measured once
-        calls.append(replace(search, times=windows[window] * parts * runs))
+        adapt = functools.cache(functools.partial(_adapt, search))
+        calls.append(replace(search, times=windows[window] * parts * runs, adapt=adapt))
     first, *others = calls
     model = StepModel(config, sizes, first.chip, shares, precision, fixed, first.peak)
     serves = functools.partial(_is_chosen, config, first, fixed.get("sequence"))
@@ -187,7 +188,7 @@ def plan_step(
     attention = search.total(best) - model.weigh(candidate).seconds
     travelling = 0.0
     for window, call in zip(ordered, calls, strict=True):
-        forward, backward = call.send(candidate)
+        forward, backward = call.send(call.adapt(candidate))
         travelling += windows[window] * parts * (forward * (1 + _runs_again(config)) + backward)
     request = {**sizes, "precision": precision, "remat": config.remat}
     mesh = {axis: size for axis, size in on_mesh.sizes.items() if size > 1}
@@ -216,17 +217,24 @@ def _fix_attention(fixed: Mapping[str, int]) -> dict[str, int]:
 
 
 def _is_chosen(config: Any, search: Search, sequence: int | None, candidate: Candidate) -> bool:
-    """Return whether the trainer divides attention like this: by what sends least, tokens in their order."""
+    """Return whether the trainer runs on the mesh, and divides attention like this."""
     widths = config.num_key_heads, config.d_ff, config.num_experts and config.expert_width
     if candidate.rows or any((width or 0) % candidate.heads for width in widths):
         return False  # which it refuses
+    return (
+        sequence in (None, candidate.sequence * candidate.exchange) and search.adapt(candidate) == candidate
+    )
+
+
+def _adapt(search: Search, candidate: Candidate) -> Candidate:
+    """Return how the trainer divides attention on a mesh: by what sends least, in its own order."""
     shared = candidate.sequence * candidate.exchange
-    is_plain = candidate.layout == "contiguous" and shared in (candidate.sequence, candidate.exchange)
-    if shared == 1 or not is_plain or sequence not in (None, shared):
-        return is_plain and sequence in (None, shared)
+    ring = replace(candidate, sequence=shared, exchange=1, layout="contiguous")
+    if shared == 1:
+        return ring
+    ring = replace(ring, layout=search.lay_out(ring))
     key_heads = search.problem.key_heads
     if key_heads == 1 or key_heads // candidate.heads % shared:
-        return candidate.exchange == 1
-    ring = replace(candidate, sequence=shared, exchange=1)
-    exchange = replace(candidate, sequence=1, exchange=shared)
-    return (candidate.exchange == 1) == (sum(search.send(ring)) <= sum(search.send(exchange)))
+        return ring
+    exchange = replace(ring, sequence=1, exchange=shared, layout="contiguous")
+    return ring if sum(search.send(ring)) <= sum(search.send(exchange)) else exchange
