@@ -111,10 +111,8 @@ class Search:
     def lay_out(self, candidate: Candidate) -> str:
         """Return the layout that `parallel.attend` chooses on a ring."""
         problem = candidate.pad(self.problem)
-        plain, even = (
-            self.rings.divide(replace(candidate, layout=layout).cut(problem))[0]
-            for layout in ("contiguous", "balanced")
-        )
+        plain = self.rings.divide(replace(candidate, layout="contiguous").cut(problem))[0]
+        even = self.rings.divide(replace(candidate, layout="balanced").cut(problem))[0]
         return "balanced" if favours_balance(problem, self.rings.work, plain, even) else "contiguous"
 
     def peak(self, candidate: Candidate) -> float:
