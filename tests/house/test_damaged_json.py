@@ -118,6 +118,20 @@ def record_of_sessions(folder):
 
 
 @reader
+def digests_of_a_process(folder):
+    """What each of several processes writes beside a checkpoint that they saved together."""
+    path = checkpoints.save(folder, 7, {"a": np.ones(2)}, {})
+    files = json.loads((path / "checkpoint.json").read_text())["body"]["files"]
+
+    def read(digests):
+        seal(path / "digests-1.json", digests)
+        checkpoints.load(path)
+
+    digests = {name: files[name][1] for name in sorted(files)[:3]}
+    return Reader(digests, read, checkpoints.CheckpointError, ("*=absent", "={}"))
+
+
+@reader
 def config_of_a_run(folder):
     task = tasks.Copy()
     runs.open_run(folder, task).begin({})
