@@ -111,9 +111,8 @@ def count_tiles(problem: Problem, division: Division) -> tuple[tuple[int, ...], 
             return tuple(map(sum, counts)), f"{side} x {side}"
     has_work = _find_work(problem, division)
     chunks = ([division.chunk_of(part, member) for part in range(division.parts)] for member in members)
-    return tuple(
-        int(has_work[rows].sum()) for rows in chunks
-    ), f"chunks of {queries.chunk} x {division.keys.chunk}"
+    counts = tuple(int(has_work[rows].sum()) for rows in chunks)
+    return counts, f"chunks of {queries.chunk} x {division.keys.chunk}"
 
 
 def _count_in_rows(problem: Problem, first: int, size: int, side: int) -> int | None:
