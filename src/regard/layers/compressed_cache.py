@@ -12,7 +12,7 @@ from regard.records import record, static
 
 @record
 class CompressedCache:
-    """What compressed attention keeps of the tokens so far: one entry for each block, and the newest tokens.
+    """Hold one entry for each block of the tokens so far, and the newest tokens as they are.
 
     A frozen pytree, every leaf with the batch first. Make one with the layer's `start_cache`. Under jit
     nothing can be raised: entries without room are dropped there, and `overflowed` says of which rows.
