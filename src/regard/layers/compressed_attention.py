@@ -24,6 +24,7 @@ from regard.layers.indexer import BlockIndexer
 from regard.layers.latent_attention import check_indexer
 from regard.layers.multi_head import check_features
 from regard.layers.residual import EPSILON, build_norm
+from regard.layers.short_convolution import keep_newest
 from regard.masks.data import check_rows, check_width
 from regard.masks.grid import is_concrete, spread
 from regard.positions import Rotary
@@ -158,9 +159,9 @@ class CompressedAttention(nnx.Module):
         reach, count = len(self._compressors) * self.compress_rate - 1, capacity // self.compress_rate
         shapes = [(self.window, self.head_dim), (reach, columns)]
         shapes += [(count, part.width) for part in self._compressors]
-        arrays = [jnp.zeros((batch, *shape), dtype) for shape in shapes]
+        recent, unfinished, *entries = [jnp.zeros((batch, *shape), dtype) for shape in shapes]
         lengths = jnp.zeros(batch, jnp.int32)
-        return CompressedCache(lengths, arrays[0], arrays[1], tuple(arrays[2:]), self.compress_rate)
+        return CompressedCache(lengths, recent, unfinished, tuple(entries), self.compress_rate)
 
     @property
     def _compressors(self) -> tuple[Compressor, ...]:
@@ -245,9 +246,17 @@ class CompressedAttention(nnx.Module):
         """Return the cache with new tokens, and the entries of the blocks that they end."""
         length, reach = key.shape[-2], cache.unfinished.shape[-2]
         rows = jnp.concatenate([cache.unfinished.astype(projected.dtype), projected], axis=-2)
-        after = cache.lengths + added
-        blocks = Blocks.finish(cache.lengths, after, length, reach, self.compress_rate)
-        return cache.extend(key, projected, blocks, self._pool(rows, blocks), added)
+        lengths = cache.lengths + added
+        blocks = Blocks.finish(cache.lengths, lengths, length, reach, self.compress_rate)
+        slots = blocks.ends // self.compress_rate
+        pairs = zip(cache.entries, self._pool(rows, blocks), strict=True)
+        return CompressedCache(
+            lengths,
+            keep_newest(cache.recent, key, added),
+            keep_newest(cache.unfinished, projected, added),
+            tuple(_write(stored, slots, entries) for stored, entries in pairs),
+            self.compress_rate,
+        )
 
     def _turn(self, features: Array, index: ArrayLike) -> Array:
         return turn_tail(features, index, self.rotary, self.rotary_dim)
@@ -279,6 +288,12 @@ class CompressedAttention(nnx.Module):
                 " with those of x; start it with a larger capacity"
             )
         return added
+
+
+@jax.vmap
+def _write(stored: Array, slots: Array, entries: Array) -> Array:
+    """Write entries into a row's slots, those without room nowhere."""
+    return stored.at[slots].set(entries.astype(stored.dtype), mode="drop")
 
 
 def _attend(query: Array, key: Array, **options: Any) -> tuple[Array, Array]:

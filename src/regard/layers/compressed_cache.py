@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import jax
-
 from regard.axes import Array, Bool, Float, Int
-from regard.layers.compressor import Blocks
-from regard.layers.short_convolution import keep_newest
 from regard.records import record, static
 
 
@@ -47,21 +43,3 @@ class CompressedCache:
     def overflowed(self) -> Bool[Array, " batch"]:
         """True where a row has ended more blocks than there is room for: its outputs are not right."""
         return self.lengths // self.compress_rate > self.entries[0].shape[1]
-
-    def extend(
-        self, key: Array, projected: Array, blocks: Blocks, entries: tuple[Array, ...], added: Array
-    ) -> CompressedCache:
-        """Return the cache with `added` of these tokens in each row, and the entries of these blocks."""
-        slots = blocks.ends // self.compress_rate
-
-        @jax.vmap
-        def write(stored: Array, slots: Array, new: Array) -> Array:
-            return stored.at[slots].set(new.astype(stored.dtype), mode="drop")
-
-        return CompressedCache(
-            self.lengths + added,
-            keep_newest(self.recent, key, added),
-            keep_newest(self.unfinished, projected, added),
-            tuple(write(stored, slots, new) for stored, new in zip(self.entries, entries, strict=True)),
-            self.compress_rate,
-        )
