@@ -119,20 +119,6 @@ def test_a_cache_is_written_in_place():
     assert memory.temp_size_in_bytes < cache.value.nbytes / 10
 
 
-def test_a_window_runs_for_ever_in_bounded_memory():
-    length = 211
-    arrays, (mask, rule) = draw(length), RULES["window"]
-    sizes = [1, 7, 1, 7, 7, 1] * 8 + [1] * 19
-    cache, output = decode(CACHES["windowed"](), arrays, sizes, mask=mask)
-    assert_full_pass(output, arrays, table(rule, length))
-    assert cache.key.shape == (B, K, 11, D)
-    assert cache.start.min() > length - 11 - 1
-    for row in range(B):
-        held = slice(int(cache.start[row]), length)
-        stored = cache.key[row, :, : length - int(cache.start[row])]
-        np.testing.assert_array_equal(stored, arrays[1][row, :, held])
-
-
 def test_a_row_shorter_than_the_window_stays_where_it_is_while_others_move():
     cache, (_, key, value) = CACHES["windowed"](), draw(13)
     for token in range(13):

@@ -1,60 +1,14 @@
 """Attention over parts of the keys, merged: attention over all of them, with its derivatives."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import PartitionSpec as P
 
 from mesh_cases import draw, on_eight_devices
-from regard import attend, masks, merge
+from regard import attend, merge
 
 T, D, E = 5, 7, 11
-CUTS = (0, 4, 4, 17)  # the second part has no keys
-
-
-def mask_of(first, size):
-    # Query 0 sees nothing, query 1 the first part alone, the others both.
-    seen = np.arange(CUTS[-1])[None] < np.array([0, 3, 9, 17, 17])[:, None]
-    return masks.from_array(seen[:, first : first + size])
-
-
-def in_parts(query, key, value):
-    parts = []
-    for first, last in itertools.pairwise(CUTS):
-        part = (array[..., first:last, :] for array in (key, value))
-        output, aux = attend(query, *part, mask=mask_of(first, last - first), aux=("lse",))
-        parts.append((output, aux["lse"]))
-    return merge(parts)
-
-
-def whole(query, key, value):
-    output, aux = attend(query, key, value, mask=mask_of(0, CUTS[-1]), aux=("lse",))
-    return output, aux["lse"]
-
-
-@pytest.mark.slow
-def test_parts_give_what_the_whole_gives_with_its_derivatives(x64):
-    arrays = draw((2, 3, T, D), (2, 3, CUTS[-1], D), (2, 3, CUTS[-1], E), dtype="float64")
-
-    def derive(run):
-        def loss(*arrays):
-            output, lse = run(*arrays)
-            finite = jnp.where(lse == -jnp.inf, 0, jnp.cos(lse))  # in empty rows, whose lse is -inf
-            return jnp.sum(jnp.sin(output)) + jnp.sum(finite)
-
-        grad = jax.grad(loss, (0, 1, 2))
-        turn = lambda *arrays: sum(map(jnp.vdot, grad(*arrays), arrays))
-        return jax.jit(lambda *a: (run(*a), jax.jvp(grad, a, a), jax.grad(turn, (0, 1, 2))(*a)))(*arrays)
-
-    found, expected = derive(in_parts), derive(whole)
-    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-10)
-    output, lse = found[0]
-    assert not output[:, :, 0].any()
-    assert (lse[:, :, 0] == -jnp.inf).all()
 
 
 def test_empty_rows_pass_no_nan_whatever_they_hold():

@@ -39,16 +39,6 @@ class Cubic(Score):
         return scores + cells.per_head(jnp.asarray(self.weight).astype(scores.dtype)) * scores**3
 
 
-@record
-class Named(Score):
-    """A score that a file cannot hold."""
-
-    fn: Any = static()
-
-    def apply(self, scores, cells):
-        return self.fn(scores) + cells.batch.astype(scores.dtype)
-
-
 MARKED = np.arange(T) == 3
 MASK, SCORE = Checkerboard(MARKED, 2), Cubic(np.asarray([0.1, -0.2], np.float32))
 
@@ -100,15 +90,6 @@ def test_plain_numbers_and_numpy_numbers_are_kept_as_what_they_are_for():
     back, score = reader.read("mask", data[0], Mask), reader.read("score", data[1], Score)
     assert type(back.period) is int
     assert (score.weight.dtype, score.weight.shape, float(score.weight)) == (np.float32, (), 0.5)
-
-
-@pytest.mark.slow
-def test_what_a_file_cannot_hold_is_noted(tmp_path):
-    with inspection.capture(example=1) as trace:
-        attend(*draw(), score=Named(jnp.tanh))
-    back = inspection.load(trace.save(tmp_path / "own.regard", keep="qk"))
-    assert back.calls[0].score is None
-    assert "of which a file can keep no more than the name" in back.notes[0]
 
 
 LOOKED = []

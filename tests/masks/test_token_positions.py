@@ -216,11 +216,8 @@ def test_tiles_without_work_are_not_visited():
 def test_pictures_are_numbered_by_position():
     places = {"query_positions": [0, 1, 0, 10], "key_positions": [0, 1, 0, 1]}
     assert masks.causal().picture(4, **places).splitlines()[1:] == [
-        " 0 ■ · ■ ·",
-        " 1 ■ ■ ■ ■",
-        " 0 ■ · ■ ·",
-        "10 ■ ■ ■ ■",
-    ]
+        " 0 ■ · ■ ·", " 1 ■ ■ ■ ■", " 0 ■ · ■ ·", "10 ■ ■ ■ ■",
+    ]  # fmt: skip
 
 
 # What is refused.
@@ -306,7 +303,7 @@ def test_the_padding_of_packed_rows_is_told_by_row():
 
     @nnx.jit
     def both(model, tokens):
-        apart = model(tokens[:, :5]), model(tokens[:, 5:7]), jnp.zeros((1, T - 7, 12))
+        apart = model(tokens[0, :5])[None], model(tokens[:, 5:7]), jnp.zeros((1, T - 7, 12))
         return model(tokens, **options), jnp.concatenate(apart, 1)
 
     np.testing.assert_allclose(*both(model, jnp.arange(T, dtype=jnp.int32)[None]), rtol=1e-4, atol=1e-4)
