@@ -12,14 +12,13 @@ import jax
 import numpy as np
 import pytest
 
-from layer_oracle import build_drawn
 from regard import inspection
 from regard.cli import inspecting, main
 from regard.cli.commands import view
 from regard.inspection.explorer import server
 from regard.training import runs, settings, tasks
 from regard.training.tasks.text import END_OF_DOCUMENT
-from small_runs import SIZES, begin, snapshot
+from small_runs import begin, snapshot
 from test_server import read_document
 
 
@@ -40,21 +39,6 @@ def kept(inspected):
     return str(inspected[0] / "copy.regard")
 
 
-@pytest.mark.slow
-def test_reverse_is_watched_with_both_sequences():
-    task = tasks.Reverse(vocab_size=7, min_length=2, max_length=5, held_out_size=13, model=SIZES)
-    model = build_drawn(lambda rngs: task.make_model(rngs))
-    model.eval()
-    encoder, own, cross = task.watch(model).calls
-    row = int(np.argmax(task.held_out["lengths"]))
-    length = int(task.held_out["lengths"][row])
-    source = tuple(str(token) if token < 7 else "PAD" for token in task.held_out["source"][row].tolist())
-    assert encoder.key_tokens.texts == cross.key_tokens.texts == source
-    assert own.query_tokens.texts[: length + 1] == ("SOS", *reversed(source[:length]))
-    assert cross.query_tokens.texts == own.query_tokens.texts
-    assert (encoder.kind, own.kind, cross.kind) == ("self", "self", "cross")
-
-
 def test_digits_are_shown_in_patches_of_their_picture_and_thresholds_with_their_sum():
     task = tasks.Digits()
     batch, tokens, title = task.example()
@@ -67,6 +51,12 @@ def test_digits_are_shown_in_patches_of_their_picture_and_thresholds_with_their_
     row = np.asarray(task.held_out["inputs"][0])
     assert task.example().tokens[""].texts == tuple(map(str, row.tolist()))
     assert f"5 tokens with sum {row.sum()}, " in task.example().title
+    task = tasks.Reverse(vocab_size=7, min_length=2, max_length=5, held_out_size=13)
+    row, tokens = int(np.argmax(task.held_out["lengths"])), task.example().tokens
+    length, source = int(task.held_out["lengths"][row]), task.held_out["source"][row].tolist()
+    source = tuple(str(token) if token < 7 else "PAD" for token in source)
+    assert tokens["encoder"].texts == tokens["memory"].texts == source
+    assert tokens["decoder"].texts[: length + 1] == ("SOS", *reversed(source[:length]))
 
 
 def write_texts(folder):

@@ -101,4 +101,3 @@ def test_any_kind_of_key_serves_and_empty_rows_stay_empty():
         out = np.asarray(call(rng, 0.4))
         assert not out[0].any()
         assert out[1].any()
-    np.testing.assert_array_equal(call(RNG, 0.0), call(None, 0.0))  # needs none, and ignores it

@@ -46,33 +46,22 @@ def test_a_prepared_mask_says_nothing_of_tiles_that_are_full_in_part_or_sit_else
 
 
 @pytest.mark.slow
-def test_calls_are_those_of_the_mask_wherever_it_was_prepared():
-    """Outside, in the program, in a scan, joined, at other offsets, and for positions by row."""
+def test_calls_are_those_of_the_mask_at_the_offsets_and_positions_of_its_tiles_and_at_others():
     arrays, places = arrays_of(2, 3), np.random.default_rng(2).integers(0, S, (2, T))
     mask = masks.predicate(checkered) & masks.causal() | masks.blocks(np.eye(4, dtype=int), (16, 12))
-    prepare = lambda: mask.prepare(T, S, query_offset=-2, block=SIDE)
+    prepared = mask.prepare(T, S, query_offset=-2, block=SIDE)
     by_row = mask.prepare(T, S, query_positions=places, block=SIDE)
     assert by_row.leading_axes == 1
     call = functools.partial(attend, *arrays, backend="tiled")
-
-    @jax.jit
-    def everywhere(given, by_row, offset):
-        inside = prepare()
-        each = lambda _, at: (None, call(mask=inside, query_offset=at))
-        return (
-            [call(mask=given, query_offset=-2), call(mask=given & inside, query_offset=-2)],
-            jax.lax.scan(each, None, jnp.stack([offset - 7, offset]))[1],
-            [call(mask=by_row, query_positions=at) for at in (places, places + 1)],
-        )
-
-    def truth(**where):
-        keep = np.asarray(mask.dense(T, S, leading_axes=2, **where))
-        return oracle.batched(*arrays, keep=keep).output
-
-    outside, scanned, placed = everywhere(prepare(), by_row, np.int32(5))
-    here, there = truth(query_offset=-2), truth(query_offset=5)
-    assert_close((*outside, *scanned), (here, here, here, there))
-    assert_close(placed, [truth(query_positions=at) for at in (places, places + 1)])
+    moved = jax.jit(jax.vmap(lambda at: call(mask=prepared, query_offset=at)))
+    placed = jax.jit(jax.vmap(lambda at: call(mask=by_row, query_positions=at)))
+    for run, name, each in (
+        (moved, "query_offset", np.int32([-2, 5])),
+        (placed, "query_positions", np.stack([places, places + 1])),
+    ):
+        for output, at in zip(run(each), each, strict=True):
+            keep = np.asarray(mask.dense(T, S, leading_axes=2, **{name: at}))
+            assert_close(output, oracle.batched(*arrays, keep=keep).output)
 
 
 def test_a_prepared_predicate_knows_the_heads_that_it_was_prepared_for():

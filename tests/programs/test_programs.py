@@ -51,11 +51,9 @@ def let_nan_through(query, key, value, **options):
 MASK = ("&", "masks.causal()", "masks.prefix(130)")
 FAULTS = {
     "the mask is off by one": (with_options(query_offset=1), {}),
-    "nothing is scaled": (with_options(scale=1.0), {}),
     "one of 131 keys is forgotten": (forget_a_key, {}),
     "one of 131 keys is forgotten, in bfloat16": (forget_a_key, {"dtypes": "bfloat16"}),
     "a key has no gradient": (drop_a_gradient, {}),
-    "a score is left out": (with_options(score=None), {"score": ["scores.softcap(3.0)"]}),
     "NaN becomes 0": (hide_nan, {"changes": ["query[0, 3] = nan"], "derivative": None}),
     "NaN that nobody attends to comes through": (
         let_nan_through,

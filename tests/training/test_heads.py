@@ -8,7 +8,6 @@ import numpy as np
 
 from regard.training import head_statistics, metrics
 from regard.training.history import training_document
-from small_runs import split_lines
 
 
 def test_entropy_is_a_mean_and_the_logit_a_maximum_over_queries_that_read():
@@ -56,31 +55,16 @@ def test_heads_that_come_and_go_leave_gaps():
     assert head_statistics.read_heads([], "entropy")[2].shape == (0, 0)
 
 
-def test_the_document_of_a_run_holds_its_curves(whole):
-    document = training_document(whole[0])
-    assert document["title"] == "run"
-    curves = {(curve["name"], curve["split"]): curve for curve in document["curves"]}
-    names = ["loss", "accuracy", "token_accuracy"]
-    split_names = [(name, part) for name in names for part in ("train", "test")]
-    whole_names = [(name, None) for name in ("learning_rate", "grad_norm", "parameter_norm")]
-    assert set(curves) - {("steps_per_second", None)} == {*split_names, *whole_names}
-    lines = split_lines(whole[0])[1]
-    steps, values = curves["loss", "train"]["points"]
-    assert steps.tolist() == [line["step"] for line in lines]
-    np.testing.assert_array_equal(values, np.float32([line["loss"] for line in lines]))
-    assert curves["loss", "test"]["points"][0].tolist() == [5, 10, 15, 17]
-    assert [entry["name"] for entry in document["maps"]] == ["entropy", "max_score"]
-    for entry in document["maps"]:
-        assert entry["steps"] == [0, 4, 8, 12, 16, 17]
-        assert entry["rows"] == ["blocks.0 head 0", "blocks.0 head 1"]
-        assert (entry["values"].shape, entry["values"].dtype) == ((2, 6), np.float32)
-        assert np.unique(entry["values"]).size == 12, "the number of every head moves"
-
-
-def test_the_rate_is_that_of_the_clock_and_nothing_logged_is_no_curve(tmp_path):
+def test_a_run_has_curves_the_rate_is_that_of_the_clock_and_nothing_logged_is_no_curve(tmp_path):
     assert training_document(tmp_path) == {"title": tmp_path.name, "curves": [], "maps": []}
     seconds = [(1, 0.5), (3, 1.0), (7, 1.0), (11, 3.0)]
     metrics.append(tmp_path / "metrics.jsonl", [{"step": step, "seconds": clock} for step, clock in seconds])
     (curve,) = training_document(tmp_path)["curves"]
     assert curve["name"] == "steps_per_second"
     assert curve["points"].tolist() == [[3.0, 11.0], [4.0, 2.0]]
+    metrics.append(tmp_path / "metrics.jsonl", [{"step": 13, "loss": 0.5, "held_out_loss": 0.75}])
+    found = {
+        (curve["name"], curve["split"]): curve["points"] for curve in training_document(tmp_path)["curves"]
+    }
+    assert found["loss", "train"].tolist() == [[13.0], [0.5]]
+    assert found["loss", "test"].tolist() == [[13.0], [0.75]]

@@ -168,16 +168,6 @@ def test_a_branch_needs_a_checkpoint_of_the_same_model(half, tmp_path):
     refuse(half, RunError, "holds another run", resume=str(half), task=tiny_copy(steps=23))
 
 
-def test_loading_a_run_gives_its_task_and_model(whole):
-    task, model = runs.load_run(whole[0])
-    assert task == tiny_copy()
-    saved = checkpoints.load(whole[0] / "checkpoints" / "00000017")
-    assert np.array_equal(model.head.kernel[...], saved.arrays["params/head/kernel/value"])
-    # Dropout is off, as it was when the held-out loss was recorded.
-    loss = float(jax.jit(lambda batch: task.evaluate(model, batch))(task.held_out)["loss"])
-    assert loss == pytest.approx(saved.record["held_out"]["loss"], rel=1e-6)
-
-
 def test_a_branch_without_a_checkpoint_of_its_own_never_starts_from_nothing(half, tmp_path):
     """As after a kill before the first: fresh parameters would follow the metrics of trained ones."""
     directory, longer = tmp_path / "branch", tiny_copy(steps=21)

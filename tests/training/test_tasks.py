@@ -36,17 +36,6 @@ def draw(task, seed=0, size=23):
     return jax.device_get(compile_draw(task)(jax.random.key(seed), size))
 
 
-def is_same(one, other):
-    return all(jax.tree.leaves(jax.tree.map(np.array_equal, one, other)))
-
-
-def test_a_batch_is_a_function_of_its_key(task):
-    once, again, other = draw(task, 3), draw(task, 3), draw(task, 5)
-    assert is_same(once, again)
-    assert not is_same(once, other)
-    assert {len(leaf) for leaf in jax.tree.leaves(once)} == {23}
-
-
 def test_training_never_draws_the_held_out_stream():
     """The same seed on both sides: long sequences would repeat if the streams met."""
     task = tasks.Copy(vocab_size=97, length=11, held_out_size=53, data_seed=1, model=SIZES)
