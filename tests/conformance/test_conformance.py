@@ -59,16 +59,12 @@ MISTAKES = {
     "random": ("the same bits", "other bits"),
 }
 CONVENTIONS = {
-    "True hides": "True hides",
-    "bottom-right": "bottom-right",
-    "window counts itself": "counts the query's own key",
-    "key heads in turn": "in turn",
-    "each listing counts": "listed twice counts twice",
-    "softcap after bias": "after the bias",
-    "empty rows are means": "mean of all values",
-    "empty rows are NaN": "NaN in an empty row",
+    "True hides": "True hides", "bottom-right": "bottom-right",
+    "window counts itself": "counts the query's own key", "key heads in turn": "in turn",
+    "each listing counts": "listed twice counts twice", "softcap after bias": "after the bias",
+    "empty rows are means": "mean of all values", "empty rows are NaN": "NaN in an empty row",
     "lse in base 2": "base 2",
-}
+}  # fmt: skip
 GRADIENTS = {
     "gradient without softcap": ("a softcap and a scale", "without a softcap"),
     "gradient without scale": ("the definition", "lacks the scale"),

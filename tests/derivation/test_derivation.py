@@ -33,23 +33,16 @@ def near(score, batch, head, query, key):
 RNG = np.random.default_rng(1)
 BIAS = RNG.standard_normal((H, T, S)).astype(np.float32)
 EVERYTHING = {
-    "mask": masks.causal() & masks.lengths(jnp.asarray([7, 4])),
-    "bias": BIAS,
-    "score": [scores.softcap(3.0), scores.alibi(H)],
-    "sinks": np.linspace(-1, 2, H, dtype=np.float32),
-    "dropout_rate": 0.2,
-    "rng": jax.random.key(6),
-    "query_offset": 2,
-    "scale": 0.5,
-}
+    "mask": masks.causal() & masks.lengths(jnp.asarray([7, 4])), "bias": BIAS,
+    "score": [scores.softcap(3.0), scores.alibi(H)], "sinks": np.linspace(-1, 2, H, dtype=np.float32),
+    "dropout_rate": 0.2, "rng": jax.random.key(6), "query_offset": 2, "scale": 0.5,
+}  # fmt: skip
 ROWS = np.arange(T)[:, None] > 1
 OFFSETS = {"query_offset": jnp.asarray([4, 1]), "key_offset": jnp.asarray([0, 2])}
 TABLE = RNG.standard_normal((8, H)).astype(np.float32)
 OPTIONS = {
-    "plain": {},
-    "offsets": {"mask": masks.causal(), **OFFSETS},
-    "array": {"mask": RNG.random((B, H, T, S)) < 0.5},
-    "empty_rows": {"mask": ROWS},
+    "plain": {}, "offsets": {"mask": masks.causal(), **OFFSETS},
+    "array": {"mask": RNG.random((B, H, T, S)) < 0.5}, "empty_rows": {"mask": ROWS},
     "bias_row": {"bias": BIAS[0, 0]},
     "bias_removes": {"bias": np.where(RNG.random((B, 1, T, S)) < 0.3, -np.inf, 0).astype(np.float32)},
     "temperature": {"score": scores.temperature(jnp.linspace(0.5, 2, H, dtype=jnp.float32))},
@@ -57,9 +50,8 @@ OPTIONS = {
     "modifier": {"score": scores.modifier(near), "query_offset": 0},
     "bilinear_heads": {"score": scores.bilinear(RNG.standard_normal((H, D, D)).astype(np.float32))},
     "twice": {"score": [scores.softcap(3.0), scores.softcap(2.0)]},
-    "sink_alone": {"sinks": np.float32(0.5), "mask": ROWS},
-    "everything": EVERYTHING,
-}
+    "sink_alone": {"sinks": np.float32(0.5), "mask": ROWS}, "everything": EVERYTHING,
+}  # fmt: skip
 
 
 @functools.cache
@@ -151,30 +143,15 @@ def test_every_contraction_is_what_its_subscripts_say():
 def test_formulas_read_as_theory_writes_them():
     derivation = derived("everything")
     assert [step.expression for step in derivation] == [
-        "Q^{nhia}",
-        "K^{ngja}",
-        "V^{ngjb}",
-        "g(h) = floor(h / 2)",
-        "p^{i} = 2 + i",
-        "r^{j} = j",
-        "P^{nhij} = sum_a Q^{nhia} K^{ng(h)ja}",
-        "scale = 0.5",
-        "S_0^{nhij} = scale P^{nhij}",
-        "S_1^{nhij} = cap tanh(S_0^{nhij} / cap)",
-        "S_2^{nhij} = S_1^{nhij} - slope^{h} |p^{i} - r^{j}|",
-        "B^{hij}",
-        "S_3^{nhij} = S_2^{nhij} + B^{hij}",
-        "M^{nij}",
-        "S^{nhij} = S_3^{nhij} + log M^{nij}",
-        "z^{h}",
-        "L^{nhi} = log(e^{z^{h}} + sum_j e^{S^{nhij}})",
-        "A^{nhij} = e^{S^{nhij} - L^{nhi}}",
+        "Q^{nhia}", "K^{ngja}", "V^{ngjb}", "g(h) = floor(h / 2)", "p^{i} = 2 + i", "r^{j} = j",
+        "P^{nhij} = sum_a Q^{nhia} K^{ng(h)ja}", "scale = 0.5", "S_0^{nhij} = scale P^{nhij}",
+        "S_1^{nhij} = cap tanh(S_0^{nhij} / cap)", "S_2^{nhij} = S_1^{nhij} - slope^{h} |p^{i} - r^{j}|",
+        "B^{hij}", "S_3^{nhij} = S_2^{nhij} + B^{hij}", "M^{nij}", "S^{nhij} = S_3^{nhij} + log M^{nij}",
+        "z^{h}", "L^{nhi} = log(e^{z^{h}} + sum_j e^{S^{nhij}})", "A^{nhij} = e^{S^{nhij} - L^{nhi}}",
         "A_sink^{nhi} = e^{z^{h} - L^{nhi}}",
-        "H^{nhi} = sum_j A^{nhij} log(1 / A^{nhij}) + A_sink^{nhi} log(1 / A_sink^{nhi})",
-        "d^{nhij}",
-        "D^{nhij} = d^{nhij} A^{nhij}",
-        "O^{nhib} = sum_j D^{nhij} V^{ng(h)jb}",
-    ]
+        "H^{nhi} = sum_j A^{nhij} log(1 / A^{nhij}) + A_sink^{nhi} log(1 / A_sink^{nhi})", "d^{nhij}",
+        "D^{nhij} = d^{nhij} A^{nhij}", "O^{nhib} = sum_j D^{nhij} V^{ng(h)jb}",
+    ]  # fmt: skip
     units = {step.name: step.unit for step in derivation}
     assert (units["scores"], units["lse"], units["entropy"]) == ("logits", "nats", "nats")
 

@@ -318,10 +318,8 @@ def test_scales_of_either_sign_and_zero_are_differentiated_in_bfloat16(backend):
     def run(scale, query, key, value, cotangent):
         def weigh(scale, query):
             output, aux = attend(query, key, value, scale=scale, backend=backend, aux=("lse", "max_score"))
-            return jnp.sum(output.astype(jnp.float32) * cotangent.astype(jnp.float32)) + aux["lse"].sum(), (
-                output,
-                aux,
-            )
+            weighed = jnp.sum(output.astype(jnp.float32) * cotangent.astype(jnp.float32))
+            return weighed + aux["lse"].sum(), (output, aux)
 
         return jax.grad(weigh, argnums=(0, 1), has_aux=True)(scale, query)
 
@@ -500,13 +498,9 @@ def test_a_call_moves_nothing_to_the_device_but_its_own_numbers(backend):
     ids, lengths = jax.device_put([np.arange(11, dtype=np.int32) // 4, np.array([7, 3], np.int32)])
     options = {
         "mask": masks.causal() & masks.segments(ids) & masks.lengths(lengths) & masks.prefix([5, 9]),
-        "score": [scores.softcap(5.0), scores.alibi(3)],
-        "scale": 0.3,
-        "query_offset": 2,
-        "dropout_rate": 0.3,
-        "rng": jax.random.key(0),
-        "aux": AUX,
-    }
+        "score": [scores.softcap(5.0), scores.alibi(3)], "scale": 0.3, "query_offset": 2,
+        "dropout_rate": 0.3, "rng": jax.random.key(0), "aux": AUX,
+    }  # fmt: skip
     output = lambda *arrays: attend(*arrays, **options, backend=backend)[0]
     on_host = np.asarray(query)
     with jax.transfer_guard("disallow"):

@@ -121,17 +121,11 @@ def test_values_statistics_and_gradients_are_those_of_the_definition(run, size):
 
 ONE, SOME, ALL = (0, 0, 2), (slice(None), slice(None), slice(None, None, 5)), (...,)
 SPOILED = {
-    "a query": ("query", ONE),
-    "queries": ("query", SOME),
-    "every query": ("query", ALL),
-    "a key": ("key", ONE),
-    "a number of a key": ("key", (*ONE, 3)),
-    "keys": ("key", SOME),
-    "every key": ("key", ALL),
-    "the bias of a row": ("bias", (0, 1, 4)),
-    "the bias of a key": ("bias", (0, 1, slice(None), 2)),
-    "a parameter of the score": ("cap", (1,)),
-}
+    "a query": ("query", ONE), "queries": ("query", SOME), "every query": ("query", ALL),
+    "a key": ("key", ONE), "a number of a key": ("key", (*ONE, 3)), "keys": ("key", SOME),
+    "every key": ("key", ALL), "the bias of a row": ("bias", (0, 1, 4)),
+    "the bias of a key": ("bias", (0, 1, slice(None), 2)), "a parameter of the score": ("cap", (1,)),
+}  # fmt: skip
 
 
 BARE = [("dense", (53, 59)), ("dense", (1024, 1031)), ("tiled", (53, 59)), ("tiled", (1024, 1031))]
@@ -159,12 +153,8 @@ def test_a_row_is_nan_where_it_meets_nan_and_no_other_row_is(run, size, masked):
         assert met.any()
         assert np.isnan(grads["query"][met]).any(-1).all(), words
         # What no such row may attend to, in no head of its group.
-        seen = (
-            (np.isnan(scored) | (met[..., None] & (scored != -np.inf)))
-            .any(-2)
-            .reshape(B, K, -1, size[1])
-            .any(2)
-        )
+        seen = (np.isnan(scored) | (met[..., None] & (scored != -np.inf))).any(-2)
+        seen = seen.reshape(B, K, -1, size[1]).any(2)
         for part in ("key", "value"):
             assert np.isnan(grads[part][seen]).any(-1).all(), (words, part)
             apart = ~seen.any(-1)
@@ -211,19 +201,10 @@ def test_what_reads_or_merges_rows_meets_their_nan():
     def read(query):
         found = readouts.read(query, key, top_k=3, grid=16, **options)
         given = readouts.read(query, key, lse=found.lse, top_k=3, grid=16, **options)
-        halves = [slice(None, 40), slice(40, None)]
-        parts = [
-            attend(
-                query,
-                key[:, :, half],
-                value[:, :, half],
-                mask=masks.causal(),
-                query_offset=S - T,
-                key_offset=half.start or 0,
-                aux=("lse",),
-            )
-            for half in halves
-        ]
+        part = {"mask": masks.causal(), "query_offset": S - T, "aux": ("lse",)}
+        ends = (0, 40), (40, S)
+        halves = [(key[:, :, first:last], value[:, :, first:last], first) for first, last in ends]
+        parts = [attend(query, *half, key_offset=first, **part) for *half, first in halves]
         merged = merge([(output, aux["lse"]) for output, aux in parts])
         sunk = attend(query, key, value, sinks=jnp.ones(H), aux=("lse",), **options)
         return found, given, merged, (sunk[0], sunk[1]["lse"])

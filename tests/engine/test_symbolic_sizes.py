@@ -16,14 +16,11 @@ D = 7
 SIZES = {"B": 3, "K": 2, "T": 2 * ROWS + 3, "S": 71}
 # Leading axes of query and of key; lengths; whether the definition takes the matrix at once.
 CALLS = {
-    "batch": ((B, 2), (B, 2), 37, 37, None),
-    "length": ((2,), (2,), T, S, None),
-    "batch and length": ((B, 4), (B, 2), T, S, None),
-    "heads in groups": ((B, 3 * K), (B, K), T, S, None),
-    "one head for all": ((B, K), (B, 1), T, 71, None),
-    "dense": ((B, 4), (B, 2), T, S, "dense"),
+    "batch": ((B, 2), (B, 2), 37, 37, None), "length": ((2,), (2,), T, S, None),
+    "batch and length": ((B, 4), (B, 2), T, S, None), "heads in groups": ((B, 3 * K), (B, K), T, S, None),
+    "one head for all": ((B, K), (B, 1), T, 71, None), "dense": ((B, 4), (B, 2), T, S, "dense"),
     "a few queries": ((B, 4), (B, 2), 3, S, None),
-}
+}  # fmt: skip
 KINDS = {
     "positions": lambda data: {
         "mask": masks.causal() & masks.sliding_window(19) | masks.prefix(3) & ~masks.chunked(8),
@@ -52,13 +49,10 @@ def arguments(call, dtype=np.float32):
     batch = queries[:1] if len(queries) > 1 else ()
     shapes = {
         "arrays": [(*queries, num_queries, D), (*keys, num_keys, D), (*keys, num_keys, 5)],
-        "sinks": queries[-1:],
-        "lengths": batch,
-        "queries": (*batch, num_queries),
-        "keys": (*batch, num_keys),
-        "bias": (1, num_queries, num_keys),
+        "sinks": queries[-1:], "lengths": batch, "queries": (*batch, num_queries),
+        "keys": (*batch, num_keys), "bias": (1, num_queries, num_keys),
         "pairs": (*queries, num_queries, num_keys),
-    }
+    }  # fmt: skip
 
     def draw(name, shape):
         shape = sizes_of(shape)
@@ -95,15 +89,10 @@ def learn(call, kind, backend=None):
 
 
 PAIRS = [
-    ("batch", "dropout"),
-    ("length", "cells"),
-    ("batch and length", "stored"),
-    ("heads in groups", "lengths"),
-    ("heads in groups", "positions"),
-    ("one head for all", "cells"),
-    ("dense", "positions"),
-    ("a few queries", "stored"),
-]
+    ("batch", "dropout"), ("length", "cells"), ("batch and length", "stored"),
+    ("heads in groups", "lengths"), ("heads in groups", "positions"), ("one head for all", "cells"),
+    ("dense", "positions"), ("a few queries", "stored"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "kind"), PAIRS)

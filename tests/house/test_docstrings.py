@@ -31,16 +31,9 @@ theory.hopfield.Retrieval theory.steps.HeadSteps
 """
 # What a name may follow instead: software, which is no publication.
 SOFTWARE = (
-    "jax",
-    "JAX",
-    "flax",
-    "Equinox",
-    "PyTorch",
-    "transformers 5",
-    "of transformers",
-    "ONNX",
+    "jax", "JAX", "flax", "Equinox", "PyTorch", "transformers 5", "of transformers", "ONNX",
     "flash-attention",
-)
+)  # fmt: skip
 
 
 def list_faults(name, value):

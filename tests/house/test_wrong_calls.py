@@ -26,31 +26,21 @@ TAKE_NO_NONE = [
     lambda path: tasks.Text(files=(path,)).tokens,
 ]
 WRONG_CALLS = [
-    lambda: inspection.roll_out(TRACE),
-    lambda: inspection.roll_out_row(None, 0),
-    lambda: inspection.record_repeats(abs, 3, rng="3"),
-    lambda: TRACE.explore("x", compare=3),
-    lambda: TRACE.explore("x", max_mb="3"),
-    lambda: inspection.weigh_values(None, SQUARE, SQUARE),
-    lambda: figures.head_atlas([None]),
-    lambda: scores.alibi(4) | scores.softcap(5),
-    lambda: 3 + scores.softcap(5),
-    lambda: sampling.row_keys(jax.random.key(0), -1),
+    lambda: inspection.roll_out(TRACE), lambda: inspection.roll_out_row(None, 0),
+    lambda: inspection.record_repeats(abs, 3, rng="3"), lambda: TRACE.explore("x", compare=3),
+    lambda: TRACE.explore("x", max_mb="3"), lambda: inspection.weigh_values(None, SQUARE, SQUARE),
+    lambda: figures.head_atlas([None]), lambda: scores.alibi(4) | scores.softcap(5),
+    lambda: 3 + scores.softcap(5), lambda: sampling.row_keys(jax.random.key(0), -1),
     lambda: masks.causal().prepare(8, leading=2),
     lambda: attend(SQUARE, SQUARE, SQUARE, mask=masks.chosen_keys([[0]])),
-    lambda: gibbs.temperature_sweep(SQUARE, "abc"),
-    lambda: gibbs.temperature_sweep(SQUARE, [0.0]),
-    lambda: gibbs.equilibrium(SQUARE, float("nan")),
-    lambda: hopfield.update(SQUARE, SQUARE, -1),
-    lambda: tasks.Text(files="x").tokens,
-    lambda: open_run("x", None),
-    lambda: open_run("x", COPY, seed="0"),
-    lambda: load_model(None, "x"),
-    lambda: parallel.build_mesh("data=8"),
-    lambda: onnx_ops.run_node(None, {}),
+    lambda: gibbs.temperature_sweep(SQUARE, "abc"), lambda: gibbs.temperature_sweep(SQUARE, [0.0]),
+    lambda: gibbs.equilibrium(SQUARE, float("nan")), lambda: hopfield.update(SQUARE, SQUARE, -1),
+    lambda: tasks.Text(files="x").tokens, lambda: open_run("x", None),
+    lambda: open_run("x", COPY, seed="0"), lambda: load_model(None, "x"),
+    lambda: parallel.build_mesh("data=8"), lambda: onnx_ops.run_node(None, {}),
     lambda: onnx_ops.attention(None, SQUARE, SQUARE),
     lambda: KVCache.create(batch=1, key_heads=1, key_width=2, capacity=2, dtype=None),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("call", [*WRONG_CALLS, *(lambda call=call: call(None) for call in TAKE_NO_NONE)])

@@ -228,11 +228,8 @@ def test_curves_have_the_points_that_exist():
     assert [ax.get_ylabel() for ax in drawing.axes] == ["Loss", "Accuracy"]
     assert [line.get_label() for line in drawing.lines] == ["training", "held out"] * 2
     assert [points(line) for line in drawing.lines] == [
-        [(2, 0.5), (3, None), (5, None), (7, 0.25)],
-        [(5, 0.4)],
-        [(2, 0.5), (7, 1.0)],
-        [(5, 0.75)],
-    ]
+        [(2, 0.5), (3, None), (5, None), (7, 0.25)], [(5, 0.4)], [(2, 0.5), (7, 1.0)], [(5, 0.75)],
+    ]  # fmt: skip
     assert drawing.axes[1].get_ylim() == (0.0, 1.0)
     # A lone point is marked; a metric that nobody logged gets no panel.
     lone = draw_curves([{"step": 1, "held_out_loss": 0.5}])

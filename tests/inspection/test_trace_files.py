@@ -78,17 +78,10 @@ def test_any_expression_of_masks_comes_back(mask):
 def test_a_call_comes_back_with_all_its_arrays(tmp_path):
     dtype, bias = jnp.bfloat16, np.random.default_rng(1).normal(size=(2, H, T, 13))
     bias[..., 3] = -np.inf
-    trace = capture_call(
-        masks.causal() & ~masks.global_tokens(2),
-        [scores.softcap(2.0), scores.alibi(H)],
-        dtype=dtype,
-        keys=13,
-        query_offset=2,
-        bias=jnp.asarray(bias, dtype),
-        sinks=jnp.arange(6, dtype=dtype),
-        scale=0.1,
-        precision=jax.lax.Precision.HIGHEST,
-    )
+    mask, score = masks.causal() & ~masks.global_tokens(2), [scores.softcap(2.0), scores.alibi(H)]
+    options = {"bias": jnp.asarray(bias, dtype), "sinks": jnp.arange(6, dtype=dtype), "scale": 0.1}
+    options |= {"precision": jax.lax.Precision.HIGHEST, "query_offset": 2}
+    trace = capture_call(mask, score, dtype=dtype, keys=13, **options)
     call, back = trace[0], there_and_back(trace, tmp_path, keep="qk")[0]
     same_leaves((call.problem, call.mask, call.score), (back.problem, back.mask, back.score))
     assert back.problem.precision is jax.lax.Precision.HIGHEST

@@ -14,16 +14,12 @@ from regard.interop.weight_files import LazyTensor, WeightFileError, open_weight
 
 RNG = np.random.default_rng(5)
 TENSORS = {
-    "float32": RNG.normal(size=(3, 5)).astype(np.float32),
-    "float64": RNG.normal(size=(7,)),
+    "float32": RNG.normal(size=(3, 5)).astype(np.float32), "float64": RNG.normal(size=(7,)),
     "float16": RNG.normal(size=(2, 3, 5)).astype(np.float16),
-    "bfloat16": RNG.normal(size=(3, 11)).astype(ml_dtypes.bfloat16),
-    "scalar": np.float32(13.5),
-    "empty": np.zeros((0, 3), np.float32),
-    "ids": np.arange(7)[None],
-    "flags": np.array([True, False, True]),
-    "transposed": RNG.normal(size=(3, 5)).astype(np.float32).T,
-}
+    "bfloat16": RNG.normal(size=(3, 11)).astype(ml_dtypes.bfloat16), "scalar": np.float32(13.5),
+    "empty": np.zeros((0, 3), np.float32), "ids": np.arange(7)[None],
+    "flags": np.array([True, False, True]), "transposed": RNG.normal(size=(3, 5)).astype(np.float32).T,
+}  # fmt: skip
 
 
 def refuse(message, call, *arguments, **options):

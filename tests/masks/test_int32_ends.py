@@ -91,11 +91,9 @@ def test_masks_are_those_of_whole_numbers_without_end(traced):
     def look_everywhere(made, offsets):
         if traced:
             return {name: jax.vmap(look, (None, 0, 0))(mask, *offsets) for name, mask in made.items()}
+        each = {name: [look(mask, *place) for place in places] for name, mask in made.items()}
         return {
-            name: [
-                jnp.stack(arrays) for arrays in zip(*(look(mask, *place) for place in places), strict=True)
-            ]
-            for name, mask in made.items()
+            name: [jnp.stack(arrays) for arrays in zip(*found, strict=True)] for name, found in each.items()
         }
 
     found = look_everywhere(made, np.asarray(places, np.int32).T)

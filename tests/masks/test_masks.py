@@ -124,27 +124,17 @@ def check_tiles(some, blocks, *offsets, exact=()):
 
 
 LEAVES = [
-    masks.causal(),
-    masks.sliding_window(2),
-    masks.sliding_window(1, 2),
-    masks.sliding_window(None, 1),
-    masks.chunked(3),
-    masks.global_tokens(2),
-    masks.prefix(3),
-    masks.lengths(np.array([0, 4])),
+    masks.causal(), masks.sliding_window(2), masks.sliding_window(1, 2), masks.sliding_window(None, 1),
+    masks.chunked(3), masks.global_tokens(2), masks.prefix(3), masks.lengths(np.array([0, 4])),
     masks.valid_keys(np.arange(5)[None] % np.array([[2], [3]]) != 0),
     masks.segments(np.array([1, 1, 2, 2, 2]), np.array([1, 2, 2, 2, 3])),
     masks.segments(np.array([[0, 0, 1, 1, 1], [0, 1, 2, 3, 4]])),
-    masks.from_array(np.arange(25).reshape(5, 5) % 4 != 1),
-    masks.predicate(square_parity),
-    masks.tree([-1, -1, 0, 0]),
-    masks.tree([[-1, 0, 0], [-1, 0, 1]], start=[2, 1]),
-    masks.block_diffusion(3, 2),
-    masks.neighbourhood((2, 3), 1),
-    masks.neighbourhood((2, 1, 2), (0, 1, 1), start=1),
-    masks.streaming(1, 1),
+    masks.from_array(np.arange(25).reshape(5, 5) % 4 != 1), masks.predicate(square_parity),
+    masks.tree([-1, -1, 0, 0]), masks.tree([[-1, 0, 0], [-1, 0, 1]], start=[2, 1]),
+    masks.block_diffusion(3, 2), masks.neighbourhood((2, 3), 1),
+    masks.neighbourhood((2, 1, 2), (0, 1, 1), start=1), masks.streaming(1, 1),
     masks.shared_prefix([2, 1], [0, 0, 1, 1, 2]) & masks.causal(),
-]
+]  # fmt: skip
 # Sorted ids have intervals that say all; a stride inside a large tile is always partial.
 EXACT = LEAVES[:9] + LEAVES[11:13]
 
@@ -435,12 +425,8 @@ def test_pictures_mark_each_pair_or_each_block_of_pairs():
     ]
     rows = masks.lengths([1, 0]).picture(2).splitlines()
     assert rows == ["2 queries x 2 keys   ■ may attend  · may not   leading index 0 of 2", "0 ■ ·", "1 ■ ·"]
-    assert (
-        masks.from_array(np.ones((3, 1, 65, 65), bool))
-        .picture(65)
-        .splitlines()[0]
-        .endswith("· none   leading index 0 of 3, 1")
-    )
+    many = masks.from_array(np.ones((3, 1, 65, 65), bool)).picture(65)
+    assert many.splitlines()[0].endswith("· none   leading index 0 of 3, 1")
     assert masks.causal().picture(0).splitlines() == ["0 queries x 0 keys   ■ may attend  · may not"]
 
 

@@ -16,15 +16,12 @@ T, S = 5, 29
 FIRST, LAST = 7, 20  # the piece of the keys
 IDS = np.repeat([0, 1, 2, 0], [9, 4, 11, 5]).astype(np.int32)
 MASKS = {
-    "causal": masks.causal(),
-    "window": masks.sliding_window(6, 2),
-    "prefix": masks.causal() | masks.prefix(10),
-    "lengths": masks.lengths([12, 29]),
-    "chunked": masks.chunked(8) & masks.causal(),
-    "dilated": masks.dilated(3) | masks.chunked(4),
+    "causal": masks.causal(), "window": masks.sliding_window(6, 2),
+    "prefix": masks.causal() | masks.prefix(10), "lengths": masks.lengths([12, 29]),
+    "chunked": masks.chunked(8) & masks.causal(), "dilated": masks.dilated(3) | masks.chunked(4),
     "global": masks.global_tokens(9) & ~masks.dilated(2),
     "predicate": masks.predicate(lambda q, k: (q * k) % 3 != 1),
-}
+}  # fmt: skip
 
 
 def draw():

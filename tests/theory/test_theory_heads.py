@@ -37,11 +37,8 @@ def test_pairs_of_heads_compare_as_loops_say(x64):
         a, b = weights[batch, g], weights[batch, h]
         cosine = (a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b)
         close(found["cosine_similarity"][batch, g, h], cosine)
-        rows = [
-            entropy((a[t] + b[t]) / 2) - (entropy(a[t]) + entropy(b[t])) / 2
-            for t in range(T)
-            if a[t].any() and b[t].any()
-        ]
+        pairs = [(p, q) for p, q in zip(a, b, strict=True) if p.any() and q.any()]
+        rows = [entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2 for p, q in pairs]
         assert len(rows) == (4 if 1 in (g, h) else 5)
         close(found["jensen_shannon"][batch, g, h], np.mean(rows))
     for batch, g in np.ndindex(2, H):
