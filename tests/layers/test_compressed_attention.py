@@ -9,6 +9,7 @@ from flax import nnx
 import drawn_weights
 from layer_oracle import assert_refused, build_drawn
 from regard.layers import CompressedAttention
+from regard.layers.compressor import Blocks
 from regard.positions import Rotary, YaRN
 
 SIZES = {
@@ -157,6 +158,20 @@ def test_a_narrow_layer_keeps_its_dtype(wide):
         out, seen = jax.eval_shape(lambda x, layer=layer: layer(x, cache=layer.start_cache(2, 9)), x)
         assert (out.dtype, seen["cache"].recent.dtype) == (jnp.bfloat16, jnp.bfloat16)
         assert jax.eval_shape(layer, x[0]).shape == (2, 24)
+        ids = jnp.zeros((0, 0), jnp.int32)
+        assert jax.eval_shape(layer, x[:0, :0], segments=ids).shape == (0, 0, 24)
+
+
+def test_nan_of_padding_and_of_another_document_is_not_read():
+    layer, x = build("compressed_sparse_attention"), np.ones((1, 7, 24), np.float32)
+    x[:, 4:] = np.nan
+    out = nnx.jit(lambda layer, x: layer(x, cache=layer.start_cache(1, 9), counts=jnp.array([4]))[0])(
+        layer, x
+    )
+    assert np.isfinite(out[:, :4]).all()
+    compressor, (blocks, _) = layer.compressor, Blocks.divide(jnp.array([[0, 0, 0, 0, 1, 1, 1]]), 3)
+    entries = compressor.pool(compressor.project(jnp.asarray(x[:, ::-1])), blocks)
+    assert np.isfinite(entries).all(-1).tolist() == [[False, True]]
 
 
 def test_what_does_not_fit_is_refused():

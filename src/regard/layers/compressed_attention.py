@@ -199,6 +199,8 @@ class CompressedAttention(nnx.Module):
         x = jax.lax.broadcast_to_rank(x, 3)
         length, leading = x.shape[-2], x.shape[:-2]
         index = jnp.arange(length, dtype=jnp.int32)
+        if added is not None:  # NaN of padding is not read
+            x = jnp.where((index[None] < added[:, None])[..., None], x, 0)
         index = index if cache is None else cache.lengths[:, None] + index[None]
         latent = self.query_latent_norm(self.query_latent(x))
         query = self.query_norm(split_heads(self.query_projection(latent), self.num_heads))
@@ -234,7 +236,8 @@ class CompressedAttention(nnx.Module):
         kernels = self.group_kernels[...].astype(read.dtype)
         groups = read.reshape((*read.shape[:-1], *kernels.shape[:2]))
         made = jnp.einsum("...gi,gir->...gr", groups, kernels, precision=self.precision)
-        out = self.output_projection(made.reshape((*leading, length, -1))).reshape(shape)
+        made = made.reshape((*leading, length, self.output_projection.in_features))
+        out = self.output_projection(made).reshape(shape)
         return out if cache is None else (out, {"cache": cache})
 
     def _pool(self, projected: Array, blocks: Blocks) -> tuple[Array, ...]:

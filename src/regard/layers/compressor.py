@@ -66,8 +66,9 @@ class Blocks(NamedTuple):
             return jnp.concatenate([empty, blocks], axis=-3)[..., :count, :, :]
         offsets = jnp.arange(self.size, dtype=jnp.int32) - (self.size * (back + 1) - 1)
         rows = self.rows[..., None] + offsets.reshape((*(1,) * self.rows.ndim, self.size))
-        rows = jnp.clip(rows, 0, length - 1).reshape((*rows.shape[:-2], -1, 1))
-        return jnp.take_along_axis(features, rows, axis=-2).reshape((*leading, -1, self.size, width))
+        count = rows.shape[-2]
+        rows = jnp.clip(rows, 0, length - 1).reshape((*rows.shape[:-2], count * self.size, 1))
+        return jnp.take_along_axis(features, rows, axis=-2).reshape((*leading, count, self.size, width))
 
 
 class Compressor(nnx.Module):
@@ -113,7 +114,9 @@ class Compressor(nnx.Module):
         own, own_gates = self._split(blocks.cut(projected), slice(-self.width, None), wide)
         if self.overlaps:
             before, gates = self._split(blocks.cut(projected, back=1), slice(self.width), wide)
-            gates = jnp.where(blocks.continues[..., None, None], gates, -jnp.inf)
+            continues = blocks.continues[..., None, None]
+            before = jnp.where(continues, before, 0)  # NaN of another document has weight 0 as well
+            gates = jnp.where(continues, gates, -jnp.inf)
             own = jnp.concatenate([before, own], axis=-2)
             own_gates = jnp.concatenate([gates, own_gates], axis=-2)
         entry = jnp.sum(jax.nn.softmax(own_gates, axis=-2) * own, axis=-2)
