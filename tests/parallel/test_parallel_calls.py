@@ -186,15 +186,10 @@ def summed(way):
 
 
 CHECKS = {
-    "divided_arrays": "any",
-    "call_with_scores": "ring of shards",
-    "call_with_sinks_and_offsets": "apart",
-    "statistics": "ring",
-    "biased": "both balanced",
-    "transforms": "ring of shards",
-    "summed": "ring of shards",
-    "layers": "any",
-}
+    "divided_arrays": "any", "call_with_scores": "ring of shards", "call_with_sinks_and_offsets": "apart",
+    "statistics": "ring", "biased": "both balanced", "transforms": "ring of shards",
+    "summed": "ring of shards", "layers": "any",
+}  # fmt: skip
 SLOW = "biased", "layers"
 
 

@@ -66,18 +66,13 @@ def rounds_of(mask, length=24, devices=4, layout="contiguous", offset=0):
 @pytest.mark.parametrize(
     ("mask", "numbers"),
     [
-        (None, [0, 1, 2, 3]),
-        (CAUSAL, [0, 1, 2, 3]),
-        (CAUSAL & masks.sliding_window(6), [0, 1]),
-        (CAUSAL & masks.sliding_window(7), [0, 1, 2]),
-        (masks.sliding_window(1, 1), [0, 1, 3]),
-        (masks.chunked(6), [0]),
-        (masks.segments(np.repeat([0, 1, 2, 1], 6)), [0, 2]),
-        (CAUSAL & ~masks.sliding_window(17, None), [3]),
-        (masks.prefix(0), []),
+        (None, [0, 1, 2, 3]), (CAUSAL, [0, 1, 2, 3]), (CAUSAL & masks.sliding_window(6), [0, 1]),
+        (CAUSAL & masks.sliding_window(7), [0, 1, 2]), (masks.sliding_window(1, 1), [0, 1, 3]),
+        (masks.chunked(6), [0]), (masks.segments(np.repeat([0, 1, 2, 1], 6)), [0, 2]),
+        (CAUSAL & ~masks.sliding_window(17, None), [3]), (masks.prefix(0), []),
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_rounds_are_those_counted_by_hand(mask, numbers):
     assert [step.number for step in rounds_of(mask).rounds] == numbers
 

@@ -55,15 +55,11 @@ def weigh(output):
 @pytest.mark.parametrize(
     ("run", "make", "dtype"),
     [
-        ("dense", Slanted, "bfloat16"),
-        ("dense", close_over, "float64"),
-        ("tiled", Slanted, "float64"),
-        ("tiled", close_over, "bfloat16"),
-        ("in pieces", Slanted, "float32"),
-        ("in pieces", Slanted, "bfloat16"),
-        ("in pieces", close_over, "float16"),
+        ("dense", Slanted, "bfloat16"), ("dense", close_over, "float64"), ("tiled", Slanted, "float64"),
+        ("tiled", close_over, "bfloat16"), ("in pieces", Slanted, "float32"),
+        ("in pieces", Slanted, "bfloat16"), ("in pieces", close_over, "float16"),
     ],
-)
+)  # fmt: skip
 def test_a_function_computes_in_the_dtype_of_its_parameter(run, make, dtype, x64):
     """Value, gradient and tangent are held to the definition, in float64."""
     arrays, table = draw(13), jnp.asarray(TABLE, dtype)
