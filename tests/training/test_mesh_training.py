@@ -56,7 +56,8 @@ def test_a_mesh_divides_the_model_and_the_batch():
         with pytest.raises(ValueError, match=message):
             MeshSpec(**sizes).demand_divides(task)
     for name in ("shared_width", "delta_heads", "delta_key_heads"):
-        odd = tasks.Text(model=settings.DecoderSizes(**{"delta_heads": 6, name: 3}))
+        sizes = {"num_experts": 2, "mixers": ("gated_delta",), "delta_heads": 6, name: 3}
+        odd = tasks.Text(model=settings.DecoderSizes(**sizes))
         with pytest.raises(ValueError, match=f"divide {name}=3, got tensor=2"):
             MeshSpec(tensor=2).demand_divides(odd)
 

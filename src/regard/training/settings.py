@@ -206,7 +206,7 @@ class DecoderSizes(LayerSizes):
         super().__post_init__()
         if self.latent_dim is not None:  # a width of its own is turned
             is_even = (self.latent_rotary_dim or 1) % 2 == 0
-            rule = "with latent_dim, latent_rotary_dim must be even, as rotary positions turn pairs"
+            rule = "with latent_dim, latent_rotary_dim must be there and even, as rotary positions turn pairs"
             self._demand(is_even, rule, "latent_rotary_dim", "latent_dim")
         elif self.head_dim is None:
             rule = "d_model / num_heads must be even, as rotary positions turn pairs"
@@ -219,6 +219,12 @@ class DecoderSizes(LayerSizes):
             self._demand(is_divisor, f"{key_heads} must divide {heads}", key_heads, heads)
         is_layer = all(0 <= layer < self.num_layers for layer in self.dense_layers)
         self._demand(is_layer, "dense_layers must be below num_layers", "dense_layers", "num_layers")
+        for name in ("dense_layers", "shared_width", "shared_gate"):
+            is_read = bool(self.num_experts) or not getattr(self, name)
+            self._demand(is_read, f"{name} is of models with num_experts", name, "num_experts")
+        for name in ("delta_heads", "delta_key_heads", "delta_head_dim", "delta_value_dim"):
+            is_read = set(self.mixers) != {"attention"} or getattr(self, name) is None
+            self._demand(is_read, f"{name} is of mixers of the delta rule", name, "mixers")
         is_less = self.experts_per_token <= (self.num_experts or 1)
         names = ("experts_per_token", "num_experts")
         self._demand(is_less, "experts_per_token must be at most num_experts", *names)
