@@ -180,6 +180,7 @@ def test_what_does_not_fit_is_refused():
     assert_refused(
         (lambda: layer(x, cache=other), "cache: expected the layer's own and x"),
         (lambda: layer(x[:1], cache=cache), "cache: expected the layer's own and x"),
+        (lambda: layer(x, counts=[1, 1]), "counts: .* padding at the end of rows needs nothing"),
         (lambda: layer(x, cache=cache, segments=[0]), "segments: expected None with a cache"),
         (
             lambda: layer(jnp.ones((2, 10, 24)), cache=cache),

@@ -66,13 +66,12 @@ def check_rotary(rotary: Any, features: int) -> None:
         rotary.fit(features, "rotary.width")
 
 
-def check_counts(counts: Any, cache: Any) -> None:
+def check_counts(counts: Any, cache: Any, has_mask: bool = True) -> None:
     """Raise where tokens are counted that no cache is to hold."""
     if counts is not None and cache is None:
-        raise ValueError(
-            "counts: expected None without a cache, which alone leaves tokens out; hide padding by"
-            " mask=masks.lengths(counts)"
-        )
+        advice = "padding at the end of rows needs nothing, as no token reads a later one"
+        advice = "hide padding by mask=masks.lengths(counts)" if has_mask else advice
+        raise ValueError(f"counts: expected None without a cache, which alone leaves tokens out; {advice}")
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str], error: type[Exception] = ValueError) -> None:

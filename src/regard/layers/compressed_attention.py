@@ -48,6 +48,8 @@ class CompressedAttention(nnx.Module):
     weights Wf, Wg and biases for it, and an indexer with entries of its own chooses so many entries for each
     query, in memory linear in T `index_count`. A choice has no gradient.
 
+    Traces do not take its calls yet, whose keys are not consecutive: `inspection.capture` refuses them.
+
     Args:
         d_model, num_heads: width M of input and output, and H.
         head_dim: D, the width of queries, keys and entries.
@@ -193,7 +195,7 @@ class CompressedAttention(nnx.Module):
                 outside jit a cache without room.
         """
         x = check_features("x", x, self.d_model)
-        check_counts(counts, cache)
+        check_counts(counts, cache, has_mask=False)
         added = None if cache is None else self._check_cache(cache, x, segments, counts)
         shape = x.shape
         x = jax.lax.broadcast_to_rank(x, 3)

@@ -111,7 +111,7 @@ class _Delta(nnx.Module):
             ValueError: an input of the wrong rank or width, a cache of another layer.
         """
         x = check_features("x", x, self.d_model)
-        check_counts(counts, cache)
+        check_counts(counts, cache, has_mask=False)
         T, leading = x.shape[-2], x.shape[:-2]
         if cache is not None:
             self._check_cache(cache, x)
