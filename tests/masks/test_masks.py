@@ -260,13 +260,8 @@ def test_parse_refuses_what_is_not_a_mask():
     ):  # fmt: skip
         with pytest.raises(ValueError, match="mask: expected an expression"):
             masks.parse(text)
-    for text in (
-        "causal() and prefix(1)",
-        "causal() or prefix(1)",
-        "not causal()",
-        "causal() && prefix(1)",
-        "!causal()",
-    ):
+    words = "causal() and prefix(1)", "causal() or prefix(1)", "causal() && prefix(1)"
+    for text in (*words, "not causal()", "!causal()"):
         with pytest.raises(ValueError, match=r"joined by & and \| and turned by ~: write these for `and`"):
             masks.parse(text)
     with pytest.raises(ValueError, match="predicate takes what text cannot hold"):
