@@ -52,7 +52,7 @@ FOLDERS = {
     "derivation": "letters step numbers course number_tables terminal typesetting markup record deriving",
     "readouts": "readout accumulators top_k tiling counting reading labels indexing",
     "parallel": "meshes order division schedule exchange shard ring ring_calls shard_mapping"
-    " cost_reports placements attending",
+    " cost_reports work placements attending",
     "conformance": "written_calls expectations alternatives report promises runners subjects judging"
     " transforms edges checking ours",
     "planning": "chips candidates estimates rings search reports planner residuals parameters step_costs"
