@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from regard import readouts
 from regard.arguments import LARGEST, check_kind, whole_number
-
-if TYPE_CHECKING:
-    from regard.inspection.traces import Trace
 
 _CELLS = 1 << 22  # of all heads, formed at once
 _AROUND = " \t\r\n\u2581\u0120"  # white space, as vocabularies write it, too
@@ -39,7 +36,7 @@ class FoundHead:
 
 
 def find_heads(
-    trace: Trace,
+    trace: Any,
     query: str | Sequence[str] | None = None,
     key: str | Sequence[str] | None = None,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,6 @@ from regard.arguments import as_array, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.registry import BACKENDS, choose
-
-if TYPE_CHECKING:
-    from regard.inspection.traces import Trace
 
 
 def roll_out(weights: ArrayLike, residual: float = 0.5) -> Array:
@@ -57,7 +54,7 @@ def roll_out(weights: ArrayLike, residual: float = 0.5) -> Array:
     return rolled
 
 
-def roll_out_row(trace: Trace, row: int, call: int = -1, residual: float = 0.5) -> np.ndarray:
+def roll_out_row(trace: Any, row: int, call: int = -1, residual: float = 0.5) -> np.ndarray:
     """Follow one query of a trace down to the words: a row of `roll_out`, in memory linear in T.
 
     r_L = e_row,  r_{l-1} = r_l + (1 - residual) (A_l^T r_l - r_l * A_l 1),  A_l = sum_h p_lh / H
