@@ -37,7 +37,8 @@ class CompressedAttention(nnx.Module):
     latent_t = norm(x_t Wd),  query_th = turn(norm(latent_t Wq_h)),  key_t = turn(norm(x_t Wk))
     entry_i = turn(norm(sum_j softmax_j(x_j Wg + bias_j) x_j Wf)), number by number, over block i's tokens j
     read_th = attend(query_th, key_s with t - window <= s <= t, and entry_i of blocks that end by t)
-    output_t = concat_g(concat_(h of g)(turn_back(read_th)) Wo_g) Wo
+    made_tg = concat_(h of g)(turn_back(read_th)) Wo_g
+    output_t = concat_g(made_tg) Wo
 
     Keys and entries are also what is read, for all heads; their weights, and that of a sink per head, sum to
     1 together. As both are turned, reads are turned back, so that distances alone count. Blocks of
