@@ -122,8 +122,8 @@ class Recorder:
         if by not in CUTS:
             raise ValueError(f"by: expected one of {', '.join(CUTS)}, got {by!r}")
         layers, heads = self._sizes.num_layers, self._sizes.num_heads
-        shares: dict[str, Any]
-        shares = {name: np.zeros((layers, heads), np.float32) for name in ("scale", "mean", "uniform")}
+        of_heads = ("scale", "mean", "uniform")
+        shares: dict[str, Any] = {name: np.zeros((layers, heads), np.float32) for name in of_heads}
         name, share = ("scale", 1 - SCALES[by]) if by in SCALES else (by, 1)
         shares["patch"] = np.zeros((layers, heads, length if by == "patch" else 1), bool)
         edges = list({(call, *ends): None for call, *ends in cut if len(ends) == 3})

@@ -69,8 +69,11 @@ def check_rotary(rotary: Any, features: int) -> None:
 def check_counts(counts: Any, cache: Any, has_mask: bool = True) -> None:
     """Raise where tokens are counted that no cache is to hold."""
     if counts is not None and cache is None:
-        advice = "padding at the end of rows needs nothing, as no token reads a later one"
-        advice = "hide padding by mask=masks.lengths(counts)" if has_mask else advice
+        advice = (
+            "hide padding by mask=masks.lengths(counts)"
+            if has_mask
+            else "padding at the end of rows needs nothing, as no token reads a later one"
+        )
         raise ValueError(f"counts: expected None without a cache, which alone leaves tokens out; {advice}")
 
 

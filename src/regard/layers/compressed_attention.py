@@ -37,8 +37,8 @@ class CompressedAttention(nnx.Module):
     latent_t = norm(x_t Wd),  query_th = turn(norm(latent_t Wq_h)),  key_t = turn(norm(x_t Wk))
     entry_i = turn(norm(sum_j softmax_j(x_j Wg + bias_j) x_j Wf)), number by number, over block i's tokens j
     read_th = attend(query_th, key_s with t - window <= s <= t, and entry_i of blocks that end by t)
-    made_tg = concat_(h of g)(turn_back(read_th)) Wo_g
-    output_t = concat_g(made_tg) Wo
+    group_tg = concat_(h of g)(turn_back(read_th)) Wo_g
+    output_t = concat_g(group_tg) Wo
 
     Keys and entries are also what is read, for all heads; their weights, and that of a sink per head, sum to
     1 together. As both are turned, reads are turned back, so that distances alone count. Blocks of
@@ -238,9 +238,9 @@ class CompressedAttention(nnx.Module):
         read = merge_heads(self._turn(merge(parts)[0], -index))
         kernels = self.group_kernels[...].astype(read.dtype)
         groups = read.reshape((*read.shape[:-1], *kernels.shape[:2]))
-        made = jnp.einsum("...gi,gir->...gr", groups, kernels, precision=self.precision)
-        made = made.reshape((*leading, length, self.output_projection.in_features))
-        out = self.output_projection(made).reshape(shape)
+        groups = jnp.einsum("...gi,gir->...gr", groups, kernels, precision=self.precision)
+        groups = groups.reshape((*leading, length, self.output_projection.in_features))
+        out = self.output_projection(groups).reshape(shape)
         return out if cache is None else (out, {"cache": cache})
 
     def _pool(self, projected: Array, blocks: Blocks) -> tuple[Array, ...]:
