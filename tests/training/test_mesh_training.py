@@ -68,6 +68,7 @@ def test_arrays_are_divided_by_rule():
         ("params/blocks/0/attention/query_projection/kernel", (24, 20), ("fsdp", "tensor"), (None, "tensor")),
         ("optimizer/1/0/mu/blocks/0/attention/output_projection/kernel", (20, 24), ("tensor", "fsdp"), None),
         ("params/blocks/0/attention/key_projection/bias", (20,), ("tensor",), ("tensor",)),
+        ("params/blocks/0/attention/expansion/kernel", (9, 8), ("fsdp", "tensor"), (None, "tensor")),
         ("params/blocks/0/norm/scale", (24,), (None,), (None,)),
         ("params/entry/table/embedding", (18, 24), ("tensor", "fsdp"), ("tensor", None)),
         ("params/entry/table/embedding", (17, 10), (None, "tensor"), (None, None)),
