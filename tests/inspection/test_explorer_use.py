@@ -111,7 +111,7 @@ def test_far_edges_and_matches_are_visited_one_by_one(open_page, layers):
         visit.until(f"__regard.state().row === {row}")
 
 
-def test_panes_fold_and_resize_and_a_link_keeps_it(open_page):
+def test_panes_fold_and_resize_and_a_link_keeps_it_and_plain_leaves_heads_and_text(open_page):
     visit = open_page()
     shown = lambda name: visit.page.locator(name).is_visible()
     visit.page.get_by_role("button", name="Fold heads").click()
@@ -130,6 +130,12 @@ def test_panes_fold_and_resize_and_a_link_keeps_it(open_page):
     for one in (visit, again):
         side, below = (one.page.locator(pane).bounding_box() for pane in (".rg-side", ".rg-profiles"))
         assert [side["width"], below["height"]] == pytest.approx(sizes[1:3], abs=2)
+    again.page.get_by_role("button", name="plain").click()
+    again.page.locator("bdi[data-token='7']").hover()
+    again.until("__regard.state().row === 7")
+    assert not again.page.locator(".rg-map").is_visible()
+    again.press("/")  # what is looked for needs its field, and the rest is back
+    assert again.page.locator(".rg-map").is_visible()
 
 
 def test_the_address_keeps_the_state(open_page):

@@ -134,12 +134,26 @@ def prepare_scripts(folder: pathlib.Path, tests: tuple[str, ...], fault: Fault |
     return [NODE, "--test", "--test-reporter=tap", *(str(folder / "tests" / test) for test in tests)]
 
 
-def try_fault(fault: Fault) -> dict:
-    """Run the fault's tests on a package that has it; killed when one of them fails."""
+def read_killers() -> dict[str, str]:
+    """Read which test killed a fault, by its sentence, from the report that there is."""
+    row = re.compile(r"^\| \S+ \| (.*) \| `([\w/]+\.py::\w+)[^`]*` \|$", re.MULTILINE)
+    killers = {match[1].replace("\\|", "|"): match[2] for match in row.finditer(REPORT.read_text())}
+    return {fault: by for fault, by in killers.items() if is_defined(*by.split("::"))}
+
+
+def is_defined(file: str, test: str) -> bool:
+    """Whether a file of tests has such a test."""
+    return (TESTS / file).exists() and f"def {test}(" in (TESTS / file).read_text()
+
+
+def try_fault(fault: Fault, killer: str | None) -> dict:
+    """Run the fault's tests on a package that has it, first what killed it last; killed when one of them fails."""
     started = time.monotonic()
     code, said = 0, ""
-    for marked in MARKED[:1] if fault.is_script else MARKED:
-        code, said = run_tests(fault.tests, fault, python=fault.python, marked=marked)
+    first = [] if killer is None else [(killer,)]
+    turns = [(marked, tests) for marked in MARKED for tests in [*first, fault.tests]]
+    for marked, tests in turns[:1] if fault.is_script else turns:
+        code, said = run_tests(tests, fault, python=fault.python, marked=marked)
         if code not in (0, 5):
             break
     failed = re.search(r"^(?:FAILED|ERROR) tests/(.*?)(?: - .*)?$", said, re.MULTILINE)
@@ -211,8 +225,9 @@ def main() -> None:
     chosen = [fault for fault in faults if options.only in fault.name]
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     RESULTS.parent.mkdir(exist_ok=True)
+    killers = read_killers()
     with ThreadPoolExecutor(options.jobs) as pool:
-        futures = {pool.submit(try_fault, fault): fault for fault in chosen}
+        futures = {pool.submit(try_fault, fault, killers.get(fault.fault)): fault for fault in chosen}
         for number, future in enumerate(as_completed(futures), 1):
             fault, result = futures[future], future.result()
             results[fault.name] = result
@@ -220,13 +235,13 @@ def main() -> None:
             word = f"killed by {result['by']}" if result["killed"] else "SURVIVED"
             print(f"{number}/{len(chosen)} {result['seconds']:5.1f} s  {fault.name}: {word}", flush=True)
     # A test that fails without a fault, too, has shown nothing.
-    killers: dict[tuple[str, bool], set[str]] = {}
+    failing: dict[tuple[str, bool], set[str]] = {}
     for fault in chosen:
         by = results[fault.name]["by"]
         if results[fault.name]["killed"] and "::" in by:
             test = fault.tests[0] if fault.is_script else by.partition("[")[0]
-            killers.setdefault((fault.python, fault.is_script), set()).add(test)
-    for (python, _), named in killers.items():
+            failing.setdefault((fault.python, fault.is_script), set()).add(test)
+    for (python, _), named in failing.items():
         code, said = run_tests(tuple(sorted(named)), None, "--numprocesses", str(options.jobs), python=python)
         if code:
             sys.exit(f"without any fault, tests that killed one fail as well:\n{said}")

@@ -50,17 +50,25 @@ export function mountFolding(host, state, parts) {
     sizes[place] = Math.round(Math.min(Math.max(size, least), most()));
     state.set({ sizes: sizes.join("-") });
   };
+  /** @param {string} name */
+  const turn = (name) => {
+    const folded = state.fold.split(",");
+    state.set({
+      fold: (folded.includes(name) ? folded.filter((one) => one !== name) : [...folded, name]).join(","),
+    });
+  };
+  const plain = button("plain", {
+    title: "The heads and the text alone, where a word shows what it reads as it is pointed at",
+    class: "rg-plain",
+    press: () => turn("plain"),
+  });
+  parts.text.head.append(plain);
   const panes = FOLDING_PANES.map(({ name, title, wide, sign }, place) => {
     const { panel, head } = parts[name];
     const fold = button("", {
       title: `Fold ${title.toLowerCase()}`,
       class: "rg-fold",
-      press: () => {
-        const folded = state.fold.split(",").filter(Boolean);
-        state.set({
-          fold: (folded.includes(name) ? folded.filter((one) => one !== name) : [...folded, name]).join(","),
-        });
-      },
+      press: () => turn(name),
     });
     const edge = element("div", {
       class: `rg-edge rg-edge-${name}`,
@@ -99,6 +107,7 @@ export function mountFolding(host, state, parts) {
     host.dataset.fold = state.fold.replaceAll(",", " ");
     const folded = state.fold.split(",");
     const sizes = state.sizes.split("-").map(Number);
+    plain.setAttribute("aria-pressed", String(folded.includes("plain")));
     panes.forEach(({ fold, edge, size }, place) => {
       const { name, size: property } = FOLDING_PANES[place];
       const open = !folded.includes(name);
@@ -113,7 +122,7 @@ export function mountFolding(host, state, parts) {
   state.on(["fold", "sizes"], show);
   for (const command of ["find", "next-edge", "previous-edge"])
     state.addEventListener(command, () => {
-      const folded = state.fold.split(",").filter((name) => name !== "text");
+      const folded = state.fold.split(",").filter((name) => !["text", "plain"].includes(name));
       state.set({ fold: folded.join(",") });
     });
   show();

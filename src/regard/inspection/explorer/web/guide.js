@@ -4,7 +4,7 @@ import { button, element } from "./dom.js";
 
 /** @type {Array<[string, string, string[]]>} What to do, what it shows, and the fields of the state that tell it was done. */
 const GUIDE_STEPS = [
-  ["Choose a word", "in the Reader: what it reads is tinted.", ["row"]],
+  ["Choose a word", "in the Reader: what it reads is tinted (plain: by pointing alone).", ["row"]],
   ["Choose a head", "under Heads: each of them reads otherwise.", ["c", "h", "selection"]],
   ["Choose a cell", "of the map: its weight, and what else the query reads, stand in Details.", ["key"]],
 ];

@@ -174,7 +174,12 @@ export function mountReader(host, source, state) {
     const box = element("section", { "aria-label": label });
     if (which !== "both") box.append(element("h3", {}, label));
     body.append(box);
-    const options = { tokens: side.tokens, label, onChoose: choose(which) };
+    const onChoose = choose(which);
+    box.addEventListener("pointerover", ({ target }) => {
+      const token = /** @type {HTMLElement} */ (target).closest("bdi")?.dataset.token;
+      if (token && state.fold.includes("plain")) onChoose(Number(token));
+    });
+    const options = { tokens: side.tokens, label, onChoose };
     const { about } = side;
     const grid = side.kind === "patches" && about?.patch_grid;
     if (!grid) return textPane(box, { ...options, gap: gapOf(side) });

@@ -21,10 +21,10 @@ const stateFlag = (value) => ({ true: true, false: false, 1: true, 0: false })[S
 /** @param {any} value */
 const stateName = (value) => (/^[A-Za-z0-9_.:-]{0,64}$/.test(String(value)) ? String(value) : undefined);
 
-/** Panes that are folded. @param {any} value */
+/** Panes that are folded; plain: all but heads and text. @param {any} value */
 const stateFold = (value) => {
   const names = String(value).split(",");
-  return ["heads", "text", "profiles"].filter((name) => names.includes(name)).join(",");
+  return ["heads", "text", "profiles", "plain"].filter((name) => names.includes(name)).join(",");
 };
 /** Pixels of the panes; 0: as they come. @param {any} value */
 const stateSizes = (value) => (/^\d{1,4}(-\d{1,4}){2}$/.test(String(value)) ? String(value) : undefined);
