@@ -147,7 +147,7 @@ def is_defined(file: str, test: str) -> bool:
 
 
 def try_fault(fault: Fault, killer: str | None) -> dict:
-    """Run the fault's tests on a package that has it, first what killed it last; killed when one of them fails."""
+    """Run a fault's tests on a package that has it, first what killed it last; killed when one fails."""
     started = time.monotonic()
     code, said = 0, ""
     first = [] if killer is None else [(killer,)]
