@@ -16,7 +16,7 @@ from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explanation import Explanation, describe
 from regard.engine.dispatch.explicit_axes import run_in_automatic_axes
 from regard.engine.dispatch.placement import active
-from regard.engine.dispatch.registry import BACKENDS, choose
+from regard.engine.dispatch.registry import choose
 from regard.engine.softmax.merging import merge as merge
 
 
@@ -118,14 +118,14 @@ def run_problem(problem: Problem, backend: str | None) -> Any:
     asked = problem.aux
     problem, finish = rewritten(problem)
     placement = active() if backend is None else None
-    chosen = choose(problem, backend).name  # under a placement, what one device would take
-    if placement is not None or chosen != "dense":  # which alone reads stores
+    chosen = choose(problem, backend)  # under a placement, what one device would take
+    if placement is not None or chosen.name != "dense":  # which alone reads stores
         problem = problem.with_arrays()
     # Of its own accord a call moves its numbers alone, such as its scale, which a guard is to let through.
     with jax.transfer_guard_host_to_device("allow"):
-        output, extra = run_in_automatic_axes((placement or BACKENDS[chosen]).run, problem)
+        output, extra = run_in_automatic_axes((placement or chosen).run, problem)
     output = finish(output, extra)
-    report(problem, output, chosen)
+    report(problem, output, chosen.name)
     return (output, {name: extra[name] for name in asked}) if asked else output
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import oracle
-from regard import attend, masks, scores
+from regard import attend, explain, masks, scores
 from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.flash.blocking import Blocking
@@ -235,6 +235,28 @@ def test_memory_is_linear_in_length(mask):
     shorter, longer = (temporary_bytes(function, *[(2, length, 16)] * 3) for length in (4096, 8192))
     assert longer <= 2.2 * shorter
     assert longer < 8192 * 8192 * 4 / 8, "an eighth of one matrix of scores"
+
+
+def test_derivatives_of_many_short_calls_go_in_tiles_and_by_what_is_asked_alone():
+    arrays = draw((59, 137, 7), (59, 131, 7), (59, 131, 11))  # just above a million scores
+    assert explain(*arrays).reason.endswith("faster at once; derivatives go in tiles")
+
+    def energy(backend, *arrays):
+        output, aux = attend(*arrays, backend=backend, aux=("lse",))
+        return jnp.sum(output**2) + jnp.sum(jnp.sin(aux["lse"]))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def derive(backend, *arrays):
+        gradient = jax.grad(functools.partial(energy, backend), (0, 1, 2))
+        return energy(backend, *arrays), jax.jvp(gradient, arrays, arrays)
+
+    (own, derived), (defined, expected) = (derive(backend, *arrays) for backend in (None, "dense"))
+    assert own == defined
+    assert_close(derived, expected, rtol=1e-4, atol=1e-4)
+    assert "('key'" not in str(jax.make_jaxpr(jax.grad(functools.partial(energy, None)))(*arrays))
+    wide = [(512, *array.shape[1:]) for array in arrays]
+    gradient = jax.grad(functools.partial(energy, None), (0, 1, 2))
+    assert temporary_bytes(gradient, *wide) < 512 * 137 * 131 * 4, "not one matrix of scores"
 
 
 def test_listing_tiles_takes_no_quadratic_memory_and_no_wide_indices():

@@ -143,9 +143,11 @@ class Weighing:
         rows, keys = self.division.queries.padded // ring, -(-problem.S // ring)
         key, value = cut(problem.key, keys), cut(problem.value, keys)
         own = replace(problem, query=cut(problem.query, rows), key=key, value=value)
-        if ring == 1 and Tuning().favours_dense(own):
+        tuning = Tuning()
+        in_tiles = self.backward and tuning.tiles_derivatives(own)
+        if ring == 1 and tuning.favours_dense(own) and not in_tiles:
             return math.prod(own.leading) * own.T * own.S
-        tile = Tuning().blocking(own)[0]
+        tile = tuning.blocking(own)[0]
         return own.group * tile.queries * tile.keys * min(tile.heads, own.key_heads)
 
     def peak(self) -> int:

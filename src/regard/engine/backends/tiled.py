@@ -53,6 +53,17 @@ def run(
     return cut(output, problem, "output"), {name: cut(array, problem, name) for name, array in aux.items()}
 
 
+@jax.custom_jvp
+def run_at_once(problem: Problem) -> tuple[Array, dict[str, Array]]:
+    """Compute the same by the definition, and its derivatives in tiles, which keep no matrix of scores."""
+    return dense.run(problem)
+
+
+@run_at_once.defjvp
+def _run_at_once_jvp(primals: Any, tangents: Any) -> Any:
+    return jax.jvp(lambda problem: run(problem.with_arrays()), primals, tangents)
+
+
 @partial(jax.jit, static_argnames=("forward", "backward", "spec"))
 def _run(
     problem: Problem, forward: Blocking, backward: Blocking, spec: type[TileSpec]

@@ -1,7 +1,7 @@
 """The backends in order of preference, and the choice among them."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +45,12 @@ class Choice:
     name: str
     reason: str
     refusals: dict[str, str]
+    tiles_derivatives: bool = False  # of what is computed at once
+
+    @property
+    def run(self) -> Callable[[Problem], tuple[Array, dict[str, Array]]]:
+        """Return what computes the output and what `problem.aux` names."""
+        return tiled.run_at_once if self.tiles_derivatives else BACKENDS[self.name].run
 
 
 def choose(problem: Problem, name: str | None = None) -> Choice:
@@ -90,8 +96,9 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
         return Choice(candidate, "it is this device's own, and fastest", refused)
     if candidate == "gathered":
         return Choice("gathered", gathered.describe_work(problem), refused)
-    favour = load_tuning().favours_dense(problem)
+    tuning = load_tuning()
+    favour = tuning.favours_dense(problem)
     if favour is not None and "dense" not in refused:
-        return Choice("dense", favour, refused)
+        return Choice("dense", favour, refused, tuning.tiles_derivatives(problem))
     reason = "it is the first that serves" if refused else "tiles are faster here, and linear in memory"
     return Choice(candidate, reason, refused)

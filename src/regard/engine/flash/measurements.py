@@ -34,6 +34,7 @@ class Tuning:
 
     dense_scores: int = 1 << 20  # up to so many scores, dense is faster
     dense_side: int = 256  # without a mask, also with more heads of at most side x side scores
+    dense_gradient_side: int = 64  # of these, those whose scores are fewer a side have dense derivatives, too
     dense_rows: int = 8  # with fewer queries per key head than this, dense is faster, too
     tile_side: int = 512  # queries and keys of a tile
     full_side: int = 1024  # the same without a mask, in float32
@@ -53,8 +54,15 @@ class Tuning:
         plain = problem.mask is None and problem.bias is None
         if plain and max(problem.T, problem.S) <= self.dense_side:
             side = f"{self.dense_side} x {self.dense_side}"
-            return f"no mask and at most {side} scores a head, which are faster at once"
+            tiles = "; derivatives go in tiles" if self.tiles_derivatives(problem) else ""
+            return f"no mask and at most {side} scores a head, which are faster at once{tiles}"
         return None
+
+    def tiles_derivatives(self, problem: Problem) -> bool:
+        """Return True where derivatives of what `favours_dense` takes are faster in tiles."""
+        scores = math.prod(problem.leading) * problem.T * problem.S
+        is_long = min(problem.T, problem.S) > self.dense_gradient_side
+        return is_long and scores > self.dense_scores and problem.T * problem.group >= self.dense_rows
 
     def blocking(self, problem: Problem) -> tuple[Blocking, Blocking]:
         """Return the tiles of the forward and of the backward loop."""
