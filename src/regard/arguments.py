@@ -4,10 +4,8 @@ import difflib
 import functools
 import inspect
 import operator
-import os
 import re
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -131,12 +129,6 @@ def check_flag(name: str, flag: Any) -> bool:
     if not isinstance(flag, bool | np.bool_):
         raise TypeError(f"{name}: expected True or False, known before tracing; got {flag!r}")
     return bool(flag)
-
-
-def read_path(name: str, path: Any) -> Path:
-    """Return the path of a file or folder."""
-    check_kind(name, path, str, os.PathLike, hint="write where it lies, such as 'out/copy'")
-    return Path(path)
 
 
 def check_reach(name: str, end: int) -> None:

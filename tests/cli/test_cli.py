@@ -52,16 +52,13 @@ def test_help_and_mistakes_answer_before_heavy_imports(arguments, code):
     assert done.stdout.endswith(f"code {code}\nloaded []\n")
 
 
-@pytest.mark.parametrize(
-    ("package", "line", "extra"),
-    [("tyro", "view out --help", "all"), ("rich", "tune", "train"), ("flax", "train copy --smoke", "train")],
-)
-def test_a_missing_package_is_named_with_its_remedy(tmp_path, package, line, extra):
+@pytest.mark.parametrize(("package", "line"), [("rich", "tune"), ("flax", "train copy --smoke")])
+def test_a_missing_package_is_named_with_its_remedy(tmp_path, package, line):
     code = f"import sys; sys.modules[{package!r}] = None\nfrom regard.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, *line.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == f"error: this needs {package}, which is not installed: {remedy(extra)}\n"
+    assert done.stderr == f"error: this needs {package}, which is not installed: {remedy('train')}\n"
 
 
 def read_help(capsys, *words):
@@ -177,9 +174,15 @@ def test_text_says_what_it_learns_from_and_what_a_byte_costs(tmp_path, capsys):
 def test_refusals_exit_with_2_and_change_nothing(copied, capsys):
     for arguments, message in (
         ([*COPY, "--seed", "1"], "seed: it has 0, asked for 1"),
+        ([*COPY, "--seed", f"{2**63}"], f"--seed: expected a number from -2**63 to 2**63 - 1, got {2**63}\n"),
         (["train", "threshold", "--smoke"], "task: it has 'copy', asked for 'threshold'"),
         ([*COPY, "--resume", "never", "--quiet"], "holds a run already"),
         ([*COPY, "--force", "--profile", "-1"], "--profile must be at least 0, got -1"),
+        ([*COPY, "--outer", "data=2"], "--outer: expected None, as all devices are of one slice or host"),
+        (
+            [*COPY, "--outer", "data=*"],
+            "--outer: expected numbers of slices or hosts, 1 or more; got 'data=*'",
+        ),
     ):
         before = snapshot(copied)
         assert main([*arguments, "--out", str(copied)]) == 2
@@ -251,7 +254,6 @@ def test_a_step_is_described_by_its_metrics_rate_and_time_left():
 def test_a_sparkline_shows_the_range():
     assert draw_sparkline([0.0, 7.0]) == "▁█"
     assert draw_sparkline([3.0, float("nan"), 3.0]) == "▁▁"
-    assert draw_sparkline([]) == ""
     assert len(draw_sparkline([float(step) for step in range(1000)], width=60)) == 60
 
 
@@ -355,7 +357,6 @@ def test_the_doctor_knows_versions_devices_backends_and_what_is_missing(capsys, 
     assert re.search(r"devices +0: cpu", text)
     assert re.search(r"backend +dense: serves", text)
     assert f"matplotlib not installed; for figures: {remedy('look')}" in text
-    assert "pip install 'regard[look]' (in a checkout: pip install '.[look]')" in text
     assert main(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["packages"]["jax"] == "3.3"

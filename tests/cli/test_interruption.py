@@ -89,7 +89,7 @@ def test_the_command_that_goes_on_starts_nothing_anew_and_fits_any_devices():
         ("--force --out a", "--out a"),
         ("--resume never --resume newest-whole", "--resume newest-whole"),
         ("--resume=never --seed 3", "--seed 3"),
-        ("--coordinator h:1 --processes=2 --process 0 --mesh data=2", "--mesh 'data=*'"),
+        ("--coordinator h:1 --processes=2 --process 0 --mesh data=2 --outer=data=2", "--mesh 'data=*'"),
         ("--mesh tensor=2,fsdp=4", "--mesh 'fsdp=*'"),
     ):
         said = spell_continuation(["train", "copy", *words.split()], lost_devices=True)

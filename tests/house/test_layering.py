@@ -13,7 +13,7 @@ FLOORS = {
     room: floor
     for floor, rooms in enumerate(
         [
-            "arguments axes loading records formulas",
+            "arguments axes loading paths records formulas",
             "masks positions theory",
             "scores",
             "engine",

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from regard.parallel import build_mesh
+from regard.parallel.meshes import measure_spans
 
 
 class Device:
@@ -20,28 +21,37 @@ def devices_of(slices, each):
 
 
 @pytest.mark.parametrize(
-    ("slices", "each", "sizes"),
+    ("slices", "each", "sizes", "outer", "spans"),
     [
-        (2, 4, {"data": 4, "tensor": 2}),
-        (6, 2, {"data": 2, "fsdp": 3, "tensor": 2}),
-        (3, 4, {"data": 1, "fsdp": 6, "sequence": 2}),
-        (4, 1, {"data": 4}),
+        (2, 4, {"data": 4, "tensor": 2}, None, (2, 1)),
+        (6, 2, {"data": 2, "fsdp": 3, "tensor": 2}, None, (2, 3, 1)),
+        (6, 12, {"data": 6, "sequence": 4, "tensor": 3}, {"tensor": 3, "sequence": 2}, (1, 2, 3)),
     ],
 )
-def test_the_first_axes_go_from_slice_to_slice(slices, each, sizes):
+def test_axes_span_slices_the_first_ones_unless_told(slices, each, sizes, outer, spans):
     devices = devices_of(slices, each)
-    mesh = build_mesh(sizes, devices=devices)
+    mesh = build_mesh(sizes, outer=outer, devices=devices)
     assert dict(mesh.shape) == sizes
     assert {device.id for device in mesh.devices.flat} == {device.id for device in devices}
+    assert tuple(measure_spans(mesh).values()) == spans
     slice_of = np.vectorize(lambda device: device.slice_index)(mesh.devices)
-    for part in slice_of.reshape(-1, each):  # neighbours along the last axes
-        assert len(set(part)) == 1
+    parts = [
+        count for size, span in zip(sizes.values(), spans, strict=True) for count in (span, size // span)
+    ]
+    blocks = slice_of.reshape(parts).transpose(*range(0, len(parts), 2), *range(1, len(parts), 2))
+    assert (np.ptp(blocks.reshape(slices, each), 1) == 0).all(), "each slice has a block of the mesh"
 
 
 def test_sizes_and_slices_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="devices: expected as many of each slice or host; got 4, 2"):
         build_mesh({"data": 6}, devices=[Device(number, number // 4) for number in range(6)])
-    with pytest.raises(
-        ValueError, match=r"sizes: expected sizes that multiply to 8, .* got data=2, tensor=3"
-    ):
+    with pytest.raises(ValueError, match="multiply to 8, the number of devices; got data=2, tensor=3"):
         build_mesh({"data": 2, "tensor": 3}, devices=devices_of(2, 4))
+    for outer, slices, message in (
+        ({"dta": 2}, 2, "axes among data, tensor; got 'dta'"),
+        ({"tensor": 4}, 4, "a divisor of tensor=2, got tensor=4"),
+        ({"data": 2}, 4, "numbers that multiply to 4, .* got data=2; leave outer out"),
+        ({"data": 2}, 1, "None, as all devices are of one slice or host; got data=2; leave it out"),
+    ):
+        with pytest.raises(ValueError, match=f"outer: expected {message}"):
+            build_mesh({"data": 4, "tensor": 2}, outer=outer, devices=devices_of(slices, 8 // slices))

@@ -151,23 +151,33 @@ def test_exchange_and_heads_cost_what_is_counted_by_hand():
 
 def test_seconds_on_links_are_those_counted_by_hand():
     # Neighbours 2 apart in hosts of 4: two of 8 are near, and a ring always leaves the host.
-    line = Candidate(3, 8, 1, 2, "contiguous").line("sequence")
+    line = Candidate(3, 8, 1, 2, "contiguous").line(PLAIN, "sequence")
     assert line == Line(8, 2)
+    # Hosts of 4 do not hold whole lines of three: these span three hosts.
+    assert Candidate(4, 1, 1, 3, "contiguous").line(PLAIN, "heads") == Line(3, 1)
     assert hop_seconds(PLAIN, line, 100) == 100 / 1e4
-    assert hop_seconds(PLAIN, Line(2, 2), 100) == 100 / 1e5
     assert hop_seconds(PLAIN, line, 100, 8) == hop_seconds(PLAIN, Line(1, 1), 100) == 0
     assert exchange_seconds(PLAIN, line, 70) == pytest.approx(max(6 * 10 / 1e4, 1 * 10 / 1e5))
-    assert exchange_seconds(PLAIN, Line(4, 1), 30) == 30 / 1e5
+    assert exchange_seconds(PLAIN, Line(4, 4), 30) == 30 / 1e5
     assert sum_seconds(PLAIN, line, 70) == 70 / 1e4
-    assert sum_seconds(PLAIN, Line(4, 1), 70) == 70 / 1e5
     # On a torus a hop uses one link, and one of three steps that of two others.
-    assert hop_seconds(TORUS, Line(16, 4), 100) == 100 / 1e5
-    assert hop_seconds(TORUS, Line(16, 4), 100, 13) == 3 * 100 / 1e5
-    assert sum_seconds(TORUS, Line(16, 1), 100) == 100 / 2e5
+    assert hop_seconds(TORUS, Line(16, 16), 100) == 100 / 1e5
+    assert hop_seconds(TORUS, Line(16, 16), 100, 13) == 3 * 100 / 1e5
+    assert sum_seconds(TORUS, Line(16, 16), 100) == 100 / 2e5
     # Of 16 pieces of 10, the one at home included: n V / 8 over one link (both ways, a quarter of the way).
-    assert exchange_seconds(TORUS, Line(16, 1), 150) == pytest.approx(16 * 160 / 8 / 1e5)
-    assert exchange_seconds(TORUS, Line(2, 1), 10) == pytest.approx(5 / 1e5)
-    assert exchange_seconds(TORUS, Line(128, 1), 127) == pytest.approx(64 / 1e4)
+    assert exchange_seconds(TORUS, Line(16, 16), 150) == pytest.approx(16 * 160 / 8 / 1e5)
+    assert exchange_seconds(TORUS, Line(2, 2), 10) == pytest.approx(5 / 1e5)
+    assert exchange_seconds(TORUS, Line(128, 64), 127) == pytest.approx(64 / 1e4)
+
+
+def test_the_axes_between_hosts_are_those_that_send_least():
+    quick = dataclasses.replace(PLAIN, flops={"bfloat16": 1e15}, memory_bandwidth=1e15)
+    report = plan(chip=quick, fixed={"sequence": 4, "heads": 2})
+    best, first = report.best, found(report, sequence=4, heads=2)
+    assert best.travel_seconds == pytest.approx(first.travel_seconds / 10)
+    assert best.exchange_seconds == pytest.approx(10 * first.exchange_seconds)
+    assert "build_mesh({'sequence': 4, 'heads': 2}, outer={'heads': 2})" in report.code()
+    assert "heads=2 between slices): " in str(report)
 
 
 def test_shares_and_messages_are_taken_off():
@@ -192,8 +202,7 @@ def test_every_mesh_is_there_once_and_serves(devices, batch, heads, key_heads):
             with contextlib.suppress(NotImplementedError):
                 assert one.place().explain(problem).plan == one.plan
                 expected.add(one)
-    assert set(listed) == expected
-    assert expected
+    assert set(listed) == expected != set()
 
 
 def test_of_the_fastest_the_best_sends_least_and_the_rest_go_by_time():
@@ -207,9 +216,8 @@ def test_of_the_fastest_the_best_sends_least_and_the_rest_go_by_time():
     assert times == sorted(times)
     first, *said = map(report.explain_loss, report.ranking)
     assert first == "best"
-    assert all(
-        any(words in text for text in said) for words in ("the work on the busiest device", "the bytes")
-    )
+    for words in ("the work on the busiest device", "the bytes"):
+        assert any(words in text for text in said)
     slowest = next(item for item in reversed(rest) if item.fits)
     assert report.explain_loss(slowest).startswith(f"{slowest.seconds / best.seconds - 1:.0%} slower: ")
     assert [spell_seconds(seconds) for seconds in (0, 2.5, 0.0034)] == ["0 s", "2.5 s", "3.4 ms"]
@@ -466,8 +474,6 @@ def test_too_little_memory_says_how_many_devices_would_do():
         plan(devices=count // 2, **options)
     with too_small(match="more devices do not help"):
         plan(devices=8, fixed={"sequence": 1, "exchange": 1}, **options)
-    with too_small(match=r"it takes [\d.]+ [GT]B per device"):
-        plan(length="16M", heads=1, chip="v5e", devices=512, fixed={"sequence": 1}, width=1024)
 
 
 COMMAND = ["plan", "--length", "128k", "--heads", "8", "--devices", "16", "--chip", "h100"]
@@ -503,17 +509,17 @@ def test_the_command_plans_a_whole_model(capsys):
     assert main([*MODEL, "--json", "--quiet"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["event"], found["parameters"], found["devices"] <= 8) == ("step", 124_439_808, True)
-    small = ",d_model=32,num_heads=4,num_key_heads=2,head_dim=12,d_ff=64,num_layers=2,vocab_size=300"
-    words = ["--model", f"qwen3-0.6b{small}", "--fix", "fsdp=4,tensor=2", "--json", "--quiet"]
-    words += ["--accumulate-steps", "2"]
+    small = ",d_model=32,num_heads=4,num_key_heads=2,head_dim=12,d_ff=64,num_layers=2,vocab_size=30000"
+    words = ["--model", f"qwen3-0.6b{small}", "--fix", "fsdp=8,tensor=2", "--json", "--quiet"]
+    words += ["--accumulate-steps", "2", "--batch", "16", "--devices", "16", "--length", "64"]
     assert main([*MODEL, *words]) == 0
     remark, command = json.loads(capsys.readouterr().out)["command"].splitlines()
     assert remark == "# otherwise than in query_key_norm, scale_embedding"
     words = shlex.split(command)[1:]
-    assert words[:4] == ["train", "text", "--mesh", "fsdp=4,tensor=2"]
+    assert words[:6] == ["train", "text", "--mesh", "fsdp=8,tensor=2", "--outer", "tensor=2"]
     task = parse_arguments(words).task
     assert (task.model.num_key_heads, task.model.scan_layers) == (2, True)
-    assert (task.optimization.batch_size, task.optimization.accumulate_steps) == (8, 2)
+    assert (task.optimization.batch_size, task.optimization.accumulate_steps) == (16, 2)
 
 
 def test_the_command_refuses_what_makes_no_sense(capsys):
@@ -613,7 +619,7 @@ for fixed in ({}, {"exchange": 1}, {"data": 2, "heads": 2}):
     calls = "parallel.explain", "attend"
     calls = "".join(f"    made.append(regard.{call}(*arrays, mask=mask))\\n" for call in calls)
     names = {"jax": jax, "regard": regard, "arrays": arrays, "mask": mask, "made": []}
-    exec(chosen.code().replace("    ...", calls), names)
+    exec(chosen.code(planning.CHIPS["h100"]).replace("    ...", calls), names)
     account, output = names["made"]
     assert (account.plan, account.layout) == (chosen.plan, chosen.layout), account
     np.testing.assert_allclose(output, regard.attend(*arrays, mask=mask), rtol=2e-5, atol=2e-6)

@@ -99,12 +99,13 @@ def test_every_damaged_file_is_named(saved, tmp_path, damage, writers, readers):
     assert checkpoints.load(copy).note is None
 
 
-@pytest.mark.parametrize("words", ["train copy --out", "train copy --resume", "plot", "view", "generate"])
+@pytest.mark.parametrize("words", ["train copy --out", "train copy --resume", "train text --files", "plot"])
 def test_object_stores_are_refused(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with contextlib.suppress(SystemExit):
         assert main([*words.split(), "gs://bucket/run"]) == 2
-    assert "error: gs://bucket/run is the address of an object store" in capsys.readouterr().err
+    assert "got gs://bucket/run, the address of an object store" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):

@@ -135,9 +135,10 @@ def test_two_processes_learn_a_language_as_one(tmp_path):
     sizes = ["--d-model", "16", "--num-heads", "2", "--d-ff", "12", "--num-layers", "1", "--length", "14"]
     words = ["train", "text", *sizes, *SHORT, "--batch-size", "8", "--warmup-steps", "3"]
     words = [*words, "--heads-every", "6", "--files", *map(str, files), "--out"]
-    codes, said = finish(start([*words, tmp_path / "two", "--mesh", "data=2,sequence=*"], 2))
+    between = ["--outer", "sequence=2"] if can_unshare() else []
+    codes, said = finish(start([*words, tmp_path / "two", "--mesh", "data=2,sequence=*", *between], 2))
     assert codes == [0, 0], said
-    assert "data=2,sequence=2 of 2 processes; all" in said[0][0]
+    assert f"=2 of 2 processes{', sequence=2 between slices' if between else ''}; all" in said[0][0]
     assert "finished" in said[0][0]
     assert said[1][0] == ""
     assert "error" not in said[1][1]

@@ -87,15 +87,12 @@ def test_arrays_are_divided_by_rule():
         assert not any(divide_array(path, shape, {}))
 
 
-def test_one_process_needs_nothing():
+def test_flags_come_before_the_environment():
     assert find_membership(None, None, None, {}) is find_membership("a:1", 1, 0, {}) is None
     # A batch script of Slurm, before it starts steps, and one task in a step.
     assert find_membership(None, None, None, {"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}) is None
     step = {"SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
     assert find_membership(None, None, None, step) is None
-
-
-def test_flags_come_before_the_environment():
     told = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": "2"}
     found = find_membership(None, None, None, told)
     assert (found.coordinator, found.count, found.index) == ("a:1", 3, 2)
@@ -124,11 +121,12 @@ def test_a_run_remembers_its_mesh_and_goes_on_on_another(begun, tmp_path):
     path = shutil.copytree(begun, tmp_path / "run") / "config.json"
     before = json.loads(path.read_text())
     assert before["mesh"] is None
-    run = runs.open_run(tmp_path / "run", tiny_copy(), mesh="data=2")
-    assert run.start.step == 1
-    run.begin({})
-    assert json.loads(path.read_text()) == before | {"mesh": "data=2"}
-    del before["mesh"]  # as an older version wrote it
+    for layout in ({"mesh": "data=2", "outer": None}, {"mesh": "data=2", "outer": "data=4"}):
+        run = runs.open_run(tmp_path / "run", tiny_copy(), **layout)
+        assert (run.start.step, str(layout["outer"]) in run.describe({})) == (1, bool(layout["outer"]))
+        run.begin({})
+        assert json.loads(path.read_text()) == before | layout
+    del before["mesh"], before["outer"]  # as an older version wrote it
     path.write_text(json.dumps(before))
     runs.open_run(tmp_path / "run", tiny_copy()).begin({})
     assert json.loads(path.read_text()) == before

@@ -72,13 +72,6 @@ def test_force_deletes_nothing_where_the_data_are_missing(run, tmp_path, capsys)
     assert snapshot(run) == before
 
 
-def test_a_seed_beyond_64_bits_is_refused(tmp_path, capsys):
-    error = refuse(capsys, ["--out", tmp_path / "run", "--seed", 2**63], 2)
-    assert error == f"error: --seed: expected a number from -2**63 to 2**63 - 1, got {2**63}\n"
-    assert not (tmp_path / "run").exists()
-    assert runs.open_run(tmp_path / "run", tiny_copy(), seed=2**63 - 1).seed == 2**63 - 1
-
-
 def test_a_damaged_line_of_the_metrics_is_named_and_nothing_is_changed(run, capsys):
     (run / "metrics.jsonl").write_text('{"step": 1, "lo\n{"step": 2}\n')
     before = snapshot(run)
@@ -124,7 +117,7 @@ def test_the_newest_whole_checkpoint_is_gone_on_from_where_asked(run):
         checkpoints.save(run / "checkpoints", step, params, {}, keep=9)
         next((run / "checkpoints" / f"{step:08d}").rglob("manifest.ocdbt")).write_bytes(b"")
     before = snapshot(run)
-    told = r"00000003 is damaged.*\n.*--resume newest-whole does"
+    told = r"00000003 is damaged.* has 0 bytes.*\nnothing.* to go on from step 2; .*--resume newest-whole"
     with pytest.raises(checkpoints.CheckpointError, match=told):
         runs.open_run(run, tiny_copy())
     opened = runs.open_run(run, tiny_copy(), resume="newest-whole")

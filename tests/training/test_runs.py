@@ -30,7 +30,7 @@ def refuse(directory, error, message, **options):
 
 def test_a_new_directory_starts_from_scratch(tmp_path):
     for directory, resume in ((tmp_path / "missing", "never"), (tmp_path, "auto")):
-        run = runs.open_run(directory, tiny_copy(), resume=resume)
+        run = runs.open_run(directory, tiny_copy(), resume=resume, seed=2**63 - 1)
         assert run.start is None
         assert not run.is_finished
     assert not (tmp_path / "missing").exists(), "opening writes nothing"
@@ -73,17 +73,6 @@ def test_a_foreign_damaged_or_later_config_is_refused_also_with_force(run):
         (run / "config.json").write_text(text)
         for force in (False, True):
             refuse(run, RunError, r"config\.json is damaged or not Regard's", force=force)
-
-
-def test_a_damaged_checkpoint_is_named_with_the_way_out(run):
-    file = next((run / "checkpoints" / "00000009").rglob("manifest.ocdbt"))
-    file.write_bytes(file.read_bytes()[:-1])
-    told = r"00000009 is damaged: .*manifest\.ocdbt has \d+ bytes, \d+ were written"
-    message = refuse(run, CheckpointError, told)
-    assert "nothing was changed" in message
-    assert "to go on from step 7" in message
-    shutil.rmtree(run / "checkpoints" / "00000009")
-    assert runs.open_run(run, tiny_copy()).start.step == 7
 
 
 def test_a_checkpoint_of_another_model_is_refused_before_anything_is_written(run):

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import regard
 from regard.cli import MISUSED, commands, plain
 from regard.cli.declaration import Command, choice, conf
-from regard.training.run_configs import describe_store
+from regard.paths import describe_store
 
 _STYLE = ("CascadeSubcommandArgs", "OmitArgPrefixes", "OmitSubcommandPrefixes", "FlagCreatePairsOff")
 _HELP = ("--help", "-h")

@@ -21,7 +21,7 @@ BEGUN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # troubles that the same dire
 def spell_continuation(words: Sequence[str], *, lost_devices: bool = False) -> str:
     """Spell the command that goes on after another: without what starts anew, and who is which process.
 
-    After a loss of devices, a mesh of so many becomes one of all that there are.
+    After a loss of devices, a mesh of so many becomes one of all that there are, and axes span what they may.
 
     Example:
         >>> spell_continuation(["train", "copy", "--force", "--mesh", "fsdp=2,tensor=2"], lost_devices=True)
@@ -32,9 +32,10 @@ def spell_continuation(words: Sequence[str], *, lost_devices: bool = False) -> s
     for word in rest:
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
-        if name in (*MEMBERSHIP, "--mesh", "--resume"):
+        if name in (*MEMBERSHIP, "--mesh", "--outer", "--resume"):
             value = value if equals else next(rest, "")
-            new_value = {"--mesh": _fit_mesh(value) if lost_devices else value, "--resume": value}.get(name)
+            layout = {"--mesh": _fit_mesh(value)} if lost_devices else {"--mesh": value, "--outer": value}
+            new_value = {**layout, "--resume": value}.get(name)
             if new_value and new_value != "never":
                 continued += [name, new_value]
         elif name != "--force":

@@ -59,6 +59,7 @@ def describe_mesh(deployment: Deployment, params: Any) -> str:
     """Describe the mesh, and the share of the parameters that a device keeps."""
     kept_bytes, all_bytes = deployment.count_bytes(params)
     several = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    several += f", {deployment.outer} between slices" if deployment.outer else ""
     share = (
         "all parameters" if kept_bytes == all_bytes else f"1/{all_bytes / kept_bytes:.1f} of the parameters"
     )

@@ -28,7 +28,8 @@ def run_training(command: Train, console: Console) -> int:
         task = tasks.shrink(command.task) if command.smoke else command.task
         deployment = choose_deployment(command, task)
         options = {name: getattr(command, name) for name in ("seed", "resume", "force")}
-        options["mesh"] = deployment and deployment.name
+        if deployment is not None:
+            options |= {"mesh": deployment.name, "outer": deployment.outer}
         run = open_together(directory, task, **options)
         if not run.is_finished:
             with console.show_bytes() as report:
@@ -106,10 +107,11 @@ def find_damage(checkpoint: checkpoints.Checkpoint) -> str:
 
 def choose_deployment(command: Train, task: tasks.Task) -> Deployment | None:
     """Choose the mesh that a command asks for; by default several processes divide the rows of a batch."""
-    if not command.mesh and jax.process_count() == 1:
+    if not command.mesh and not command.outer and jax.process_count() == 1:
         return None
     spec = mesh_specs.read_mesh(command.mesh or "data=*")
-    deployment = Deployment.over(spec)
+    outer = mesh_specs.read_outer(command.outer) if command.outer else None
+    deployment = Deployment.over(spec, outer)
     spec.fit(jax.device_count()).demand_divides(task)
     return deployment
 

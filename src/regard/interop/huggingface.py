@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from regard.arguments import read_path
 from regard.loading import name_extra
+from regard.paths import read_path
 
 with name_extra(__name__, "weights"):
     from flax import nnx

@@ -8,10 +8,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from regard.arguments import read_path
 from regard.interop.families import FAMILIES, Family
 from regard.layers.choices import check_choice
 from regard.models import TransformerConfig
+from regard.paths import read_path
 
 _MOST_LAYERS = 1 << 14
 

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from regard.arguments import read_path
+from regard.paths import read_path
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -1,5 +1,7 @@
 """Candidates: every mesh of so many devices that a call can be divided over, and how."""
 
+from __future__ import annotations
+
 import functools
 import itertools
 import math
@@ -11,8 +13,9 @@ import jax
 
 from regard.engine.call.problem import Problem
 from regard.parallel.division import Chunking, Division
+from regard.parallel.meshes import divide_slices
 from regard.parallel.placements import MeshPlacement
-from regard.planning.chips import Line
+from regard.planning.chips import Chip, Line
 
 AXES = ("data", "sequence", "exchange", "heads")
 
@@ -35,6 +38,8 @@ class Candidate:
     """Tokens that the caller appends and masks out, so that the mesh divides the length."""
     rows: int = 0
     """Sequences that the caller appends, so that the mesh divides the batch."""
+    spanning: tuple[str, ...] = AXES
+    """Axes in the order in which they span slices: each as many as fit."""
 
     @property
     def devices(self) -> int:
@@ -78,10 +83,24 @@ class Candidate:
         heads = ("heads",) if "heads" in self.mesh else ()
         return MeshPlacement.check(mesh, self.axes, batch, heads, self.layout, self.plan)
 
-    def line(self, axis: str) -> Line:
-        """Return how many devices lie along an axis, and how far apart."""
-        after = AXES[AXES.index(axis) + 1 :]
-        return Line(getattr(self, axis), math.prod(getattr(self, name) for name in after))
+    def spans(self, chip: Chip) -> dict[str, int]:
+        """Return the slices that each axis spans, where each slice has as many devices."""
+        counts = (count for count in _divisors(self.devices) if count * chip.near_devices >= self.devices)
+        return divide_slices({name: getattr(self, name) for name in self.spanning}, next(counts))
+
+    def outer(self, chip: Chip) -> dict[str, int]:
+        """Return `outer` of `parallel.build_mesh`; nothing where that is its own rule."""
+        return name_outer({name: getattr(self, name) for name in AXES}, self.spans(chip))
+
+    def list_spanning(self) -> Iterator[Candidate]:
+        """Yield this mesh with its axes in every order of spanning slices."""
+        for groups in itertools.permutations((("data",), ("sequence", "exchange"), ("heads",))):
+            yield replace(self, spanning=tuple(itertools.chain(*groups)))
+
+    def line(self, chip: Chip, *axes: str) -> Line:
+        """Return how many devices lie along axes, and how many of them in one slice."""
+        size, spans = math.prod(getattr(self, name) for name in axes), self.spans(chip)
+        return Line(size, size // math.prod(spans[name] for name in axes))
 
     def cut(self, problem: Problem) -> Division:
         """Return the part that each device has, without rounds."""
@@ -103,7 +122,7 @@ class Candidate:
         arrays = {name: grow(getattr(problem, name)) for name in ("query", "key", "value")}
         return replace(problem, **arrays)
 
-    def code(self) -> str:
+    def code(self, chip: Chip) -> str:
         """Return Python that runs attention like this."""
         names_of = {"batch_axis": "data", "head_axis": "heads"}
         options = [f"{keyword}={name!r}" for keyword, name in names_of.items() if name in self.mesh]
@@ -111,8 +130,15 @@ class Candidate:
         call = ", ".join(["mesh", repr(axes), *options, f"layout={self.layout!r}", f"plan={self.plan!r}"])
         padding = {"tokens, masked out": self.tokens, "sequences": self.rows}
         remarks = "".join(f"# append {count} {what}\n" for what, count in padding.items() if count)
-        mesh = f"mesh = regard.parallel.build_mesh({dict(self.mesh)})"
+        sizes = ", outer=".join(str(sizes) for sizes in (self.mesh, self.outer(chip)) if sizes)
+        mesh = f"mesh = regard.parallel.build_mesh({sizes})"
         return f"{remarks}{mesh}\nwith regard.parallel.use({call}):\n    ..."
+
+
+def name_outer(sizes: Mapping[str, int], spans: Mapping[str, int]) -> dict[str, int]:
+    """Return `outer` of `parallel.build_mesh` for what axes span; nothing where that is its own rule."""
+    by_rule = divide_slices(sizes, math.prod(spans.values()))
+    return {} if spans == by_rule else {name: span for name, span in spans.items() if span > 1}
 
 
 def list_candidates(problem: Problem, devices: int, fixed: Mapping[str, int]) -> Iterator[Candidate]:
@@ -134,9 +160,9 @@ def list_candidates(problem: Problem, devices: int, fixed: Mapping[str, int]) ->
                 parts = 1 if layout == "contiguous" else 2
                 tokens = Chunking(problem.T, parts, sizes["sequence"], exchange).padded - problem.T
                 if batch % data == 0:
-                    yield Candidate(**sizes, layout=layout)
+                    yield Candidate(*sizes.values(), layout=layout)
                 if tokens or batch % data:
-                    yield Candidate(**sizes, layout=layout, tokens=tokens, rows=-batch % data)
+                    yield Candidate(*sizes.values(), layout=layout, tokens=tokens, rows=-batch % data)
 
 
 @functools.cache

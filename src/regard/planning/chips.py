@@ -207,14 +207,10 @@ def _time(function: Callable[[Any], Any], array: Any) -> float:
 
 @dataclass(frozen=True)
 class Line:
-    """Devices along one mesh axis: how many, and how far apart neighbours are in the order of all devices."""
+    """Devices along mesh axes: how many, and how many of them the fast links join."""
 
     size: int
-    stride: int
-
-    def near(self, chip: Chip) -> int:
-        """Count the devices, one after the other, that the fast links join."""
-        return max(min(self.size, chip.near_devices // self.stride), 1)
+    near: int
 
 
 def hop_seconds(chip: Chip, line: Line, count: float, steps: int = 1) -> float:
@@ -222,7 +218,7 @@ def hop_seconds(chip: Chip, line: Line, count: float, steps: int = 1) -> float:
     steps = min(steps % line.size, -steps % line.size)
     if steps == 0:
         return 0.0
-    if line.near(chip) < line.size:
+    if line.near < line.size:
         return count / chip.far_bandwidth
     # On a torus the way further leads through the neighbours, whose links carry as much of others.
     return count * (steps if chip.torus else 1) / chip.near_bandwidth
@@ -232,7 +228,7 @@ def exchange_seconds(chip: Chip, line: Line, count: float) -> float:
     """Return seconds in which every device sends so many bytes in all, as many to each of the others."""
     if line.size == 1:
         return 0.0
-    near = line.near(chip)
+    near = line.near
     each = count / (line.size - 1)
     far = each * (line.size - near) / chip.far_bandwidth
     close = each * (near - 1) / chip.near_bandwidth
@@ -246,6 +242,6 @@ def sum_seconds(chip: Chip, line: Line, count: float) -> float:
     """Return seconds in which every device sends so many bytes in all to add arrays up, around a ring."""
     if line.size == 1:
         return 0.0
-    if line.near(chip) < line.size:
+    if line.near < line.size:
         return count / chip.far_bandwidth
     return count / (chip.near_bandwidth * (2 if chip.torus else 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from regard.parallel.cost_reports import local_bytes, sent_bytes
 from regard.parallel.division import Division
 from regard.parallel.exchange import moved_halves
 from regard.planning.candidates import Candidate
-from regard.planning.chips import Chip, Line, exchange_seconds, hop_seconds, sum_seconds
+from regard.planning.chips import Chip, exchange_seconds, hop_seconds, sum_seconds
 
 PARTS = ("compute", "memory", "travel", "exchange")
 
@@ -209,7 +210,7 @@ class Weighing:
 
     def _travel(self, chip: Chip, assumptions: Assumptions) -> float:
         """Return seconds of keys, values and gradients on their way around the ring."""
-        line = self.candidate.line("sequence")
+        line = self.candidate.line(chip, "sequence")
         steps = np.array([step.number for step in self.division.rounds], int)
         hops = np.diff(steps, prepend=0)
         carried = Counter()
@@ -232,8 +233,8 @@ class Weighing:
         moved = trips * (self.query + self.keys + self.output)
         away = moved * (candidate.exchange - 1) / candidate.exchange
         halves = moved * moved_halves(self.division) if candidate.layout == "balanced" else 0.0
-        along = Line(candidate.sequence * candidate.exchange, candidate.heads)
-        seconds = sum_seconds(chip, along, gathered) + sum_seconds(chip, candidate.line("heads"), summed)
-        seconds += exchange_seconds(chip, candidate.line("exchange"), away)
-        seconds += exchange_seconds(chip, candidate.line("sequence"), halves)
+        along, line = candidate.line(chip, "sequence", "exchange"), partial(candidate.line, chip)
+        seconds = sum_seconds(chip, along, gathered) + sum_seconds(chip, line("heads"), summed)
+        seconds += exchange_seconds(chip, line("exchange"), away)
+        seconds += exchange_seconds(chip, line("sequence"), halves)
         return assumptions.reach(seconds, trips * candidate.messages)

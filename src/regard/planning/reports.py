@@ -104,7 +104,9 @@ class Report:
         if best.candidate.tokens or best.candidate.rows:
             length, rows = asked["length"] + best.candidate.tokens, asked["batch"] + best.candidate.rows
             yield "padding", f"to {rows} x {length:,} tokens, masked out, so that the mesh divides them"
-        mesh = f"{name_mesh(best)} ({best.candidate.plan}, {best.candidate.layout})"
+        mesh = f"{spell_sizes(best.candidate.mesh)} ({best.candidate.plan}, {best.candidate.layout}"
+        outer = spell_sizes(best.candidate.outer(chip))
+        mesh += f", {outer} between slices)" if outer else ")"
         yield "best", f"{mesh}: {spell_seconds(best.seconds)}, bound by {best.bound}"
         yield "memory", f"{scaled(best.memory_bytes, 'B')} of {scaled(chip.memory_bytes, 'B')} per device"
         yield "work", f"{scaled(best.flops, 'FLOP')} per device, busiest over idlest {best.balance:.2f}"
@@ -144,7 +146,7 @@ class Report:
 
     def code(self) -> str:
         """Return Python that runs attention on the best mesh."""
-        return self.best.candidate.code()
+        return self.best.candidate.code(self.chip)
 
     def as_json(self, top: int | None = None) -> dict[str, Any]:
         """Return plain values, for programs."""
@@ -162,6 +164,7 @@ class Report:
         del row["candidate"]
         names = ("devices", "tokens", "rows", "mesh", "plan", "layout")
         chosen = {name: getattr(item.candidate, name) for name in names}
+        chosen["outer"] = item.candidate.outer(self.chip)
         return chosen | row | {"seconds": item.seconds, "bound": item.bound, "why": self.explain_loss(item)}
 
     def __str__(self) -> str:
@@ -169,9 +172,9 @@ class Report:
         return "\n".join(f"{label:<10} {text}" for label, text in rows)
 
 
-def name_mesh(item: Estimate) -> str:
-    """Spell a mesh as `--mesh` takes it: data=2,sequence=4."""
-    return ",".join(f"{name}={size}" for name, size in item.candidate.mesh.items())
+def spell_sizes(sizes: Mapping[str, int]) -> str:
+    """Spell sizes of axes as `--mesh` takes them: data=2,sequence=4."""
+    return ",".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def spell_seconds(seconds: float) -> str:

@@ -172,7 +172,12 @@ class Search:
             elif self.peak(node.mesh) + self.beside(node.mesh).bytes <= room:
                 estimate = self.weigh(node.mesh)
                 shortlist.add(self.total(estimate), estimate)
-        return shortlist.best
+        return shortlist.best and self._span_slices(shortlist.best)
+
+    def _span_slices(self, best: Estimate) -> Estimate:
+        """Return a mesh with those axes between slices with which it is fastest; if alike, the first ones."""
+        fastest = min(map(self.weigh, best.candidate.list_spanning()), key=self.total)
+        return fastest if ALIKE * self.total(fastest) < self.total(best) else best
 
     def _spread(self, devices: int) -> float:
         """Return the seconds of the call's products, spread evenly."""

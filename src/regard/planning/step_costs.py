@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard.engine.flash.measurements import Tuning
-from regard.planning.candidates import Candidate
-from regard.planning.chips import Chip, Line, sum_seconds
+from regard.parallel.meshes import divide_slices
+from regard.planning.candidates import Candidate, name_outer
+from regard.planning.chips import Chip, sum_seconds
 from regard.planning.estimates import Assumptions
 from regard.planning.parameters import Share, count_branches, count_parameters, share_parameters
 from regard.planning.search import Beside
@@ -69,6 +70,14 @@ class StepOnMesh:
         data, heads = self.candidate.data, self.candidate.heads
         sequence = self.candidate.sequence * self.candidate.exchange
         return dict(zip(AXES, (data // self.fsdp, self.fsdp, sequence, heads), strict=True))
+
+    @property
+    def outer(self) -> dict[str, int]:
+        """Slices that these axes span; empty where that is the rule of `parallel.build_mesh`."""
+        spans, (data, fsdp, *_) = self.candidate.spans(self.model.chip), self.sizes.values()
+        spans |= divide_slices({"data": data, "fsdp": fsdp}, spans["data"])
+        spans |= {"sequence": spans["sequence"] * spans.pop("exchange"), "tensor": spans.pop("heads")}
+        return name_outer(self.sizes, spans)
 
     @functools.cached_property
     def shares(self) -> tuple[Share, Share, Share]:
@@ -183,7 +192,8 @@ class StepOnMesh:
         multiplied = self.tokens * sum(model.parts[name] for name in ("attention", "feed_forward", "routers"))
         multiplied += rows * model.parts["experts"] / (config.num_experts or 1)
         products = trips * multiplied / head_shards + 3 * self.tokens * config.d_model * self.vocabulary
-        line, along = Line(devices // head_shards, head_shards), Line(head_shards, 1)
+        line = self.candidate.line(chip, "data", "sequence", "exchange")
+        along = self.candidate.line(chip, "heads")
         messages = parts * config.num_layers
         ways = (3 if config.scan_layers and self.fsdp > 1 else 2) * (line.size > 1)
         state = (3 * _FLOAT + model.size) * self.stored

@@ -20,7 +20,7 @@ from regard.planning.chips import Chip
 from regard.planning.estimates import Assumptions, Estimate
 from regard.planning.parameters import check_config
 from regard.planning.planner import MemoryTooSmallError, check_divisible, prepare, read_fixed, read_sizes
-from regard.planning.reports import spell_seconds
+from regard.planning.reports import spell_seconds, spell_sizes
 from regard.planning.search import Search
 from regard.planning.step_costs import AXES, StepModel
 
@@ -47,6 +47,8 @@ class Step:
     mesh: Mapping[str, int]
     """Axes of `regard train --mesh` with more than one device: data (rows of a batch), fsdp (rows, and
     parameters with their optimizer state), sequence (positions), tensor (heads, widths and vocabulary)."""
+    outer: Mapping[str, int]
+    """Slices that these axes span, for `--outer`; empty where that is the rule of `parallel.build_mesh`."""
     attention: Estimate
     """One layer's attention, forward and back, on the mesh; of the widest window."""
     parameters: int
@@ -76,7 +78,8 @@ class Step:
 
     def __str__(self) -> str:
         asked, mesh = self.request, self.candidate
-        axes = ",".join(f"{axis}={size}" for axis, size in self.mesh.items()) or "one device"
+        axes = spell_sizes(self.mesh) or "one device"
+        axes += f" ({spell_sizes(self.outer)} between slices)" if self.outer else ""
         room = scaled(self.chip.memory_bytes, "B")
         held = ", ".join(f"{name} {scaled(count, 'B')}" for name, count in self.held.items())
         sent = ", ".join(f"{name} {scaled(count, 'B')}" for name, count in self.sent.items())
@@ -196,6 +199,7 @@ def plan_step(
         request=request,
         chip=search.chip_of(candidate.devices),
         mesh=mesh,
+        outer=on_mesh.outer,
         attention=best,
         parameters=sum(model.parts.values()),
         held=on_mesh.hold(),

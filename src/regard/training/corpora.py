@@ -100,7 +100,8 @@ def read_manual() -> dict[str, str]:
 
 def list_files(files: Sequence[str | Path]) -> list[tuple[Path, bool]]:
     """List files, and the visible ones below directories that hold anything, sorted; True for those found."""
-    from regard.arguments import check_kind, read_path  # with JAX, which settings do without
+    from regard.arguments import check_kind  # with JAX, which settings do without
+    from regard.paths import read_path
 
     check_kind("files", files, list, tuple)
     if not all(map(str, files)):

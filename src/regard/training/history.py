@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.arguments import read_path
+from regard.paths import read_path
 from regard.training import head_statistics, metrics
 
 UNITS = {"loss": "nats", "bits_per_byte": "bits per byte", "accuracy": "share", "token_accuracy": "share"}

@@ -1,12 +1,10 @@
-"""Folders that can hold a run, and its config.json: the entries that decide how it goes on, and versions."""
+"""A run's config.json: the entries that decide how it goes on, and versions."""
 
 import dataclasses
 import importlib.metadata
 import platform
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from regard.training.typed_json import read_record
@@ -26,6 +24,7 @@ class RunConfig:
     versions: dict[str, str]
     kept: dict[str, str] = field(default_factory=dict)  # digests of the files that the task keeps, by name
     mesh: str | None = None
+    outer: str | None = None
     continued_from: str | None = None
 
 
@@ -37,20 +36,6 @@ def read_config(config: Any) -> RunConfig:
         names = [entry.name for entry in dataclasses.fields(RunConfig)]
         config = {name: config[name] for name in names if name in config}
     return read_record(RunConfig, config, "config.json")
-
-
-def describe_store(directory: Path) -> str | None:
-    """Return why a directory is refused that is the address of an object store; None for any other.
-
-    Example:
-        >>> describe_store(Path("out/copy"))
-    """
-    # A path has one slash where the address had two; one letter is a drive of Windows.
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?:/|$)(.*)", directory.as_posix())
-    return match and (
-        f"{match[1]}://{match[2]} is the address of an object store, and runs lie in folders: give a local "
-        "one and copy it there or back, or mount the bucket and give the folder where it is mounted"
-    )
 
 
 def read_versions() -> dict[str, str]:

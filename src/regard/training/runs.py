@@ -17,7 +17,8 @@ from typing import Any, Self
 from flax import nnx
 from flax.traverse_util import flatten_dict
 
-from regard.arguments import check_kind, read_path, whole_number
+from regard.arguments import check_kind, whole_number
+from regard.paths import read_path
 from regard.training import checkpoints, compilation, locks, metrics, run_configs, tasks
 from regard.training.run_configs import RunConfig
 
@@ -42,6 +43,7 @@ class Run:
         note: what a reader should know about the start, such as other versions, or None.
         mesh: the devices' mesh of this session, such as data=2,tensor=4; None means one device. A run may go
             on on another one.
+        outer: the slices that the mesh's axes span, such as data=2; None means that there is one slice.
         damaged: newer checkpoints than `start`, which are set aside as STEP.damaged.
         saved: the checkpoints that were there, and when each was written: see `tidy`.
         replaces: what Regard may have written in the directory for the run that this one replaces.
@@ -54,6 +56,7 @@ class Run:
     source: Path | None = None
     note: str | None = None
     mesh: str | None = None
+    outer: str | None = None
     damaged: tuple[Path, ...] = ()
     saved: Mapping[Path, int] = field(default_factory=dict)
     replaces: tuple[str, ...] = ()
@@ -121,8 +124,9 @@ class Run:
         path = self.directory / "config.json"
         goes_on = self.start is not None and self.source is None
         written = json.loads(path.read_text(encoding="utf-8")) if goes_on else None
-        if written is None or written.get("mesh") != self.mesh:
-            config = self._describe(kept) if written is None else written | {"mesh": self.mesh}
+        layout = {"mesh": self.mesh, "outer": self.outer}
+        if written is None or {name: written.get(name) for name in layout} != layout:
+            config = self._describe(kept) if written is None else written | layout
             metrics.replace_text(path, json.dumps(config, indent=2) + "\n")
         for name, text in kept.items():
             metrics.replace_text(self.directory / name, text)
@@ -143,7 +147,8 @@ class Run:
         texts = {name: json.dumps(config[name], sort_keys=True) for name in ("settings", "kept", "versions")}
         listed = ", ".join(f"{name} {digest[:8]}" for name, digest in _digest(texts).items())
         step = self.start.step if self.start else 0
-        return f"{self.task.name} on {self.mesh} from step {step} with seed {self.seed}, {listed}"
+        mesh = f"{self.mesh}, {self.outer or 'nothing'} between slices,"
+        return f"{self.task.name} on {mesh} from step {step} with seed {self.seed}, {listed}"
 
     def demand_begun(self) -> None:
         """Raise a RunError in a process that does not see the directory that `begin` has prepared."""
@@ -159,6 +164,7 @@ class Run:
             "settings": tasks.to_settings(self.task),
             "kept": _digest(kept_files),
             "mesh": self.mesh,
+            "outer": self.outer,
             "continued_from": None if self.source is None else str(self.source),
             "versions": run_configs.read_versions(),
         }
@@ -172,6 +178,7 @@ def open_run(
     resume: str | Path = "auto",
     force: bool = False,
     mesh: str | None = None,
+    outer: str | None = None,
     check: checkpoints.Check = checkpoints.verify_files,
 ) -> Run:
     """Decide how training in this directory starts, without changing anything.
@@ -186,6 +193,7 @@ def open_run(
             checkpoint of its own: same task and model, other steps, rates and seeds allowed.
         force: start again in place of the run that is there; `begin` deletes what Regard wrote of it.
         mesh: the devices' mesh of this session; None means one device.
+        outer: the slices that its axes span; None means that there is one slice.
         check: raises a CheckpointError for a checkpoint, given by path and files, that must not be used.
 
     Returns:
@@ -203,7 +211,7 @@ def open_run(
     locks.demand_free(directory)
     present = _read_config(directory)
     replaces = (*OWN_ENTRIES, *present[0].keeps) if present is not None and force else ()
-    options = {"mesh": mesh, "saved": _date_checkpoints(directory), "replaces": replaces}
+    options = {"mesh": mesh, "outer": outer, "saved": _date_checkpoints(directory), "replaces": replaces}
     existing = None if force or present is None else present[1]
     if existing is not None and resume == "never":
         remedy = "give another --out, or --force to delete it and start again"
@@ -298,8 +306,6 @@ def _date_checkpoints(directory: Path) -> dict[Path, int]:
 
 def _read_config(directory: Path) -> tuple[tasks.Task, RunConfig] | None:
     """Read task and config.json; None for a missing or empty directory, an error for anything but a run."""
-    if refusal := run_configs.describe_store(directory):
-        raise RunError(refusal)
     if not directory.exists():
         return None
     if not directory.is_dir():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from regard import parallel
 from regard.models.depth import lend_to_blocks
 from regard.models.sharding import divide_array
+from regard.parallel.meshes import measure_spans
 from regard.training.mesh_specs import MeshSpec
 from regard.training.task import Batch
 
@@ -37,14 +38,20 @@ class Deployment:
     mesh: Mesh
 
     @classmethod
-    def over(cls, spec: MeshSpec) -> Deployment:
-        """Make a deployment over all devices that there are."""
-        return cls(parallel.build_mesh(spec.fit(jax.device_count()).sizes))
+    def over(cls, spec: MeshSpec, outer: Mapping[str, int] | None = None) -> Deployment:
+        """Make a deployment over all devices that there are; `outer` is that of `parallel.build_mesh`."""
+        return cls(parallel.build_mesh(spec.fit(jax.device_count()).sizes, outer=outer))
 
     @property
     def name(self) -> str:
         """The specification, such as data=2,tensor=4."""
         return str(MeshSpec(**self.mesh.shape))
+
+    @property
+    def outer(self) -> str | None:
+        """The numbers of slices that axes span, such as data=2; None where there is one slice."""
+        spans = measure_spans(self.mesh)
+        return str(MeshSpec(**spans)) if math.prod(spans.values()) > 1 else None
 
     @property
     def divides_model(self) -> bool:

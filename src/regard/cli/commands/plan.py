@@ -136,8 +136,9 @@ class Plan(Command):
         precision = {} if self.dtype is None else {"precision": self.dtype}
         step = plan_step(config, **same, **precision, **self._choose_sizes())
         command = spell_training(step, config)
-        facts = {"devices": step.candidate.devices, "mesh": dict(step.mesh), "command": command}
+        facts = {"devices": step.candidate.devices, "mesh": dict(step.mesh), "outer": dict(step.outer)}
         parts = {name: dict(getattr(step, name)) for name in ("held", "sent", "seconds_of")}
+        facts["command"] = command
         console.emit("step", model=model, **facts, seconds=step.seconds, parameters=step.parameters, **parts)
         console.say(f"{step}\n\n{command}")
 
@@ -150,6 +151,7 @@ class Plan(Command):
 
 def spell_training(step: Step, config: Any) -> str:
     """Return the command that trains a model of these sizes on the mesh, and what it does otherwise."""
+    from regard.planning.reports import spell_sizes
     from regard.training.settings import DecoderSizes
     from regard.training.tasks.text import configure
 
@@ -163,8 +165,8 @@ def spell_training(step: Step, config: Any) -> str:
     flags |= {"vocab_size": config.vocab_size, "length": asked["length"], "batch_size": asked["batch"]}
     flags |= {"precision": asked["precision"]} if asked["precision"] != "float32" else {}
     flags |= {"accumulate_steps": asked["accumulate_steps"]} if asked["accumulate_steps"] > 1 else {}
-    mesh = ",".join(f"{axis}={size}" for axis, size in step.mesh.items())
-    words = ["regard train text", *([f"--mesh {mesh}"] if mesh else [])]
+    layout = {"mesh": spell_sizes(step.mesh), "outer": spell_sizes(step.outer)}
+    words = ["regard train text", *(f"--{name} {sizes}" for name, sizes in layout.items() if sizes)]
     for name, value in flags.items():
         flag = name.replace("_", "-")
         switch = f"--{flag}" if value else f"--no-{flag}"
@@ -199,7 +201,7 @@ def _parse_sizes(text: str | None) -> dict[str, int]:
 
 def _tabulate(report: Report, top: int) -> Table:
     from regard.engine.dispatch.explanation import scaled
-    from regard.planning.reports import name_mesh, spell_seconds
+    from regard.planning.reports import spell_seconds, spell_sizes
 
     table = new_table(gap=2)
     table.add_column("time", justify="right", no_wrap=True)
@@ -208,6 +210,6 @@ def _tabulate(report: Report, top: int) -> Table:
         times = {name: getattr(item, f"{name}_seconds") for name in ("compute", "travel", "exchange")}
         parts = ", ".join(f"{name} {spell_seconds(seconds)}" for name, seconds in times.items())
         sizes = f"{scaled(item.memory_bytes, 'B')} held, {scaled(item.all_bytes, 'B')} sent"
-        mesh = f"{name_mesh(item)} {item.candidate.layout}: {report.explain_loss(item)}"
+        mesh = f"{spell_sizes(item.candidate.mesh)} {item.candidate.layout}: {report.explain_loss(item)}"
         table.add_row(spell_seconds(item.seconds), f"{mesh}\n{parts}; {sizes}")
     return table

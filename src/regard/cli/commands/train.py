@@ -45,6 +45,9 @@ class Train(Command):
     """Devices that share the work: data (rows of a batch), fsdp (rows, and parameters), tensor (heads and
     widths) and sequence (positions), such as data=2,fsdp=4. One N may be *: what is left. A run may go on on
     another mesh."""
+    outer: Annotated[str | None, option("AXIS=N,...", "the first axes of the mesh")] = None
+    """Slices or hosts that axes span, over the network between them, such as data=2: a divisor of the axis's
+    size, and together all slices; the other axes stay within a slice, on its fast links."""
     coordinator: Annotated[str | None, option("HOST:PORT|auto", "as the launcher says")] = None
     """Address that the first of several processes listens at; auto lets JAX find all, as on Cloud TPUs."""
     processes: Annotated[int | None, option("N", "as the launcher says, or 1")] = None

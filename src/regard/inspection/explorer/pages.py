@@ -15,6 +15,7 @@ from regard.inspection.explorer.payload import collect
 from regard.inspection.explorer.shell import load_shell
 from regard.inspection.explorer.thumbnails import draw_png, draw_text
 from regard.inspection.visible_text import show_text
+from regard.paths import read_path
 
 NOTEBOOK_MB = 4.0
 _LOG = logging.getLogger(__name__)  # without a handler, on stderr
@@ -63,7 +64,7 @@ def write(
         >>> pages.write(trace, tempfile.mkdtemp() + "/page.html").name
         'page.html'
     """
-    target = Path(path)
+    target = read_path("path", path)
     _check_target(target)
     payload, page = fill_page(trace, max_mb=max_mb, **options)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")

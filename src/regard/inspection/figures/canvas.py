@@ -24,8 +24,9 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
-from regard.arguments import check_kind, read_path
+from regard.arguments import check_kind
 from regard.inspection.visible_text import show_text
+from regard.paths import read_path
 
 DPI = 160
 TITLE_SIZE, LABEL_SIZE, TICK_SIZE = 10.0, 9.0, 8.0

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import read_path
+from regard.paths import read_path
 
 FORMAT, VERSION = "regard-trace", 4
 MOST_BYTES = 4 * 2**30  # of the arrays of a file, unless the caller says otherwise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import jax
 
 import regard
-from regard.arguments import LARGEST, check_kind, read_number, read_path, whole_number
+from regard.arguments import LARGEST, check_kind, read_number, whole_number
 from regard.engine.call.options import ScoreOptions
 from regard.inspection.tokens import Tokens as Tokens
 from regard.inspection.traces.arrays import read_calls
@@ -21,6 +21,7 @@ from regard.inspection.traces.files import MOST_BYTES, read_archive, write_archi
 from regard.inspection.traces.predictions import Predictions, check_predictions
 from regard.inspection.traces.sequences import Sequences
 from regard.inspection.traces.stored import Store, StoredTrace, restore_call
+from regard.paths import read_path
 
 if TYPE_CHECKING:
     from regard.inspection.explorer.page_document import PageOptions

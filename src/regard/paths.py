@@ -1,0 +1,30 @@
+"""Paths of files and folders, read and checked. No JAX here."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+
+def read_path(name: str, path: Any) -> Path:
+    """Return the path of a file or folder; raise for what is none, and for the address of an object store."""
+    if not isinstance(path, str | os.PathLike):
+        hint = "write where it lies, such as 'out/copy'"
+        raise TypeError(f"{name}: expected str or PathLike, got {type(path).__name__}; {hint}")
+    if refusal := describe_store(Path(path)):
+        raise ValueError(f"{name}: {refusal}")
+    return Path(path)
+
+
+def describe_store(path: Path) -> str | None:
+    """Return why a path is refused that is the address of an object store; None for any other.
+
+    Example:
+        >>> describe_store(Path("out/copy"))
+    """
+    # A path has one slash where the address had two; one letter is a drive of Windows.
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?:/|$)(.*)", path.as_posix())
+    return match and (
+        f"expected a local file or folder, got {match[1]}://{match[2]}, the address of an object store;"
+        " copy it there or back, or mount the bucket and give the folder where it is mounted"
+    )
