@@ -49,8 +49,8 @@ def test_sizes_and_slices_that_do_not_fit_are_refused():
         build_mesh({"data": 2, "tensor": 3}, devices=devices_of(2, 4))
     for outer, slices, message in (
         ({"dta": 2}, 2, "axes among data, tensor; got 'dta'"),
-        ({"tensor": 4}, 4, "a divisor of tensor=2, got tensor=4"),
-        ({"data": 2}, 4, "numbers that multiply to 4, .* got data=2; leave outer out"),
+        ({"tensor": 4}, 4, "a divisor of tensor=2, .* got tensor=4"),
+        ({"data": 2}, 4, "numbers that multiply to 4, .* got data=2"),
         ({"data": 2}, 1, "None, as all devices are of one slice or host; got data=2; leave it out"),
     ):
         with pytest.raises(ValueError, match=f"outer: expected {message}"):

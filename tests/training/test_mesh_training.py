@@ -32,7 +32,7 @@ def test_a_mesh_that_is_none_or_does_not_fit_is_refused():
     for text, message in (
         ("data", "expected axes with sizes, such as data=2,tensor=4; got 'data'"),
         ("dta=2", "got 'dta'; did you mean data"),
-        ("data=0", r"devices for data, 1 or more, or \*; got '0'"),
+        ("data=0", r"a number for data, 1 or more, or \*; got '0'"),
         ("data=*,fsdp=-1", r"at most one size \* or -1"),
         ("data=2", r"multiply to 8, as there are 8 devices; got data=2, which is 2"),
         ("data=4,tensor=3", r"which is 12; tensor=\* takes what is there"),

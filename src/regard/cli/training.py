@@ -110,8 +110,9 @@ def choose_deployment(command: Train, task: tasks.Task) -> Deployment | None:
     if not command.mesh and not command.outer and jax.process_count() == 1:
         return None
     spec = mesh_specs.read_mesh(command.mesh or "data=*")
-    outer = mesh_specs.read_outer(command.outer) if command.outer else None
-    deployment = Deployment.over(spec, outer)
+    spans = mesh_specs.read_mesh(command.outer, "outer").sizes if command.outer else {}
+    outer = {axis: span for axis, span in spans.items() if span != 1}
+    deployment = Deployment.over(spec, outer or None)
     spec.fit(jax.device_count()).demand_divides(task)
     return deployment
 

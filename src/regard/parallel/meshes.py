@@ -83,14 +83,11 @@ def divide_slices(
         if name not in sizes:
             raise ValueError(f"outer: expected axes among {', '.join(sizes)}; got {name!r}")
         if sizes[name] % whole_number(f"outer[{name!r}]", span, 1):
-            remedy = "an axis spans a divisor of its size, which counts the devices of all slices"
-            raise ValueError(
-                f"outer: expected a divisor of {name}={sizes[name]}, got {name}={span}; {remedy}"
-            )
+            expected = f"a divisor of {name}={sizes[name]}, its devices in all slices"
+            raise ValueError(f"outer: expected {expected}; got {name}={span}")
     if math.prod(outer.values()) != slices:
-        expected = f"numbers that multiply to {slices}, the number of slices or hosts"
-        remedy = "leave outer out, and the first axes span them"
-        raise ValueError(f"outer: expected {expected}; got {_spell(outer)}; {remedy}")
+        expected = f"numbers that multiply to {slices}, the slices or hosts, or None for the first axes"
+        raise ValueError(f"outer: expected {expected}; got {_spell(outer)}")
     return {name: outer.get(name, 1) for name in sizes}
 
 

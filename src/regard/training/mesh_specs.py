@@ -78,36 +78,20 @@ class MeshSpec:
         return ",".join(parts) or "data=1"
 
 
-def read_mesh(text: str) -> MeshSpec:
+def read_mesh(text: str, argument: str = "mesh") -> MeshSpec:
     """Read a specification such as `data=2,fsdp=2,sequence=2,tensor=2`; axes left out have size 1.
 
     At most one size is `*` or -1, which means as many devices as the others leave. `model` is another name
-    of `tensor`.
+    of `tensor`. Errors name the argument.
     """
-    sizes = _read_axes("mesh", text, "data=2,tensor=4")
-    if list(sizes.values()).count(REST) > 1:
-        raise ValueError(f"mesh: expected at most one size * or -1, got {text!r}")
-    return MeshSpec(**sizes)
-
-
-def read_outer(text: str) -> dict[str, int]:
-    """Read the number of slices that axes span, such as `data=2`."""
-    spans = _read_axes("outer", text, "data=2")
-    if REST in spans.values():
-        raise ValueError(f"outer: expected numbers of slices or hosts, 1 or more; got {text!r}")
-    return spans
-
-
-def _read_axes(argument: str, text: str, example: str) -> dict[str, int]:
-    """Read axes with numbers, of which * or -1 is `REST`."""
     if not isinstance(text, str):
-        raise TypeError(f"{argument}: expected text such as {example}; got {text!r}")
+        raise TypeError(f"{argument}: expected text such as data=2,tensor=4; got {text!r}")
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, equals, size = map(str.strip, part.partition("="))
         axis = OTHER_NAMES.get(name, name)
         if not equals:
-            raise ValueError(f"{argument}: expected axes with sizes, such as {example}; got {part!r}")
+            raise ValueError(f"{argument}: expected axes with sizes, such as data=2,tensor=4; got {part!r}")
         if axis not in MeshSpec().sizes:
             near = difflib.get_close_matches(name, [*MeshSpec().sizes, *OTHER_NAMES], n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -119,7 +103,7 @@ def _read_axes(argument: str, text: str, example: str) -> dict[str, int]:
         elif size.isascii() and size.isdigit() and int(size):
             sizes[axis] = int(size)
         else:
-            counted = "devices" if argument == "mesh" else "slices"
-            problem = f"expected a number of {counted} for {axis}, 1 or more, or *; got {size!r}"
-            raise ValueError(f"{argument}: {problem}")
-    return sizes
+            raise ValueError(f"{argument}: expected a number for {axis}, 1 or more, or *; got {size!r}")
+    if list(sizes.values()).count(REST) > 1:
+        raise ValueError(f"{argument}: expected at most one size * or -1, got {text!r}")
+    return MeshSpec(**sizes)
