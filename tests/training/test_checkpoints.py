@@ -105,6 +105,8 @@ def test_object_stores_are_refused(words, tmp_path, monkeypatch, capsys):
     with contextlib.suppress(SystemExit):
         assert main([*words.split(), "gs://bucket/run"]) == 2
     assert "got gs://bucket/run, the address of an object store" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="directory: expected a local file or folder, got gs://bucket, "):
+        checkpoints.save("gs://bucket", 1, {}, {})
     assert not list(tmp_path.iterdir())
 
 

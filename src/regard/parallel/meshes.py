@@ -100,7 +100,7 @@ def measure_spans(mesh: Mesh) -> dict[str, int]:
 
 def find_slice(device: Any) -> int:
     """Return the number of a device's slice; that of all is 0 where JAX knows none."""
-    return getattr(device, "slice_index", 0)
+    return getattr(device, "slice_index", None) or 0
 
 
 def _spell(sizes: Mapping[str, int]) -> str:

@@ -33,6 +33,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax.traverse_util import unflatten_dict
 
+from regard.paths import read_path
 from regard.training import checkpoint_files, processes
 from regard.training.checkpoint_files import INDEX, Check, CheckpointError, finish_digests, verify_files
 
@@ -129,6 +130,7 @@ def start_saving(
     `record` holds JSON values to keep beside the arrays, and `keep`, at least 1, counts the checkpoints to
     keep. One checkpoint is written at a time: wait for it before the next. Nothing is overwritten.
     """
+    directory = read_path("directory", directory)
     target, draft = directory / f"{step:08d}", directory / f".{step:08d}.draft"
     # Orbax gets arrays of one device as NumPy arrays; those that share memory with JAX's keep it.
     arrays = {
