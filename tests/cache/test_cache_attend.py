@@ -216,20 +216,6 @@ def test_first_tokens_with_attend_itself_rewind_and_reset():
     assert ", window=4, first=3, lengths=[23, 23]" in repr(cache)
 
 
-def test_first_tokens_are_checked():
-    def fill(capacity=19, **options):
-        KVCache.create(B, K, capacity, D, E, **options).append(*(x[:, :, :2] for x in draw()[1:]))
-
-    for options, message in (
-        ({"first": 3}, "first: expected 0 without a window, .*got 3"),
-        ({"first": -1, "window": 4}, "first: expected an integer of at least 0, got -1"),
-        ({"first": 3, "window": 4, "capacity": 7}, "window of 4 tokens and 3 first ones.*got 7"),
-        ({"first": 3, "window": 4, "capacity": 8}, "1 tokens at once.*and 3 first tokens.*capacity=9"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            fill(**options)
-
-
 @pytest.mark.parametrize("first", [0, 2])
 def test_slots_beyond_the_last_position_are_empty(first):
     """The last token sits at the last position that int32 holds; what lies in slots after it is garbage."""

@@ -334,31 +334,6 @@ def test_memory_of_gradients_doubles_with_the_length():
     assert long < 10 * 2 * 8192 * 16 * 4
 
 
-@pytest.mark.slow
-def test_first_and_second_derivatives_are_finite_differences(x64):
-    arrays = {n: x.astype(np.float64) for n, x in draw("gated delta per channel", length=5).items()}
-    rng = np.random.default_rng(4)
-    tangents = {name: rng.normal(size=x.shape) for name, x in arrays.items()}
-    loss = lambda arrays: jnp.sum(jnp.sin(run(arrays, chunk=2)[0]))
-    inner = lambda grads: sum(jnp.sum(grads[name] * tangents[name]) for name in arrays)
-
-    @jax.jit
-    def derive(arrays):
-        twice = jax.grad(lambda arrays: inner(jax.grad(loss)(arrays)))(arrays)
-        return twice, *jax.jvp(jax.grad(loss), (arrays,), (tangents,))
-
-    def exact(by):
-        moved = {name: arrays[name] + by * tangents[name] for name in arrays}
-        return oracle.recurrent(moved, np.cos(oracle.recurrent(moved)[0]))[2]
-
-    twice, grads, bent = derive(arrays)
-    here, above, below = map(exact, (0, 1e-5, -1e-5))
-    for name in arrays:
-        np.testing.assert_allclose(grads[name], here[name], rtol=1e-9, atol=1e-11)
-        np.testing.assert_allclose(twice[name], (above[name] - below[name]) / 2e-5, rtol=1e-5, atol=1e-7)
-        np.testing.assert_allclose(bent[name], twice[name], rtol=1e-9, atol=1e-11)
-
-
 def test_length_zero_leaves_the_state_alone():
     arrays = draw("gated delta per channel", length=0)
     output, state = run(arrays)

@@ -136,14 +136,11 @@ def prepare_scripts(folder: pathlib.Path, tests: tuple[str, ...], fault: Fault |
 
 def read_killers() -> dict[str, str]:
     """Read which test killed a fault, by its sentence, from the report that there is."""
-    row = re.compile(r"^\| \S+ \| (.*) \| `([\w/]+\.py::\w+)[^`]*` \|$", re.MULTILINE)
-    killers = {match[1].replace("\\|", "|"): match[2] for match in row.finditer(REPORT.read_text())}
-    return {fault: by for fault, by in killers.items() if is_defined(*by.split("::"))}
-
-
-def is_defined(file: str, test: str) -> bool:
-    """Whether a file of tests has such a test."""
-    return (TESTS / file).exists() and f"def {test}(" in (TESTS / file).read_text()
+    sources = {path.relative_to(TESTS).as_posix(): path.read_text() for path in TESTS.rglob("test_*.py")}
+    row = re.compile(r"^\| \S+ \| (.*) \| `([\w/]+\.py)::(\w+)[^`]*` \|$", re.MULTILINE)
+    rows = (match.groups() for match in row.finditer(REPORT.read_text()))
+    defined = (named for named in rows if f"def {named[2]}(" in sources.get(named[1], ""))
+    return {fault.replace("\\|", "|"): f"{file}::{test}" for fault, file, test in defined}
 
 
 def try_fault(fault: Fault, killer: str | None) -> dict:
