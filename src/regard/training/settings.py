@@ -219,8 +219,9 @@ class DecoderSizes(LayerSizes):
             self._demand(is_divisor, f"{key_heads} must divide {heads}", key_heads, heads)
         is_layer = all(0 <= layer < self.num_layers for layer in self.dense_layers)
         self._demand(is_layer, "dense_layers must be below num_layers", "dense_layers", "num_layers")
-        for name in ("dense_layers", "shared_width", "shared_gate"):
-            is_read = bool(self.num_experts) or not getattr(self, name)
+        of_experts = ("expert_width", "dense_layers", "shared_width", "shared_gate", "router_kind")
+        for name in (*of_experts, "normalize_chosen", "expert_groups", "groups_per_token", "expert_scale"):
+            is_read = bool(self.num_experts) or getattr(self, name) == getattr(type(self), name)
             self._demand(is_read, f"{name} is of models with num_experts", name, "num_experts")
         for name in ("delta_heads", "delta_key_heads", "delta_head_dim", "delta_value_dim"):
             is_read = set(self.mixers) != {"attention"} or getattr(self, name) is None
