@@ -11,13 +11,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
+from jax.sharding import PartitionSpec
 
 from regard.arguments import guided, read_number
 from regard.axes import Array, ArrayLike, Hidden, Size
 from regard.engine.call.problem import accumulation_dtype
-from regard.engine.dispatch.placement import active
+from regard.engine.dispatch.placement import ExpertAxes, active
 from regard.layers.choices import check_choice, check_initializers, check_options
-from regard.layers.dropout import build_dropout
+from regard.layers.dropout import build_dropout, draw_dropout
+from regard.layers.expert_shards import share_experts
 from regard.layers.feed_forward import FeedForward, activate, check_activation
 from regard.layers.multi_head import check_features
 
@@ -149,6 +151,10 @@ class Experts(nnx.Module):
         # Each group by itself: a device sorts and computes its own tokens.
         groups, join = _group_tokens(x)
         weights, chosen = self.route(groups)
+        placement, shape = active(), (math.prod(x.shape[:-2]), x.shape[-2], x.shape[-1])
+        axes = None if placement is None else placement.divide_experts(shape, self.num_experts, self.d_ff)
+        if axes is not None:
+            return join(self._apply_shards(axes, groups, (weights, chosen)))
         lay = functools.partial(_lay_tiles, num_experts=self.num_experts)
         experts, slots = jax.vmap(lay)(chosen.reshape(len(chosen), -1))
         size = count_tile_rows(chosen[0].size, self.num_experts)
@@ -157,13 +163,34 @@ class Experts(nnx.Module):
         empty = jnp.zeros((len(experts), experts.shape[1] * size, self.d_model), x.dtype)
         put = jax.vmap(lambda tiles, slots, rows: tiles.at[slots].set(rows, unique_indices=True))
         tiles = put(empty, slots, rows).reshape((*experts.shape, size, self.d_model))
-        gate = None if self.gate is None else self.gate(tiles, experts)
-        hidden = activate(self.activation, gate, self.widen(tiles, experts), self.gate_limit)
-        outputs = self.narrow(self.dropout(hidden), experts).reshape((len(experts), -1, self.d_model))
+        outputs = self._apply_maps(tiles, experts).reshape((len(experts), -1, self.d_model))
         outputs = jax.vmap(lambda rows, slots: rows.at[slots].get(unique_indices=True))(outputs, slots)
         outputs = outputs.reshape((*chosen.shape, self.d_model))
         weights = weights.astype(outputs.dtype)
         return join(jnp.einsum("gnk,gnkm->gnm", weights, outputs, precision=self.widen.precision))
+
+    def _apply_maps(self, tiles: Array, experts: Array, arrays: Any = None, rng: Any = None) -> Array:
+        """Map tiles `(G, I, R, M)` by their experts `(G, I)`, of the layer's or of other kernels and biases."""
+        of_gate, of_widen, of_narrow = (None, None, None) if arrays is None else arrays
+        gate = None if self.gate is None else self.gate(tiles, experts, of_gate)
+        hidden = activate(self.activation, gate, self.widen(tiles, experts, of_widen), self.gate_limit)
+        return self.narrow(self.dropout(hidden, rngs=rng), experts, of_narrow)
+
+    def _apply_shards(self, axes: ExpertAxes, groups: Array, routes: tuple[Array, Array]) -> Array:
+        """Return the weighted sum of what the chosen experts give, where devices have experts of their own."""
+        arrays = [None if linear is None else linear.arrays for linear in (self.gate, self.widen, self.narrow)]
+        widens = PartitionSpec(axes.experts, None, axes.widths), PartitionSpec(axes.experts, axes.widths)
+        narrows = PartitionSpec(axes.experts, axes.widths), PartitionSpec(axes.experts)
+
+        def apply(arrays: Any, rows: Array, rng: Any) -> Array:
+            gate, widen, (kernels, biases) = jax.tree.map(lambda array: array[None], arrays)
+            if biases is not None and axes.widths:  # of sums over devices in one of them
+                biases = jnp.where(jax.lax.axis_index(axes.widths) == 0, biases, jnp.zeros_like(biases))
+            expert = jnp.zeros((1, 1), jnp.int32)
+            return self._apply_maps(rows[None, None], expert, (gate, widen, (kernels, biases)), rng)[0, 0]
+
+        rng = draw_dropout(self.dropout, None, None)[1]
+        return share_experts(axes, apply, arrays, [widens, widens, narrows], groups, routes, rng)
 
     def route(self, tokens: Array) -> tuple[Array, Array]:
         """Return the weights of the chosen experts of each token, `(*B, k)`, and their numbers."""
@@ -238,10 +265,15 @@ class _ExpertLinear(nnx.Module):
         biases = options["bias_init"](rngs.params(), (num_experts, out_width), dtype) if use_bias else None
         self.biases = None if biases is None else nnx.Param(biases)
 
-    def __call__(self, tiles: Array, experts: Array) -> Array:
-        """Map every tile by its expert."""
-        arrays = (tiles, self.kernels[...], None if self.biases is None else self.biases[...])
-        tiles, kernels, biases = promote_dtype(arrays, dtype=self.dtype)
+    @property
+    def arrays(self) -> tuple[Array, Array | None]:
+        """The kernels and biases of all experts."""
+        return self.kernels[...], None if self.biases is None else self.biases[...]
+
+    def __call__(self, tiles: Array, experts: Array, arrays: Any = None) -> Array:
+        """Map every tile by its expert; `arrays` are kernels and biases in place of the layer's own."""
+        arrays = self.arrays if arrays is None else arrays
+        tiles, kernels, biases = promote_dtype((tiles, *arrays), dtype=self.dtype)
 
         def multiply(tiles: Array, kernels: Array, experts: Array) -> Array:
             return jnp.einsum("gcti,gcio->gcto", tiles, kernels[experts], precision=self.precision)

@@ -32,6 +32,8 @@ TENSOR_AXES: dict[str, tuple[int, ...]] = {
     "head/bias": (0,),
 }
 
+EXPERTS = re.compile("(^|/)(widen|gate|narrow)/(kernels|biases)$")  # whose first axis numbers them
+
 
 def divide_array(
     path: str, shape: tuple[int, ...], sizes: Mapping[str, int], *, in_use: bool = False
@@ -47,6 +49,9 @@ def divide_array(
     """
     spec: list[Any] = [None] * len(shape)
     tensor, fsdp = sizes.get("tensor", 1), 1 if in_use else sizes.get("fsdp", 1)
+    expert = sizes.get("expert", 1)
+    if expert > 1 and EXPERTS.search(path) and shape[0] % expert == 0:
+        spec[0] = "expert"
     wanted = next((axes for end, axes in TENSOR_AXES.items() if re.search(f"(^|/){end}$", path)), ())
     wanted = wanted[:1] if in_use else wanted
     taken = next((axis for axis in wanted if axis < len(shape) and shape[axis] % tensor == 0), None)

@@ -242,6 +242,7 @@ def use(
     head_axis: Names | None = None,
     layout: str | None = None,
     plan: str | None = None,
+    expert_axis: str | None = None,
 ) -> AbstractContextManager[Any]:
     """Let every `regard.attend` inside run over a mesh: layers and models need no change.
 
@@ -252,6 +253,10 @@ def use(
     Args:
         mesh, axis, batch_axis, head_axis, plan: as in `attend`.
         layout: as in `attend`, but for "zigzag": layers number positions in the order of the sequence.
+        expert_axis: the mesh axis that divides the kernels of `layers.Experts` by expert, and to whose
+            devices tokens travel; one of `batch_axis`, or another, along which all have the same tokens. An
+            axis that does not divide the number of experts divides nothing. Gradients are those of reverse
+            mode alone.
 
     Returns:
         A context manager.
@@ -271,7 +276,7 @@ def use(
             "layout: expected contiguous, balanced or None, because layers number positions in the order of"
             " the sequence; got 'zigzag'. 'balanced' exchanges tokens for that order and back in every call"
         )
-    return within(MeshPlacement.check(mesh, axis, batch_axis, head_axis, layout, plan))
+    return within(MeshPlacement.check(mesh, axis, batch_axis, head_axis, layout, plan, expert_axis))
 
 
 def _mesh_around(mesh: Any) -> Any:

@@ -18,6 +18,7 @@ from regard.axes import Array
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explicit_axes import run_in_automatic_axes
+from regard.engine.dispatch.placement import ExpertAxes
 from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.masks.grid import Grid
 from regard.masks.offsets import positions_of
@@ -52,6 +53,7 @@ class MeshPlacement:
     layout: str | None
     plan: str | None
     explicit: Any = None  # the mesh as it was given, if its axes are part of arrays' types
+    experts: Axes = ()  # which may be among those of the batch
 
     @classmethod
     def check(
@@ -62,17 +64,19 @@ class MeshPlacement:
         head_axis: Any = None,
         layout: Any = None,
         plan: Any = None,
+        expert_axis: Any = None,
     ) -> MeshPlacement:
         shape = getattr(mesh, "shape", None)
         if not hasattr(mesh, "axis_names") or shape is None:
             raise TypeError(
                 f"mesh: expected a jax.sharding.Mesh, got {type(mesh).__name__}; see jax.make_mesh"
             )
+        named = {"axis": axis, "batch_axis": batch_axis, "head_axis": head_axis, "expert_axis": expert_axis}
         named = {
             name: tuple(names) if isinstance(names, list | tuple) else () if names is None else (names,)
-            for name, names in {"axis": axis, "batch_axis": batch_axis, "head_axis": head_axis}.items()
+            for name, names in named.items()
         }
-        axes, batch, heads = named.values()
+        axes, batch, heads, experts = named.values()
         axis_names = ", ".join(map(repr, mesh.axis_names))
         for name, names in named.items():
             for axis_name in names:
@@ -82,7 +86,9 @@ class MeshPlacement:
             raise ValueError(
                 f"axis: expected one name, or two: of keys that travel and of heads; got {axis!r}"
             )
-        every = (*axes, *batch, *heads)
+        if len(experts) > 1:
+            raise ValueError(f"expert_axis: expected one name or None, got {expert_axis!r}")
+        every = (*axes, *batch, *heads, *(name for name in experts if name not in batch))
         if len(set(every)) < len(every):
             raise ValueError(f"axis, batch_axis, head_axis: expected different axes of the mesh, got {named}")
         explicit = None
@@ -98,7 +104,7 @@ class MeshPlacement:
             raise ValueError(
                 f"axis: expected two names for plan 'both', of keys that travel and of heads; got {axes}"
             )
-        return cls(mesh, axes, batch, heads, layout, plan, explicit)
+        return cls(mesh, axes, batch, heads, layout, plan, explicit, experts)
 
     def attend(self, query: Any, key: Any, value: Any, options: Any) -> Any:
         """Attend as planned; inside `jax.shard_map` the arrays, a bias too, are this device's part."""
@@ -132,11 +138,24 @@ class MeshPlacement:
         """Return the parts of rows and positions of `(B, T, M)`, and what places arrays that have these."""
         if manual_axes() or self.explicit is not None:
             return 1, 1, lambda array: array
-        divided = zip((self.batch, self.axes), shape, strict=False)
-        along = [axes if size % self._size(axes) == 0 else () for axes, size in divided]
+        along = self._divide_shape(shape)
         sharding = NamedSharding(self.mesh, PartitionSpec(tuple(itertools.chain(*along))))
         rows, positions = map(self._size, along)
         return rows, positions, lambda array: jax.lax.with_sharding_constraint(array, sharding)
+
+    def divide_experts(self, shape: tuple[int, int, int], count: int, width: int) -> ExpertAxes | None:
+        """Return the axes of the mesh that divide experts, and what goes on beside it in their layer."""
+        shards = self._size(self.experts)
+        if shards == 1 or count % shards or manual_axes() or self.explicit is not None:
+            return None
+        tokens = tuple(itertools.chain(*self._divide_shape(shape)))
+        widths = self.heads if width % self._size(self.heads) == 0 else ()
+        return ExpertAxes(self.mesh, tokens, self.experts, widths)
+
+    def _divide_shape(self, shape: tuple[int, int, int]) -> list[Axes]:
+        """Return the axes that divide rows, and those that divide positions."""
+        divided = zip((self.batch, self.axes), shape, strict=False)
+        return [axes if size % self._size(axes) == 0 else () for axes, size in divided]
 
     def _is_inside(self) -> bool:
         """Return whether the code around the call is that of one device."""

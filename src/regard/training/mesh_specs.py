@@ -20,6 +20,8 @@ class MeshSpec:
     """Rows of a batch: every device has all parameters."""
     fsdp: int = 1
     """Rows of a batch, and parameters with their optimizer state, which are gathered where they are used."""
+    expert: int = 1
+    """Rows of a batch, and the experts of each layer that has some: tokens travel, kernels do not."""
     sequence: int = 1
     """Positions of every row; in attention, keys travel."""
     tensor: int = 1
@@ -57,21 +59,26 @@ class MeshSpec:
     def demand_divides(self, task: Any) -> None:
         """Raise where a task's batch, heads or widths cannot be divided, with sizes that could be."""
         batch_size, parts = task.optimization.batch_size, task.optimization.accumulate_steps
-        rows = self.data * self.fsdp * parts
+        rows = self.data * self.fsdp * self.expert * parts
         if batch_size % rows:
             below = batch_size - batch_size % rows
-            factors = "data * fsdp" if parts == 1 else "data * fsdp * accumulate_steps"
+            factors = "data * fsdp" + " * expert" * (self.expert > 1) + " * accumulate_steps" * (parts > 1)
             problem = f"expected a batch size that {factors} = {rows} divides, got batch_size={batch_size}"
             fitting = f"{f'{below} or ' if below else ''}{below + rows}"
             raise ValueError(f"mesh: {problem}; choose --batch-size {fitting}, or another mesh")
         names = ("num_heads", "num_key_heads", "d_ff", "expert_width", "shared_width")
-        for name in (*names, "delta_heads", "delta_key_heads"):
-            size = getattr(task.model, name, None) or self.tensor
-            if size % self.tensor:
-                divisors = [count for count in range(1, size + 1) if size % count == 0]
+        names = dict.fromkeys((*names, "delta_heads", "delta_key_heads"), "tensor") | {"num_experts": "expert"}
+        for name, axis in names.items():
+            count = getattr(self, axis)
+            size = getattr(task.model, name, None) or count
+            if size % count:
+                divisors = [divisor for divisor in range(1, size + 1) if size % divisor == 0]
                 fitting = f"{', '.join(map(str, divisors[:8]))}{', ...' if len(divisors) > 8 else ''}"
-                problem = f"expected tensor to divide {name}={size}, got tensor={self.tensor}"
+                problem = f"expected {axis} to divide {name}={size}, got {axis}={count}"
                 raise ValueError(f"mesh: {problem}; it can be {fitting}")
+        if self.expert > 1 and not getattr(task.model, "num_experts", None):
+            problem = f"expected expert=1 for a model without num_experts, got expert={self.expert}"
+            raise ValueError(f"mesh: {problem}; data or fsdp divide rows alike")
 
     def __str__(self) -> str:
         parts = [f"{axis}={'*' if size == REST else size}" for axis, size in self.sizes.items() if size != 1]
@@ -95,7 +102,8 @@ def read_mesh(text: str, argument: str = "mesh") -> MeshSpec:
         if axis not in MeshSpec().sizes:
             near = difflib.get_close_matches(name, [*MeshSpec().sizes, *OTHER_NAMES], n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{argument}: expected axes data, fsdp, sequence and tensor, got {name!r}{hint}")
+            names = "data, fsdp, expert, sequence and tensor"
+            raise ValueError(f"{argument}: expected axes {names}, got {name!r}{hint}")
         if axis in sizes:
             raise ValueError(f"{argument}: expected every axis once, got {axis} twice in {text!r}")
         if size in ("*", str(REST)):

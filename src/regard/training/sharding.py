@@ -1,8 +1,9 @@
 """Rules that place a run's arrays on a mesh of devices; the compiler adds the communication.
 
-Along "data" and "fsdp" the rows of a batch are divided, along "sequence" their positions. Along "tensor" the
-matrices of a layer are, so that a device has whole heads and a part of the feed-forward width; along "fsdp"
-every matrix once more, with its optimizer state, on its longest axis that is free and divides.
+Along "data", "fsdp" and "expert" the rows of a batch are divided, along "sequence" their positions. Along
+"tensor" the matrices of a layer are, so that a device has whole heads and a part of the feed-forward width;
+along "expert" the experts of a mixture; along "fsdp" every matrix once more, with its optimizer state, on its
+longest axis that is free and divides.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from regard.parallel.meshes import measure_spans
 from regard.training.mesh_specs import MeshSpec
 from regard.training.task import Batch
 
-ROWS = ("data", "fsdp")
+ROWS = ("data", "fsdp", "expert")
 BLOCK = re.compile(r"(^|/)blocks/\d+/")
 
 
@@ -56,7 +57,7 @@ class Deployment:
     @property
     def divides_model(self) -> bool:
         """True if devices have parts of the parameters."""
-        return self._count("fsdp", "tensor") > 1
+        return self._count("fsdp", "expert", "tensor") > 1
 
     @property
     def everywhere(self) -> NamedSharding:
@@ -115,7 +116,8 @@ class Deployment:
 
     def within(self) -> AbstractContextManager[Any]:
         """Return the context in which attention runs over the mesh."""
-        return parallel.use(self.mesh, "sequence", batch_axis=ROWS, head_axis="tensor")
+        axes = {"batch_axis": ROWS, "head_axis": "tensor", "expert_axis": "expert"}
+        return parallel.use(self.mesh, "sequence", **axes)
 
     def count_bytes(self, state: Any) -> tuple[int, int]:
         """Return the bytes of a state's arrays on one device, and in all."""

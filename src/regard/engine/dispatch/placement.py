@@ -2,12 +2,22 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem
+
+
+class ExpertAxes(NamedTuple):
+    """The axes of a mesh that divide a layer of experts."""
+
+    mesh: Any
+    tokens: tuple[str, ...]
+    """Those that divide the first axis of tokens, a part for each device."""
+    experts: tuple[str, ...]
+    widths: tuple[str, ...]
 
 
 class Placement(Protocol):
@@ -20,6 +30,10 @@ class Placement(Protocol):
     def divide_tokens(self, shape: tuple[int, int, int]) -> tuple[int, int, Callable[[Array], Array]]:
         """Return the parts that rows and positions of `(B, T, M)` are divided into, and what places arrays
         whose first axis has a part for each."""
+        ...
+
+    def divide_experts(self, shape: tuple[int, int, int], count: int, width: int) -> ExpertAxes | None:
+        """Return the axes for so many experts of a width, applied to tokens `(B, T, M)`; None for none."""
         ...
 
 
