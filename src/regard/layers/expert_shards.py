@@ -43,10 +43,10 @@ def share_experts(
     shards = math.prod(axes.mesh.shape[axis] for axis in axes.experts)
 
     def compute(params: Any, tokens: Array, routes: tuple[Array, Array], key: Any) -> Array:
-        arrays = [array.reshape((-1, array.shape[-1])) for array in (tokens, *routes)]
+        arrays = vary([array.reshape((-1, array.shape[-1])) for array in (tokens, *routes)], every)
         if travels:
             arrays = [jax.lax.all_gather(array, axes.experts, tiled=True) for array in arrays]
-        params, (tokens, weights, chosen) = vary((params, arrays), every)
+        params, (tokens, weights, chosen) = vary(params, every), arrays
         own = jax.tree.leaves(params)[0].shape[0]
         # Half the mean: of an expert half a tile is empty on average, a quarter of its choices.
         size = -(-chosen.size // (2 * own * shards))
@@ -91,7 +91,9 @@ def _run_tiles(
 
     def add(tile: Array, sums: Array) -> Array:
         expert, rows, choices = _take_tile(order, tile, size, weights.shape[1])
-        outputs = _compute_tile(branch, key, tile, *_read_tile(expert, rows, choices, params, tokens, weights))
+        outputs = _compute_tile(
+            branch, key, tile, *_read_tile(expert, rows, choices, params, tokens, weights)
+        )
         return _add_rows(sums, rows, outputs)
 
     sums = jnp.zeros_like(tokens, accumulation_dtype(tokens))

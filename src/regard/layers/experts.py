@@ -170,15 +170,17 @@ class Experts(nnx.Module):
         return join(jnp.einsum("gnk,gnkm->gnm", weights, outputs, precision=self.widen.precision))
 
     def _apply_maps(self, tiles: Array, experts: Array, arrays: Any = None, rng: Any = None) -> Array:
-        """Map tiles `(G, I, R, M)` by their experts `(G, I)`, of the layer's or of other kernels and biases."""
+        """Map tiles `(G, I, R, M)` by their experts `(G, I)`; `arrays` are other kernels and biases."""
         of_gate, of_widen, of_narrow = (None, None, None) if arrays is None else arrays
         gate = None if self.gate is None else self.gate(tiles, experts, of_gate)
         hidden = activate(self.activation, gate, self.widen(tiles, experts, of_widen), self.gate_limit)
         return self.narrow(self.dropout(hidden, rngs=rng), experts, of_narrow)
 
     def _apply_shards(self, axes: ExpertAxes, groups: Array, routes: tuple[Array, Array]) -> Array:
-        """Return the weighted sum of what the chosen experts give, where devices have experts of their own."""
-        arrays = [None if linear is None else linear.arrays for linear in (self.gate, self.widen, self.narrow)]
+        """Return the weighted sum of what the chosen experts give, over devices with their own experts."""
+        arrays = [
+            None if linear is None else linear.arrays for linear in (self.gate, self.widen, self.narrow)
+        ]
         widens = PartitionSpec(axes.experts, None, axes.widths), PartitionSpec(axes.experts, axes.widths)
         narrows = PartitionSpec(axes.experts, axes.widths), PartitionSpec(axes.experts)
 

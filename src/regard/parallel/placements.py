@@ -149,7 +149,8 @@ class MeshPlacement:
         if shards == 1 or count % shards or manual_axes() or self.explicit is not None:
             return None
         tokens = tuple(itertools.chain(*self._divide_shape(shape)))
-        widths = self.heads if width % self._size(self.heads) == 0 else ()
+        heads = self._size(self.heads)
+        widths = self.heads if heads > 1 and width % heads == 0 else ()
         return ExpertAxes(self.mesh, tokens, self.experts, widths)
 
     def _divide_shape(self, shape: tuple[int, int, int]) -> list[Axes]:

@@ -131,8 +131,9 @@ def share_parameters(config: Any, sizes: Mapping[str, int]) -> tuple[Share, Shar
     sums of its part, and those are summed over the devices that store the same: the fewest bytes that do.
     """
     groups = collections.defaultdict(lambda: np.zeros(len(Share._fields)))
-    adding = sizes["data"] * sizes["fsdp"] * sizes["sequence"]
-    for leaf, stored, used in _divide(config, sizes["fsdp"], sizes["tensor"]):
+    devices = sizes["data"] * sizes["fsdp"] * sizes["sequence"]
+    for leaf, stored, used in _divide(config, sizes["fsdp"], sizes["expert"], sizes["tensor"]):
+        adding = devices * (1 if leaf.part == "experts" else sizes["expert"])
         parts = min(used / stored, adding)
         summed = used * (parts - 1) / parts + 2 * (used / parts) * (1 - parts / adding)
         groups[leaf.block, leaf.layers] += stored, used, used * (used > stored), used - stored, summed
@@ -143,11 +144,11 @@ def share_parameters(config: Any, sizes: Mapping[str, int]) -> tuple[Share, Shar
 
 
 @functools.lru_cache(4096)
-def _divide(config: Any, fsdp: int, tensor: int) -> list[tuple[Parameter, float, float]]:
+def _divide(config: Any, fsdp: int, expert: int, tensor: int) -> list[tuple[Parameter, float, float]]:
     """Return each parameter with the numbers of it that a device stores, and those that it computes with."""
     from regard.models.sharding import divide_array
 
-    sizes = {"fsdp": fsdp, "tensor": tensor}
+    sizes = {"fsdp": fsdp, "expert": expert, "tensor": tensor}
 
     def count(leaf: Parameter, *, in_use: bool) -> float:
         axes = jax.tree.leaves(tuple(divide_array(leaf.path, leaf.shape, sizes, in_use=in_use)))

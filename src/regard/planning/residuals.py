@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import math
@@ -11,7 +12,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from regard import masks
+from regard import masks, parallel
 from regard.models.decoder import Decoder
 from regard.models.depth import recompute
 
@@ -20,7 +21,15 @@ _LONGEST = 4096  # beyond this what is kept grows with the tokens alone
 
 @functools.lru_cache(256)
 def count_residuals(
-    config: Any, length: int, head_shards: int, precision: str, *, remat: Any, is_dense: bool, has_rows: bool
+    config: Any,
+    length: int,
+    head_shards: int,
+    precision: str,
+    *,
+    remat: Any,
+    is_dense: bool,
+    has_rows: bool,
+    expert_shards: int = 1,
 ) -> float:
     """Return the bytes per token that one of a decoder's blocks keeps, beside its parameters.
 
@@ -32,13 +41,16 @@ def count_residuals(
         remat: what the backward pass computes again, as in the config.
         is_dense: True for a block with one feed-forward branch, False for one with experts.
         has_rows: True where a device has whole rows of scores, which short calls keep.
+        expert_shards: devices that divide the experts, each with tokens of its own.
     """
     length = min(length, _LONGEST)
     own = _divide(config, head_shards, is_dense=is_dense)
     block = nnx.eval_shape(lambda: Decoder(own, rngs=nnx.Rngs(0))).trunk.stack.blocks[0]
     graph, params, rest = nnx.split(block, nnx.Param, ...)
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, precision), params)
-    x = jax.ShapeDtypeStruct((1, length, config.d_model), precision)
+    x = jax.ShapeDtypeStruct((expert_shards, length, config.d_model), precision)
+    mesh = jax.sharding.AbstractMesh((expert_shards, 1), ("expert", "sequence"))
+    along = parallel.use(mesh, "sequence", batch_axis="expert", plan="whole", expert_axis="expert")
 
     def run(params: Any, x: Any, rest: Any) -> Any:
         return nnx.merge(graph, params, rest)(x, mask=masks.causal())
@@ -47,14 +59,15 @@ def count_residuals(
         call = recompute(run, remat, prevent_cse=False)
         return jax.vjp(lambda params, x: call(params, x, rest), params, x)[1]
 
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    divided = along if expert_shards > 1 else contextlib.nullcontext()
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"), divided:
         residuals = _count(jax.eval_shape(pull, params, x, rest)) - _count(params)
     sizes = (
         count * math.prod(shape) * dtype.itemsize
         for (shape, dtype), count in residuals.items()
         if has_rows or shape[-2:] != (length, length)
     )
-    return sum(sizes) / length
+    return sum(sizes) / (length * expert_shards)
 
 
 def _count(tree: Any) -> collections.Counter[tuple[tuple[int, ...], Any]]:

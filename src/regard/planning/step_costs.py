@@ -16,7 +16,7 @@ from regard.planning.estimates import Assumptions
 from regard.planning.parameters import Share, count_branches, count_parameters, share_parameters
 from regard.planning.search import Beside
 
-AXES = ("data", "fsdp", "sequence", "tensor")  # as `regard train --mesh` has them
+AXES = ("data", "fsdp", "expert", "sequence", "tensor")  # as `regard train --mesh` has them
 _FLOAT = 4  # bytes of a parameter, of each of Adam's two moments, and of sums of gradients
 
 
@@ -47,13 +47,20 @@ class StepModel:
         return self.divide(candidate).weigh()
 
     def divide(self, candidate: Candidate) -> StepOnMesh:
-        """Return the step on a mesh: parameters are divided as rows are, unless that is slower."""
+        """Return the step on a mesh: parameters and experts are divided as rows are, unless it is slower."""
+        expert, rows = self.fixed.get("expert", 1), candidate.data
         if {"data", "fsdp"} & self.fixed.keys():
-            return StepOnMesh(self, candidate, self.fixed.get("fsdp", 1))
-        whole, divided = StepOnMesh(self, candidate, 1), StepOnMesh(self, candidate, candidate.data)
+            return StepOnMesh(self, candidate, self.fixed.get("fsdp", 1), expert)
+        most = math.gcd(rows, self.config.num_experts or 1)
+        sizes = [size for size in range(1, most + 1) if most % size == 0]
+        sizes = [expert] if "expert" in self.fixed else sizes
+        ways = [(fsdp, size) for size in sizes for fsdp in sorted({1, rows // size})]
+        steps = [StepOnMesh(self, candidate, *way) for way in ways]
         room = self.chip.memory_bytes * self.shares.memory_share
-        fits = sum(whole.hold().values()) <= room
-        return whole if fits and whole.weigh().seconds <= divided.weigh().seconds else divided
+        fitting = [step for step in steps if sum(step.hold().values()) <= room]
+        if fitting:
+            return min(fitting, key=lambda step: step.weigh().seconds)
+        return min(steps, key=lambda step: sum(step.hold().values()))
 
 
 @dataclass(frozen=True)
@@ -63,19 +70,21 @@ class StepOnMesh:
     model: StepModel
     candidate: Candidate
     fsdp: int
+    expert: int = 1
 
     @property
     def sizes(self) -> dict[str, int]:
         """Devices by axis of the trainer's mesh."""
         data, heads = self.candidate.data, self.candidate.heads
         sequence = self.candidate.sequence * self.candidate.exchange
-        return dict(zip(AXES, (data // self.fsdp, self.fsdp, sequence, heads), strict=True))
+        rest = data // (self.fsdp * self.expert)
+        return dict(zip(AXES, (rest, self.fsdp, self.expert, sequence, heads), strict=True))
 
     @property
     def outer(self) -> dict[str, int]:
         """Slices that these axes span; empty where that is the rule of `parallel.build_mesh`."""
-        spans, (data, fsdp, *_) = self.candidate.spans(self.model.chip), self.sizes.values()
-        spans |= divide_slices({"data": data, "fsdp": fsdp}, spans["data"])
+        spans, of_rows = self.candidate.spans(self.model.chip), ("data", "fsdp", "expert")
+        spans |= divide_slices({axis: self.sizes[axis] for axis in of_rows}, spans["data"])
         spans |= {"sequence": spans["sequence"] * spans.pop("exchange"), "tensor": spans.pop("heads")}
         return name_outer(self.sizes, spans)
 
@@ -105,6 +114,14 @@ class StepOnMesh:
         return (choices + min(experts, choices) * (size - 1)) // size, size
 
     @property
+    def expert_rows(self) -> float:
+        """Rows that a device's experts compute in a layer, where they are divided if tokens choose evenly."""
+        if self.expert == 1:
+            return math.prod(self.tiles)
+        # Of each expert half a tile is empty, which is a quarter of its choices.
+        return 1.25 * self.tokens * self.model.config.experts_per_token
+
+    @property
     def vocabulary(self) -> float:
         """Tokens of the vocabulary whose logits a device computes: all where heads do not divide them."""
         count, head_shards = self.model.config.vocab_size, self.candidate.heads
@@ -114,6 +131,7 @@ class StepOnMesh:
         """Return seconds and bytes beside attention."""
         times = self.time()
         seconds = times["sums"] + times["update"] + max(times["products"], times["weights"])
+        seconds += times.get("experts", 0.0)
         return Beside(seconds, sum(self.hold().values()) - self.model.peak(self.candidate))
 
     def hold(self) -> dict[str, float]:
@@ -143,7 +161,9 @@ class StepOnMesh:
         }
         if config.scan_layers:  # The block's parameters, taken out of all, and as they are gathered.
             gradient["gathered"] += _FLOAT * block.stored + size * block.copies(size)
-        if False in residuals:  # Of experts one map's of all tiles.
+        if self.expert > 1:  # Of all tokens that travel the gradients, in and out, and sums in float32.
+            gradient["working"] += tokens * self.expert * config.d_model * (2 * size + 4)
+        elif False in residuals:  # Of experts one map's of all tiles.
             width = (config.expert_width or config.d_ff) / self.candidate.heads
             gradient["gathered"] += size * self.tiles[0] * config.d_model * width
         # Gradients, and as they are clipped.
@@ -160,7 +180,8 @@ class StepOnMesh:
         scores = self.tokens * model.sizes["length"] * model.config.num_heads / candidate.heads
         has_rows = self.sizes["sequence"] == 1 and scores <= Tuning().dense_scores
         sizes, how = (model.sizes["length"], candidate.heads), {"remat": remat, "is_dense": is_dense}
-        return count_residuals(model.config, *sizes, model.precision, has_rows=has_rows, **how)
+        how |= {"expert_shards": 1 if is_dense else self.expert, "has_rows": has_rows}
+        return count_residuals(model.config, *sizes, model.precision, **how)
 
     def send(self) -> dict[str, float]:
         """Return the bytes that a device sends for weights, and to sum over heads."""
@@ -173,13 +194,25 @@ class StepOnMesh:
         dense, sparse = count_branches(config)
         again = config.remat in ("full", "nothing_saveable")
         rows = (2 + again + 2) * (dense + sparse) * self.tokens
-        if sparse:
-            rows += 2 * sparse * (math.prod(self.tiles) - self.tokens)
+        if sparse and self.expert == 1:
+            rows += 2 * sparse * (self.expert_rows - self.tokens)
         if self.vocabulary < config.vocab_size:
             rows += 2 * self.tokens  # of embedded tokens, of the head's gradient
         summed = 2 * (head_shards - 1) / head_shards * rows * config.d_model
         steps = model.sizes["accumulate_steps"] * model.size
-        return {"weights": steps * weights, "sums": steps * summed}
+        sent = {"weights": steps * weights, "sums": steps * summed}
+        if self.expert > 1:
+            # Tokens to the experts, and where blocks run again; sums back; the gradients of both. With tokens
+            # their choices and weights, of 4 bytes each; gradients of weights come back.
+            runs, per_token = (
+                1 + (config.remat not in (None, "everything_saveable")),
+                config.experts_per_token,
+            )
+            numbers = (runs + 3) * model.size * config.d_model + (8 * runs + 4) * per_token
+            sent["experts"] = (
+                model.sizes["accumulate_steps"] * sparse * self.tokens * (self.expert - 1) * numbers
+            )
+        return sent
 
     def time(self) -> dict[str, float]:
         """Return seconds by part."""
@@ -188,18 +221,25 @@ class StepOnMesh:
         devices = self.candidate.devices
         chip = model.chip.divide(devices) if model.chip.shared else model.chip
         trips = 3 if config.remat is None else 4
-        rows = math.prod(self.tiles) if count_branches(config)[1] else 0
+        sparse = count_branches(config)[1]
         multiplied = self.tokens * sum(model.parts[name] for name in ("attention", "feed_forward", "routers"))
-        multiplied += rows * model.parts["experts"] / (config.num_experts or 1)
-        products = trips * multiplied / head_shards + 3 * self.tokens * config.d_model * self.vocabulary
+        of_experts = self.expert_rows * model.parts["experts"] / (config.num_experts or 1) if sparse else 0
+        # Divided experts compute their tiles again in the backward pass.
+        multiplied = trips * multiplied + (trips if self.expert == 1 else 4) * of_experts
+        products = multiplied / head_shards + 3 * self.tokens * config.d_model * self.vocabulary
         line = self.candidate.line(chip, "data", "sequence", "exchange")
         along = self.candidate.line(chip, "heads")
         messages = parts * config.num_layers
         ways = (3 if config.scan_layers and self.fsdp > 1 else 2) * (line.size > 1)
         state = (3 * _FLOAT + model.size) * self.stored
-        return {
+        times = {
             "products": 2 * parts * products / (chip.flops[model.precision] * shares.compute_efficiency),
             "weights": shares.reach(sum_seconds(chip, line, sent["weights"]), ways * messages),
             "sums": shares.reach(sum_seconds(chip, along, sent["sums"]), 2 * messages * (head_shards > 1)),
             "update": 2 * state / (chip.memory_bandwidth * shares.memory_efficiency),
         }
+        if self.expert > 1:
+            travel = Line(self.expert, self.sizes["sequence"] * head_shards)
+            seconds = sum_seconds(chip, travel, sent["experts"])
+            times["experts"] = shares.reach(seconds, 5 * parts * sparse)
+        return times

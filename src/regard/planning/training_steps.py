@@ -46,7 +46,8 @@ class Step:
     """The kind of device."""
     mesh: Mapping[str, int]
     """Axes of `regard train --mesh` with more than one device: data (rows of a batch), fsdp (rows, and
-    parameters with their optimizer state), sequence (positions), tensor (heads, widths and vocabulary)."""
+    parameters with their optimizer state), expert (rows, and experts), sequence (positions), tensor (heads,
+    widths and vocabulary)."""
     outer: Mapping[str, int]
     """Slices that these axes span, for `--outer`; empty where that is the rule of `parallel.build_mesh`."""
     attention: Estimate
@@ -59,10 +60,11 @@ class Step:
     attention, and what else is working beside it (a block or the loss, with its gradient)."""
     sent: Mapping[str, float]
     """Bytes that a device sends: weights (gathered, and their gradients summed), sums (over what heads
-    divide), attention (keys that travel, their tokens' balanced order, or sequence exchanged for heads)."""
+    divide), attention (keys that travel, their tokens' balanced order, or sequence exchanged for heads),
+    and, where experts are divided, experts (tokens to them, and what they give back)."""
     seconds_of: Mapping[str, float]
     """Seconds of attention, products of all else, weights that are gathered and summed (while products are
-    computed), activations that are summed, update."""
+    computed), activations that are summed, update, and tokens on their way to divided experts."""
 
     @property
     def candidate(self) -> Candidate:
@@ -73,7 +75,7 @@ class Step:
     def seconds(self) -> float:
         """Time of the step: products and weights on their way overlap, the rest follows one another."""
         times = self.seconds_of
-        rest = times["attention"] + times["sums"] + times["update"]
+        rest = times["attention"] + times["sums"] + times["update"] + times.get("experts", 0.0)
         return rest + max(times["products"], times["weights"])
 
     def __str__(self) -> str:
@@ -120,6 +122,8 @@ def plan_step(
     summed. With `config.remat`, only the stream between blocks is kept, and each block is run again.
     Experts are gathered as all weights are, and their widths divided as heads; computed and kept are the
     rows that `layers.Experts` lays for the tokens of a device, up to twice those that its tokens choose.
+    Along `expert` they are divided: tokens are gathered in their place, and a device computes its share, if
+    tokens choose all experts alike, and half a tile more of each expert; in the backward pass once more.
 
     Args:
         config: the decoder's `TransformerConfig`; `remat` says whether blocks are run again.
@@ -128,8 +132,8 @@ def plan_step(
         devices, chip, assumptions: as in `plan`.
         precision: in which is computed, "bfloat16" or "float32".
         accumulate_steps: equal parts of the batch that are computed one after the other.
-        fixed: sizes of mesh axes that are not to be chosen, by name: data, fsdp, sequence, tensor. Of data
-            and fsdp, that which is left out beside the other is 1.
+        fixed: sizes of mesh axes that are not to be chosen, by name: data, fsdp, expert, sequence, tensor.
+            Beside data or fsdp, those of data, fsdp and expert that are left out are 1.
 
     Returns:
         The best mesh of at most so many devices, its bytes and its seconds, part by part.
@@ -162,6 +166,10 @@ def plan_step(
     if precision not in ("bfloat16", "float32"):
         raise ValueError(f"precision: expected bfloat16 or float32, got {precision!r}")
     fixed, shares = read_fixed(fixed, devices, AXES), Assumptions() if assumptions is None else assumptions
+    if (config.num_experts or 1) % fixed.get("expert", 1):
+        wanted = f"expert to divide num_experts={config.num_experts}" if config.num_experts else "expert=1"
+        model = "" if config.num_experts else ", as the model has no experts"
+        raise ValueError(f"fixed: expected {wanted}{model}; got expert={fixed['expert']}")
     key_heads = config.num_key_heads or config.num_heads
     query = jax.ShapeDtypeStruct(
         (batch // parts, config.num_heads, sizes["length"], config.head_width), precision
@@ -179,7 +187,7 @@ def plan_step(
         calls.append(replace(search, times=windows[window] * parts * runs, adapt=adapt))
     first, *others = calls
     model = StepModel(config, sizes, first.chip, shares, precision, fixed, first.peak)
-    serves = functools.partial(_is_chosen, config, first, fixed.get("sequence"))
+    serves = functools.partial(_is_chosen, config, first, fixed)
     search = replace(first, beside=functools.cache(model.weigh), also=tuple(others), serves=serves)
     best = search.find_best(devices)
     if best is None:
@@ -215,19 +223,20 @@ def _runs_again(config: Any) -> bool:
 
 def _fix_attention(fixed: Mapping[str, int]) -> dict[str, int]:
     """Return what sizes of a training mesh fix of attention's own."""
-    rows = {"data": math.prod(fixed.get(name, 1) for name in ("data", "fsdp"))}
+    rows = {"data": math.prod(fixed.get(name, 1) for name in ("data", "fsdp", "expert"))}
     heads = {"heads": fixed["tensor"]} if "tensor" in fixed else {}
     return (rows if {"data", "fsdp"} & fixed.keys() else {}) | heads
 
 
-def _is_chosen(config: Any, search: Search, sequence: int | None, candidate: Candidate) -> bool:
+def _is_chosen(config: Any, search: Search, fixed: Mapping[str, int], candidate: Candidate) -> bool:
     """Return whether the trainer runs on the mesh, and divides attention like this."""
     widths = config.num_key_heads, config.d_ff, config.num_experts and config.expert_width
-    if candidate.rows or any((width or 0) % candidate.heads for width in widths):
+    if candidate.rows or candidate.data % fixed.get("expert", 1):
+        return False
+    if any((width or 0) % candidate.heads for width in widths):
         return False  # which it refuses
-    return (
-        sequence in (None, candidate.sequence * candidate.exchange) and search.adapt(candidate) == candidate
-    )
+    shared = candidate.sequence * candidate.exchange
+    return fixed.get("sequence", shared) == shared and search.adapt(candidate) == candidate
 
 
 def _adapt(search: Search, candidate: Candidate) -> Candidate:

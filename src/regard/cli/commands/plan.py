@@ -60,7 +60,7 @@ class Plan(Command):
     """Weigh the gradients, too."""
     fix: Annotated[str | None, option("AXIS=N,...", "all are chosen")] = None
     """Sizes of mesh axes that are given, such as 'data=2,heads=1'; data, sequence, exchange, heads; with
-    --model data, fsdp, sequence, tensor."""
+    --model data, fsdp, expert, sequence, tensor."""
     efficiency: float = 0.5
     """Share of the chip's operations per second that attention reaches."""
     top: Annotated[int | None, option("N", str(TOP))] = None
