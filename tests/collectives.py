@@ -15,7 +15,7 @@ SIZES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "
 COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) [^\n]*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.MULTILINE)
 KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
-MOVES = ("bitcast", "convert", "copy", "reshape", "transpose")
+MOVES = ("bitcast", "convert", "copy", "get-tuple-element", "reshape", "transpose")
 PARTITIONED = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "all-reduce-promotion"}
 
 
@@ -46,6 +46,16 @@ class Computation:
         for one in self.named.values():
             for name in one.operands:
                 self.users[name].append(one)
+        # What is only put in a tuple and taken out again is moved.
+        for packed in [one for one in self.named.values() if one.kind == "tuple" and self.users[one.name]]:
+            taken = self.users[packed.name]
+            if all(one.kind == "get-tuple-element" for one in taken):
+                for name in packed.operands:
+                    self.users[name].remove(packed)
+                for one in taken:
+                    name = packed.operands[int(re.search(r"index=(\d+)", one.rest)[1])]
+                    self.users[name].append(one)
+                    self.named[one.name] = one._replace(rest=f"%{name})")
 
     def reader(self, name):
         """The name of a value where it is moved to, and what reads it there; None where more do."""

@@ -30,7 +30,11 @@ def draw(seed):
     heads = sizes["num_key_heads"] * choose([1, 2, 4])
     model = settings.DecoderSizes(num_heads=heads, tied_output=choose([0, 1]) > 0, **sizes)
     parts, precision = choose([1, 1, 2]), choose(["float32", "bfloat16"])
-    batch = mesh["data"] * mesh["fsdp"] * parts * choose([1, 2, 4])
+    if seed >= 30:  # Experts, divided where rows would be.
+        mesh |= {"data": 1, "expert": mesh["data"]}
+        experts = {"num_experts": 8, "experts_per_token": choose([1, 2, 4]), "expert_width": sizes["d_ff"]}
+        model = dataclasses.replace(model, scan_layers=True, **experts)
+    batch = mesh["data"] * mesh["fsdp"] * mesh.get("expert", 1) * parts * choose([1, 2, 4])
     asked = settings.Optimization(batch_size=batch, accumulate_steps=parts, precision=precision)
     task = dataclasses.replace(text(choose([104, 128, 256])), model=model, optimization=asked)
     return task, choose([257, 1000, 2048, 5003]), mesh

@@ -364,9 +364,18 @@ def test_a_step_of_experts_is_what_is_counted_by_hand():
     assert step.seconds_of["sums"] == pytest.approx(step.sent["sums"] / 1e5)
     again = planning.plan_step(dataclasses.replace(MIXED, remat="full"), **options)
     assert again.held["activations"] == 2 * 3 * tokens * 12 < step.held["activations"] / 10
-    command = spell_training(step, dataclasses.replace(MIXED, head_dim=2, vocab_size=300))
+    # Divided: half a tile more of each, computed four times; tokens with weights and choices of 4 bytes.
+    apart = planning.plan_step(
+        MIXED, **options | {"devices": 14, "batch": 14, "fixed": {"expert": 7, "tensor": 2}}
+    )
+    products = 3 * tokens * once + 4 * 1.25 * 2 * tokens * 2 * one
+    assert apart.seconds_of["products"] == pytest.approx(2 * (products / 2 + 3 * tokens * 12 * 31) / 1e9)
+    assert apart.sent["experts"] == 2 * tokens * 6 * (4 * 2 * 12 + (2 + 1) * 2 * 4)
+    assert apart.held["parameters"] < step.held["parameters"]
+    command = spell_training(apart, dataclasses.replace(MIXED, head_dim=2, vocab_size=300))
     words = shlex.split(command.splitlines()[-1])[1:]
-    assert parse_arguments(words).task.model.dense_layers == (0,)
+    arguments = parse_arguments(words)
+    assert (arguments.mesh, arguments.task.model.dense_layers) == ("expert=7,tensor=2", (0,))
 
 
 def test_windows_of_a_step_are_weighed_each():
@@ -448,6 +457,8 @@ def test_a_call_without_work_takes_no_time_on_any_mesh():
 def test_a_step_refuses_what_a_plan_refuses_and_models_without_tokens():
     with pytest.raises(ValueError, match="no mesh of up to 8 with data=8 divides"):
         planning.plan_step(TINY, length=512, batch=2, devices=8, fixed={"fsdp": 8}, chip="h100")
+    with pytest.raises(ValueError, match="expected expert to divide num_experts=7, got expert=2"):
+        planning.plan_step(MIXED, **STEP, devices=2, fixed={"expert": 2})
     with pytest.raises(ValueError, match="accumulate_steps: expected a divisor of batch, 4; got 3"):
         planning.plan_step(TINY, **STEP, devices=2, accumulate_steps=3)
     with pytest.raises(ValueError, match="config: expected vocab_size, as"):

@@ -152,7 +152,10 @@ def check_resumed(task, first, *others):
 
 
 def check_experts():
-    """A mixture of experts over meshes: the output and gradients of one device, kernels divided by rule."""
+    """A mixture of experts over meshes: the output and gradients of one device, kernels divided by rule.
+
+    Along "expert" no device has the kernels of all, which nothing but they is as long as.
+    """
     from flax import nnx
 
     from layer_oracle import build_drawn
@@ -164,15 +167,20 @@ def check_experts():
     run = jax.value_and_grad(lambda state, x: (nnx.merge(graph, state)(x) ** 2).sum(), argnums=(0, 1))
     whole = jax.jit(run)
     flops = whole.lower(state, x).compile().cost_analysis()["flops"]
-    for spec in ("data=2,fsdp=2,tensor=2", "data=4,sequence=2"):
+    for spec, kept in (
+        ("data=2,fsdp=2,tensor=2", (None, "fsdp", "tensor")),
+        ("data=4,sequence=2", (None,) * 3),
+        ("fsdp=2,expert=2,tensor=2", ("expert", "fsdp", "tensor")),
+        ("expert=2,sequence=4", ("expert", None, None)),
+    ):
         deployment = deploy(spec)
         places = deployment.divide_state(state)
-        kernels = nnx.to_pure_dict(places)["widen"]["kernels"]
-        assert tuple(kernels.spec) == ((None, "fsdp", "tensor") if "tensor" in spec else (None,) * 3)
+        assert tuple(nnx.to_pure_dict(places)["widen"]["kernels"].spec) == kept
         given = (jax.device_put(state, places), jax.device_put(x, deployment.divide_batch(x.shape)))
         with deployment.within():
             divided = jax.jit(lambda state, x: run(deployment.gather(state), x)).lower(*given).compile()  # noqa: B023
         share = divided.cost_analysis()["flops"] / flops
         assert share < 1.3 / 8, f"each device computes its own tokens: {share}"
+        assert ("f32[6," in divided.as_text()) == ("expert" not in spec)
         compare = lambda one, other: np.testing.assert_allclose(one, other, 0, 1e-5 * np.abs(other).max())
         jax.tree.map(compare, divided(*given), whole(state, x))

@@ -18,7 +18,7 @@ def check(call):
 
 
 def test_a_mesh_is_read_and_fits_the_devices():
-    assert read_mesh("data=2,fsdp=3,sequence=5,tensor=7") == MeshSpec(2, 3, 5, 7)
+    assert read_mesh("data=2,fsdp=3,expert=5,sequence=7,tensor=11") == MeshSpec(2, 3, 5, 7, 11)
     assert read_mesh(" tensor = 7 , data=2") == MeshSpec(data=2, tensor=7)
     assert read_mesh("data=2,sequence=4,model=1") == MeshSpec(data=2, sequence=4)
     assert read_mesh("fsdp=*") == read_mesh("fsdp=-1") == MeshSpec(fsdp=-1)
@@ -52,6 +52,8 @@ def test_a_mesh_divides_the_model_and_the_batch():
         ({"fsdp": 256}, r"fsdp = 256 divides, .* choose --batch-size 256, or"),
         ({"tensor": 4}, "divide num_heads=6, got tensor=4; it can be 1, 2, 3, 6"),
         ({"tensor": 3}, "divide d_ff=40, got tensor=3"),
+        ({"expert": 3}, r"data \* fsdp \* expert = 3 divides"),
+        ({"expert": 2}, "expert=1 for a model without num_experts, got expert=2; data or fsdp divide rows"),
     ):
         with pytest.raises(ValueError, match=message):
             MeshSpec(**sizes).demand_divides(task)
@@ -60,10 +62,12 @@ def test_a_mesh_divides_the_model_and_the_batch():
         odd = tasks.Text(model=settings.DecoderSizes(**sizes))
         with pytest.raises(ValueError, match=f"divide {name}=3, got tensor=2"):
             MeshSpec(tensor=2).demand_divides(odd)
+    with pytest.raises(ValueError, match="expert to divide num_experts=2, got expert=4; it can be 1, 2"):
+        MeshSpec(expert=4).demand_divides(odd)
 
 
 def test_arrays_are_divided_by_rule():
-    """Two devices along "tensor", three along "fsdp"."""
+    """Two devices along "tensor", three along "fsdp", five along "expert"."""
     for path, shape, kept, used in (
         ("params/blocks/0/attention/query_projection/kernel", (24, 20), ("fsdp", "tensor"), (None, "tensor")),
         ("optimizer/1/0/mu/blocks/0/attention/output_projection/kernel", (20, 24), ("tensor", "fsdp"), None),
@@ -75,12 +79,17 @@ def test_arrays_are_divided_by_rule():
         ("params/entry/position_table/embedding", (9, 7), ("fsdp", None), (None, None)),
         ("params/entry/position_table/embedding", (9, 15), (None, "fsdp"), (None, None)),
         ("params/widen/kernel", (7, 12), (None, ("tensor", "fsdp")), (None, "tensor")),
-        ("params/feed_forward/widen/kernels", (5, 9, 4), (None, "fsdp", "tensor"), (None, None, "tensor")),
+        (
+            "params/feed_forward/widen/kernels",
+            (5, 9, 4),
+            ("expert", "fsdp", "tensor"),
+            ("expert", None, "tensor"),
+        ),
         ("params/feed_forward/widen/biases", (9, 4), ("fsdp", "tensor"), (None, "tensor")),
         ("params/blocks/0/attention/sinks", (4,), ("tensor",), ("tensor",)),
         ("optimizer/1/0/count", (), (), ()),
     ):
-        sizes = {"data": 5, "fsdp": 3, "tensor": 2, "sequence": 7}
+        sizes = {"data": 5, "fsdp": 3, "tensor": 2, "sequence": 7, "expert": 5}
         assert tuple(divide_array(path, shape, sizes)) == kept
         if used is not None:
             assert tuple(divide_array(path, shape, sizes, in_use=True)) == used

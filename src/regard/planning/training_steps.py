@@ -169,7 +169,7 @@ def plan_step(
     if (config.num_experts or 1) % fixed.get("expert", 1):
         wanted = f"expert to divide num_experts={config.num_experts}" if config.num_experts else "expert=1"
         model = "" if config.num_experts else ", as the model has no experts"
-        raise ValueError(f"fixed: expected {wanted}{model}; got expert={fixed['expert']}")
+        raise ValueError(f"fixed: expected {wanted}{model}, got expert={fixed['expert']}")
     key_heads = config.num_key_heads or config.num_heads
     query = jax.ShapeDtypeStruct(
         (batch // parts, config.num_heads, sizes["length"], config.head_width), precision
