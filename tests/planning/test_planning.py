@@ -605,7 +605,11 @@ def test_bytes_and_memory_are_those_of_compiled_programs(length, mesh, count, le
 
 @pytest.mark.parametrize(
     "seeds",
-    [[2, 20], *(pytest.param(range(s, s + 5), marks=pytest.mark.slow) for s in range(0, 30, 5))],
+    [
+        [2, 20],
+        *(pytest.param(range(s, s + 5), marks=pytest.mark.slow) for s in range(0, 30, 5)),
+        pytest.param([30, 62], marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_a_step_holds_and_sends_what_the_trainer_does(seeds):

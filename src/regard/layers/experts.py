@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from regard.arguments import guided, read_number
 from regard.axes import Array, ArrayLike, Hidden, Size
 from regard.engine.call.problem import accumulation_dtype
-from regard.engine.dispatch.placement import ExpertAxes, active
+from regard.engine.dispatch.placement import ExpertAxes, Placement, active
 from regard.layers.choices import check_choice, check_initializers, check_options
 from regard.layers.dropout import build_dropout, draw_dropout
 from regard.layers.expert_shards import share_experts
@@ -149,9 +149,9 @@ class Experts(nnx.Module):
     def _apply_chosen(self, x: Array) -> Hidden:
         """Return the weighted sum of what the chosen experts give."""
         # Each group by itself: a device sorts and computes its own tokens.
-        groups, join = _group_tokens(x)
-        weights, chosen = self.route(groups)
         placement, shape = active(), (math.prod(x.shape[:-2]), x.shape[-2], x.shape[-1])
+        groups, join = _group_tokens(x, placement, shape)
+        weights, chosen = self.route(groups)
         axes = None if placement is None else placement.divide_experts(shape, self.num_experts, self.d_ff)
         if axes is not None:
             return join(self._apply_shards(axes, groups, (weights, chosen)))
@@ -290,9 +290,10 @@ def _find_largest(scores: Array, count: int) -> Array:
     return jnp.argsort(scores, axis=-1, descending=True)[..., :count]
 
 
-def _group_tokens(x: Array) -> tuple[Array, Callable[[Array], Array]]:
+def _group_tokens(
+    x: Array, placement: Placement | None, shape: tuple[int, int, int]
+) -> tuple[Array, Callable[[Array], Array]]:
     """Divide `(*B, T, M)` into the tokens `(G, N, M)` of each device; return what joins them again, too."""
-    placement, shape = active(), (math.prod(x.shape[:-2]), x.shape[-2], x.shape[-1])
     rows, positions, constrain = placement.divide_tokens(shape) if placement else (1, 1, lambda array: array)
     parts = (rows, shape[0] // rows, positions, shape[1] // positions, shape[2])
 
