@@ -178,9 +178,9 @@ class Experts(nnx.Module):
 
     def _apply_shards(self, axes: ExpertAxes, groups: Array, routes: tuple[Array, Array]) -> Array:
         """Return the weighted sum of what the chosen experts give, over devices with their own experts."""
-        arrays = [
-            None if linear is None else linear.arrays for linear in (self.gate, self.widen, self.narrow)
-        ]
+        maps = self.gate, self.widen, self.narrow
+        arrays = [None if linear is None else linear.arrays for linear in maps]
+        groups, _ = promote_dtype((groups, self.widen.kernels[...]), dtype=self.widen.dtype)
         widens = PartitionSpec(axes.experts, None, axes.widths), PartitionSpec(axes.experts, axes.widths)
         narrows = PartitionSpec(axes.experts, axes.widths), PartitionSpec(axes.experts)
 

@@ -204,14 +204,10 @@ class StepOnMesh:
         if self.expert > 1:
             # Tokens to the experts, and where blocks run again; sums back; the gradients of both. With tokens
             # their choices and weights, of 4 bytes each; gradients of weights come back.
-            runs, per_token = (
-                1 + (config.remat not in (None, "everything_saveable")),
-                config.experts_per_token,
-            )
-            numbers = (runs + 3) * model.size * config.d_model + (8 * runs + 4) * per_token
-            sent["experts"] = (
-                model.sizes["accumulate_steps"] * sparse * self.tokens * (self.expert - 1) * numbers
-            )
+            runs = 1 if config.remat in (None, "everything_saveable") else 2
+            size = (runs + 3) * model.size * config.d_model + (8 * runs + 4) * config.experts_per_token
+            rows = sparse * self.tokens * (self.expert - 1)
+            sent["experts"] = model.sizes["accumulate_steps"] * rows * size
         return sent
 
     def time(self) -> dict[str, float]:

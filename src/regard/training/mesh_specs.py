@@ -67,10 +67,8 @@ class MeshSpec:
             fitting = f"{f'{below} or ' if below else ''}{below + rows}"
             raise ValueError(f"mesh: {problem}; choose --batch-size {fitting}, or another mesh")
         names = ("num_heads", "num_key_heads", "d_ff", "expert_width", "shared_width")
-        names = dict.fromkeys((*names, "delta_heads", "delta_key_heads"), "tensor") | {
-            "num_experts": "expert"
-        }
-        for name, axis in names.items():
+        names = (*names, "delta_heads", "delta_key_heads")
+        for name, axis in [*((name, "tensor") for name in names), ("num_experts", "expert")]:
             count = getattr(self, axis)
             size = getattr(task.model, name, None) or count
             if size % count:
