@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from regard.arguments import guided, read_number
 from regard.axes import Array, ArrayLike, Hidden, Size
 from regard.engine.call.problem import accumulation_dtype
-from regard.engine.dispatch.placement import ExpertAxes, Placement, active
+from regard.engine.dispatch.placement import ExpertAxes, active
 from regard.layers.choices import check_choice, check_initializers, check_options
 from regard.layers.dropout import build_dropout, draw_dropout
 from regard.layers.expert_shards import share_experts
@@ -192,7 +192,8 @@ class Experts(nnx.Module):
             return self._apply_maps(rows[None, None], expert, (gate, widen, (kernels, biases)), rng)[0, 0]
 
         rng = draw_dropout(self.dropout, None, None)[1]
-        return share_experts(axes, apply, arrays, [widens, widens, narrows], groups, routes, rng)
+        specs = [None if self.gate is None else widens, widens, narrows]
+        return share_experts(axes, apply, arrays, specs, groups, routes, rng)
 
     def route(self, tokens: Array) -> tuple[Array, Array]:
         """Return the weights of the chosen experts of each token, `(*B, k)`, and their numbers."""
@@ -291,7 +292,7 @@ def _find_largest(scores: Array, count: int) -> Array:
 
 
 def _group_tokens(
-    x: Array, placement: Placement | None, shape: tuple[int, int, int]
+    x: Array, placement: Any, shape: tuple[int, int, int]
 ) -> tuple[Array, Callable[[Array], Array]]:
     """Divide `(*B, T, M)` into the tokens `(G, N, M)` of each device; return what joins them again, too."""
     rows, positions, constrain = placement.divide_tokens(shape) if placement else (1, 1, lambda array: array)
