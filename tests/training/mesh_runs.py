@@ -27,13 +27,13 @@ def copy(length, dropout_rate=0.0, **changes):
     return tasks.Copy(vocab_size=11, length=length, held_out_size=32, cadence=CADENCE, **options)
 
 
-def text(length):
+def text(length, **sizes):
     folder, random = Path(tempfile.mkdtemp()), np.random.default_rng(5)
     for index in range(7):
         chosen = random.choice(["low", "lower", "tide", "naïve", "of", "the"], 10 + 2 * index)
         (folder / f"{index}.txt").write_text(" ".join(chosen), encoding="utf-8")
     loop = {"num_layers": 3, "scan_layers": True, "remat": "dots_saveable"}
-    model = settings.DecoderSizes(d_model=24, num_heads=4, d_ff=40, **loop)
+    model = settings.DecoderSizes(d_model=24, num_heads=4, d_ff=40, **loop, **sizes)
     options = {"model": model, "optimization": OPTIMIZATION, "cadence": CADENCE}
     return tasks.Text(files=(str(folder),), length=length, held_out_fraction=0.3, **options)
 
@@ -76,6 +76,7 @@ def check_shards(state, spec):
         parts = sizes.fsdp if leaf.ndim > 1 else 1
         layers = ("projection/kernel", "widen/kernel", "narrow/kernel", "gate/kernel", "table/embedding")
         parts *= sizes.tensor if any(part in name for part in layers) else 1
+        parts *= sizes.expert if name.endswith("/kernels/value") else 1
         if leaf.ndim > 1 and "head" not in name:
             assert own * parts == leaf.size, (spec, name, leaf.sharding)
         for shard in leaf.addressable_shards:
@@ -161,7 +162,7 @@ def check_experts():
     from layer_oracle import build_drawn
     from regard.layers import Experts
 
-    options = {"num_experts": 6, "experts_per_token": 2, "gated": True}
+    options = {"num_experts": 6, "experts_per_token": 2}
     graph, state = nnx.split(build_drawn(Experts, 24, 10, **options))
     x = np.random.default_rng(0).normal(size=(4, 46, 24)).astype(np.float32)
     run = jax.value_and_grad(lambda state, x: (nnx.merge(graph, state)(x) ** 2).sum(), argnums=(0, 1))

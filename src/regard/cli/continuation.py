@@ -85,4 +85,4 @@ def _fit_mesh(text: str) -> str:
     several = [axis for axis, size in sizes.items() if size != 1]
     if len(several) == 1 and "*" in text:
         return text
-    return "fsdp=*" if "fsdp" in several else "data=*"
+    return "fsdp=*" if {"fsdp", "expert"} & {*several} else "data=*"

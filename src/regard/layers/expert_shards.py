@@ -56,7 +56,8 @@ def share_experts(
         if travels:
             sums = jax.lax.psum_scatter(sums, axes.experts, tiled=True)
         rest = axes.widths if travels else (*axes.experts, *axes.widths)
-        return (jax.lax.psum(sums, rest) if rest else sums)[None]
+        total: Any = jax.lax.psum(sums, rest) if rest else sums
+        return total[None]
 
     rows = PartitionSpec(axes.tokens)
     specs = specs, rows, (rows, rows), PartitionSpec()

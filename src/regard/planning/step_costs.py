@@ -56,11 +56,13 @@ class StepModel:
         sizes = [expert] if "expert" in self.fixed else sizes
         ways = [(fsdp, size) for size in sizes for fsdp in sorted({1, rows // size})]
         steps = [StepOnMesh(self, candidate, *way) for way in ways]
-        room = self.chip.memory_bytes * self.shares.memory_share
-        fitting = [step for step in steps if sum(step.hold().values()) <= room]
-        if fitting:
-            return min(fitting, key=lambda step: step.weigh().seconds)
-        return min(steps, key=lambda step: sum(step.hold().values()))
+        if len(steps) == 1:
+            return steps[0]
+        room = self.chip.memory_bytes * self.shares.memory_share - self.peak(candidate)
+        beside = [step.weigh() for step in steps]
+        # Those that fit by time, then the rest by memory.
+        order = [(cost.bytes > room, cost.seconds if cost.bytes <= room else cost.bytes) for cost in beside]
+        return steps[order.index(min(order))]
 
 
 @dataclass(frozen=True)

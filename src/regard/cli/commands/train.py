@@ -42,9 +42,9 @@ class Train(Command):
     force: bool = False
     """Delete the run in the output directory and start again."""
     mesh: Annotated[str | None, option("AXIS=N,...", "one device; data=* for several processes")] = None
-    """Devices that share the work: data (rows of a batch), fsdp (rows, and parameters), tensor (heads and
-    widths) and sequence (positions), such as data=2,fsdp=4. One N may be *: what is left. A run may go on on
-    another mesh."""
+    """Devices that share the work: data (rows of a batch), fsdp (rows, and parameters), expert (rows, and
+    experts), tensor (heads and widths) and sequence (positions), such as data=2,fsdp=4. One N may be *: what
+    is left. A run may go on on another mesh."""
     outer: Annotated[str | None, option("AXIS=N,...", "the first axes of the mesh")] = None
     """Slices or hosts that axes span, over the network between them, such as data=2: a divisor of the axis's
     size, and together all slices; the other axes stay within a slice, on its fast links."""
