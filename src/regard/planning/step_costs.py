@@ -11,7 +11,7 @@ from typing import Any
 from regard.engine.flash.measurements import Tuning
 from regard.parallel.meshes import divide_slices
 from regard.planning.candidates import Candidate, name_outer
-from regard.planning.chips import Chip, sum_seconds
+from regard.planning.chips import Chip, Line, sum_seconds
 from regard.planning.estimates import Assumptions
 from regard.planning.parameters import Share, count_branches, count_parameters, share_parameters
 from regard.planning.search import Beside
@@ -83,12 +83,16 @@ class StepOnMesh:
         return dict(zip(AXES, (rest, self.fsdp, self.expert, sequence, heads), strict=True))
 
     @property
-    def outer(self) -> dict[str, int]:
-        """Slices that these axes span; empty where that is the rule of `parallel.build_mesh`."""
+    def spans(self) -> dict[str, int]:
+        """Slices that each axis spans."""
         spans, of_rows = self.candidate.spans(self.model.chip), ("data", "fsdp", "expert")
-        spans |= divide_slices({axis: self.sizes[axis] for axis in of_rows}, spans["data"])
-        spans |= {"sequence": spans["sequence"] * spans.pop("exchange"), "tensor": spans.pop("heads")}
-        return name_outer(self.sizes, spans)
+        rows = divide_slices({axis: self.sizes[axis] for axis in of_rows}, spans["data"])
+        return rows | {"sequence": spans["sequence"] * spans["exchange"], "tensor": spans["heads"]}
+
+    @property
+    def outer(self) -> dict[str, int]:
+        """The same; empty where that is the rule of `parallel.build_mesh`."""
+        return name_outer(self.sizes, self.spans)
 
     @functools.cached_property
     def shares(self) -> tuple[Share, Share, Share]:
@@ -237,7 +241,7 @@ class StepOnMesh:
             "update": 2 * state / (chip.memory_bandwidth * shares.memory_efficiency),
         }
         if self.expert > 1:
-            travel = Line(self.expert, self.sizes["sequence"] * head_shards)
+            travel = Line(self.expert, self.expert // self.spans["expert"])
             seconds = sum_seconds(chip, travel, sent["experts"])
             times["experts"] = shares.reach(seconds, 5 * parts * sparse)
         return times
