@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 import oracle
 import test_cache
@@ -15,7 +14,6 @@ from mesh_cases import make_mesh
 from regard import KVCache, PagedKVCache, attend, masks, scores
 from regard.engine.call.hooks import watch
 from regard.engine.call.quantized import Quantized, quantize
-from regard.layers import MultiHeadAttention
 from test_cache import CACHES, WINDOW, B, D, E, H, K, T, assert_full_pass, contiguous, draw, paged, table
 
 int8 = functools.partial(contiguous, jnp.int8)
@@ -267,23 +265,6 @@ def test_many_queries_and_watchers_get_arrays():
     assert_full_pass(output, (query, key, value), table(lambda q, k: k <= q))
     assert [call.backend for call in seen] == ["tiled", "dense"]
     assert all(isinstance(call.problem.key, jax.Array) for call in seen)
-
-
-@pytest.mark.slow
-def test_a_layer_decodes_with_a_cache_of_int8():
-    layer = MultiHeadAttention(H * D, H, num_key_heads=K, rngs=nnx.Rngs(0))
-    x = np.random.default_rng(3).normal(size=(B, 7, H * D)).astype(np.float32)
-
-    @nnx.jit
-    def decode(layer, x):
-        cache, parts = KVCache.create(B, K, 11, D, dtype="int8"), []
-        for piece in (x[:, :6], x[:, 6:]):
-            out, seen = layer(piece, mask=masks.causal(), cache=cache)
-            cache = seen["cache"]
-            parts.append(out)
-        return jnp.concatenate(parts, 1) - layer(x, mask=masks.causal())
-
-    assert jnp.abs(decode(layer, x)).max() < 0.02
 
 
 WRONG = [

@@ -121,20 +121,6 @@ def test_what_was_exported_is_differentiated_where_it_is_read(function, length):
     np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
 
 
-def test_chosen_rows_of_weights_and_scores_are_those_of_known_sizes():
-    asked = {"aux": ("weights", "scores", "argmax", "max_score"), "rows": [ROWS + 2, 1], "heads": [1]}
-
-    def look(x, sinks, backend=None):
-        return attend(x, x, x, mask=masks.causal(), sinks=sinks, backend=backend, **asked)
-
-    sinks = jax.random.normal(jax.random.key(1), (2,))
-    x = jax.random.normal(jax.random.key(0), (2, 2, ROWS + 3, D))
-    program = export.export(jax.jit(look))(shapes_of(B, 2), jax.typeof(sinks))
-    answers, expected = program.call(x, sinks), look(x, sinks, "dense")
-    for got, want in zip(jax.tree.leaves(answers), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
-
-
 def test_nan_beyond_reach_stays_where_it_is_in_a_short_last_block():
     """Rows that fill the last block up attend to nothing, whatever they could reach."""
     program = export.export(jax.jit(lambda q, k: attend(q, k, k, mask=masks.causal(), query_offset=0)))

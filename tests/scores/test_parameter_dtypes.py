@@ -105,25 +105,6 @@ def test_gradients_are_summed_over_tiles_in_the_dtype_of_sums(run, make, expecte
     np.testing.assert_array_equal(jax.jit(jax.grad(lse))(jnp.zeros_like(expected)), expected)
 
 
-@pytest.mark.slow
-def test_second_derivatives_reach_narrow_parameters():
-    """Of s times c: the variance of the scores, forward over reverse and reverse over reverse."""
-    arrays, scale = draw(13), jnp.asarray(1, jnp.bfloat16)
-
-    def lse(scale):
-        score = scores.modifier(lambda score, b, h, q, k: score * scale.astype(score.dtype))
-        return jnp.sum(RUNS["tiled"](canonicalize(*arrays, score=score, aux=("lse",)))[1]["lse"])
-
-    grad = jax.grad(lse)
-    twice = jax.jit(lambda scale: (jax.jvp(grad, (scale,), (scale,))[1], jax.grad(grad)(scale)))(scale)
-    truth = oracle.batched(*arrays)
-    means = (truth.weights * truth.scores).sum(-1, keepdims=True)
-    variance = (truth.weights * (truth.scores - means) ** 2).sum()
-    for second in twice:
-        assert second.dtype == jnp.bfloat16
-        np.testing.assert_allclose(float(second), variance, rtol=2**-6)
-
-
 @pytest.mark.parametrize(("dtype", "refusal"), [("float32", None), ("bfloat16", "numbers of 16 bits")])
 def test_the_kernel_for_hopper_leaves_narrow_numbers_of_pairs_to_the_tiles(dtype, refusal):
     arrays = [jnp.asarray(array, jnp.bfloat16) for array in draw(13)]
