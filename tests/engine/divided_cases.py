@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import cudnn_model
 from collectives import count_kinds, count_sent
 from mesh_cases import draw
-from regard import attend, linear, masks, scores
+from regard import attend, linear, masks, readouts, scores
 from regard.engine.backends import cudnn, splash_tpu
 from regard.layers import EncoderBlock
 
@@ -161,6 +161,43 @@ def _second(call, wrt):
 
 
 ORDERS = {"first": _with_gradient, "second": _second}
+
+
+def check_mapped():
+    """Few queries of `dense`, and statistics, under `vmap` in `shard_map`, with gradients."""
+    arrays = draw((4, 2, 7, 3), (2, 7, 7))
+
+    def run(x, bias):
+        output, aux = attend(x, x, x, mask=masks.causal(), bias=bias, aux=("lse",))
+        return output, aux["lse"], readouts.read(x, x, mask=masks.causal(), bias=bias)
+
+    alone = jax.vmap(run, (0, None))
+    mesh = jax.make_mesh((2,), ("b",), axis_types=(AxisType.Auto,))
+    divided = jax.shard_map(alone, mesh=mesh, in_specs=(P("b"), P()), out_specs=P("b"))
+    found, expected = (_with_gradient(lambda *args, f=f: f(*args)[:2], (0, 1)) for f in (divided, alone))
+    _compare((divided(*arrays), found(*arrays)), (alone(*arrays), expected(*arrays)))
+
+
+def check_explicit():
+    """Trees, statistics and choices stay divided as they came, on explicit axes."""
+    mesh = jax.make_mesh((2,), ("b",), axis_types=(AxisType.Explicit,))
+    arrays = *draw((4, 2, 7, 3)), jnp.tile(jnp.arange(7, dtype=jnp.int32) - 1, (4, 1))
+
+    def run(x, parents):
+        output, lse = attend(x, x, x, mask=masks.tree(parents), aux=("lse",))
+        chosen = readouts.choose_keys(x, x[:, 0], count=3, mask=masks.causal())
+        apart = readouts.index_divergence(x, x[:, 0], attention=(x, x), indices=chosen)
+        scored = readouts.index_scores(x, x[:, 0], indices=chosen)
+        return output, lse, chosen, apart, scored, readouts.read(x, x, mask=masks.causal())
+
+    found = run(*_put(mesh, arrays, (P("b"), P("b"))))
+    assert {jax.typeof(array).sharding.spec[0] for array in jax.tree.leaves(found)} == {"b"}
+    _compare(found, run(*arrays))
+
+
+def _compare(found, expected):
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
 def check(axes, case, backend, *, division="both", order="first", aux=AUX, key_heads=KEY_HEADS):

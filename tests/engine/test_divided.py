@@ -33,8 +33,9 @@ def test_a_data_parallel_step_sends_the_gradients_of_parameters_alone():
     assert sent == {"all-reduce": gradients}
 
 
-def test_programs_around_a_call_are_those_of_one_device():
-    on_eight_devices("from divided_cases import check_programs\ncheck_programs()")
+@pytest.mark.parametrize("check", ["check_programs", "check_mapped", "check_explicit"])
+def test_programs_around_a_call_are_those_of_one_device(check):
+    on_eight_devices(f"from divided_cases import {check}\n{check}()")
 
 
 @pytest.mark.slow

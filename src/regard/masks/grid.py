@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
 from regard.axes import Array
 from regard.masks.offsets import Offset as Offset
@@ -173,6 +174,16 @@ def explicit_mesh(tree: Any) -> Any:
         if mesh is not None and AxisType.Explicit in mesh.axis_types:
             return mesh
     return None
+
+
+def in_automatic_axes(mesh: Any, function: Callable[..., Any], specs: Any) -> Callable[..., Any]:
+    """Let the compiler divide what a function computes of arrays on explicit axes, and place its results."""
+    axes = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    explicit = tuple(name for name, kind in axes if kind is AxisType.Explicit)
+    is_spec = lambda spec: isinstance(spec, PartitionSpec)  # noqa: E731
+    places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
+    run: Any = auto_axes(function, axes=explicit, out_sharding=places)
+    return run
 
 
 def is_concrete(tree: Any) -> bool:

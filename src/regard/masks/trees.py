@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from regard.arguments import LARGEST, check_reach, evaluate, integers
 from regard.axes import Array, ArrayLike
 from regard.masks.bounds import Bounds
 from regard.masks.data import literal
-from regard.masks.grid import is_concrete, spread
+from regard.masks.grid import explicit_mesh, in_automatic_axes, is_concrete, spread
 from regard.masks.intervals import Intervals
 from regard.masks.mask import Mask
 from regard.masks.offsets import look_up
@@ -66,7 +67,7 @@ def tree(parents: ArrayLike, start: ArrayLike = 0) -> Mask:
         _check_order(np.asarray(indices))
     # What is known while tracing stays known, so that the mask still prints and compares.
     with jax.ensure_compile_time_eval() if concrete else contextlib.nullcontext():
-        enter, leave = evaluate(jnp.vectorize(_walk, signature="(n)->(n),(n)"), indices)
+        enter, leave = evaluate(_walk_each, indices)
     count, first = indices.shape[-1], integers("start", start, most=LARGEST - indices.shape[-1])
     if isinstance(first, np.ndarray | np.generic) and first.size:
         check_reach("parents, start", int(np.max(first)) + count)
@@ -81,6 +82,15 @@ def _check_order(parents: np.ndarray) -> None:
             + (f" of row {row[0] if len(row) == 1 else tuple(row)}" if row else "")
             + "; number the nodes so that parents come first, as by depth"
         )
+
+
+def _walk_each(parents: Array) -> tuple[Array, Array]:
+    """Walk through each row's tree; rows stay divided as they are."""
+    walk, mesh = jnp.vectorize(_walk, signature="(n)->(n),(n)"), explicit_mesh(parents)
+    if mesh is None:
+        return walk(parents)
+    rows = PartitionSpec(*jax.typeof(parents).sharding.spec[:-1])
+    return in_automatic_axes(mesh, walk, (rows, rows))(parents)
 
 
 @jax.jit

@@ -215,7 +215,7 @@ class _Counting:
         tops = jnp.where(is_nan, -jnp.inf, scores.reshape((-1, CHUNK, scores.shape[-1])).max(1))
         running_top = running_top.meet(scores, tops, start)
         if self.certain and tiling.config.masked:
-            full = jnp.full(count.shape, tiling.blocking.keys, jnp.int32)
+            full = jnp.full_like(count, tiling.blocking.keys)
             count = count + jax.lax.cond(partly, _count_keys, lambda _: full, scores)
         else:
             count = count + (np.int32(tiling.blocking.keys) if self.certain else _count_keys(scores))

@@ -9,11 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from regard.arguments import guided, integers, read_number, whole_number
 from regard.axes import Array, ArrayLike, Float, Int
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.problem import Problem, accumulation_dtype
+from regard.engine.dispatch.explicit_axes import run_with_specs
 from regard.masks import Mask
 from regard.masks.grid import Grid
 from regard.masks.spans import Span
@@ -75,7 +77,8 @@ def choose_keys(
     offsets = {"query_offset": query_offset, "key_offset": key_offset}
     positions = {"query_positions": query_positions, "key_positions": key_positions}
     problem = _pair_tokens(inputs, mask, **offsets, **positions)
-    return _choose(*inputs, problem, min(whole_number("count", count, 1), problem.S))
+    choose = partial(_choose, count=min(whole_number("count", count, 1), problem.S))
+    return run_with_specs(choose, (*inputs, problem), _divide_rows(inputs[0]))
 
 
 def index_scores(
@@ -112,7 +115,7 @@ def index_scores(
     if indices is None:
         return _score("...td,...sd->...ts", query, key, weights, scale)
     chosen = _check_indices(indices, (*query.shape[:-3], query.shape[-2]))
-    return _score_chosen(query, key, weights, scale, chosen)
+    return run_with_specs(_score_chosen, (query, key, weights, scale, chosen), _divide_rows(query))
 
 
 @guided
@@ -177,7 +180,14 @@ def index_divergence(
             raise ValueError("mask: expected None with indices, which choose_keys keeps to a mask; got both")
         indices = _check_indices(indices, (*leading, length))
     problem = _pair_tokens(inputs, mask, **offsets, **positions)
-    return _diverge(inputs, heads, read_number("attention_scale", attention_scale), indices, problem)
+    arguments = inputs, heads, read_number("attention_scale", attention_scale), indices, problem
+    return run_with_specs(_diverge, arguments, _divide_rows(inputs[0]))
+
+
+def _divide_rows(query: Array) -> PartitionSpec:
+    """Return how (*B, T) are divided on explicit axes, as query (*B, H, T, D) is."""
+    *leading, _, length, _ = jax.typeof(query).sharding.spec or (None,) * query.ndim
+    return PartitionSpec(*leading, length)
 
 
 def _pair_tokens(inputs: Any, mask: Any, **offsets: Any) -> Problem:

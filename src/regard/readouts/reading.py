@@ -11,14 +11,17 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from regard.arguments import integers, read_array, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.options import ScoreOptions, check_names
 from regard.engine.call.problem import Problem
+from regard.engine.dispatch.explicit_axes import divided_rows, run_with_specs
+from regard.engine.flash.device_types import vary, varying_axes
 from regard.engine.softmax.score_rows import score_cells
-from regard.masks.grid import is_concrete
+from regard.masks.grid import explicit_mesh, is_concrete
 from regard.masks.offsets import positions_of
 from regard.readouts.accumulators import NUM_BINS, PATTERNS, Norm, PerQuery, SweepConfig, SweepResults, Tokens
 from regard.readouts.counting import sink_logits, sweep
@@ -106,7 +109,9 @@ def read(
             raise ValueError(f"tokens: expected the ids at the keys because {name} was given, got None")
     checked_lse = None if lse is None else check_lse(problem, lse)
     # Gradients stop at the inputs: stopped at the outputs, the sweep would still be differentiated.
-    return _read(*jax.lax.stop_gradient((problem, checked_lse, ids)), sweep_config)
+    inputs = jax.lax.stop_gradient((problem, checked_lse, ids))
+    specs = PartitionSpec(*divided_rows(problem)[:-1]) if explicit_mesh(inputs) is not None else None
+    return run_with_specs(partial(_read, sweep_config=sweep_config), inputs, specs)
 
 
 def window(
@@ -253,6 +258,7 @@ def _check_tokens(problem: Problem, tokens: Any, query_tokens: Any, delimiters: 
 
 @partial(jax.jit, static_argnames=("sweep_config",))
 def _read(problem: Problem, lse: Array | None, tokens: Tokens | None, sweep_config: SweepConfig) -> Readout:
+    problem, lse, tokens = vary((problem, lse, tokens), varying_axes(problem, lse, tokens))
     nothing = 0 in (*problem.leading, problem.T, problem.S)
     look = partial(_find_nothing, problem) if nothing else partial(sweep, problem, lse)
     swept = look(tokens, sweep_config)

@@ -16,6 +16,7 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.call.problem import Problem
 from regard.engine.flash.blocking import Blocking, TileConfig
+from regard.engine.flash.device_types import varying_axes
 from regard.engine.flash.loops import TileLoop
 from regard.engine.flash.operands import Context, Operands
 from regard.engine.flash.preparation import prepare
@@ -64,7 +65,7 @@ class Tiling:
 
     @property
     def loop(self) -> TileLoop:
-        return TileLoop(self.config, self.blocking)
+        return TileLoop(self.config, self.blocking, varying=varying_axes(self.inputs, self.context))
 
     def view(self, leading: Sequence[Any], first_query: Any, first_key: Any = 0) -> TileView:
         return TileView(self.config, self.blocking, leading, first_query, first_key)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
+from regard.engine.flash.device_types import vary, varying_axes
 
 CHUNK = 16  # keys of a tile that are looked through at once
 
@@ -60,7 +61,8 @@ class RunningTopK(NamedTuple):
             return running_top, tops, find_candidate(tops), (best, best_index)
 
         start = jnp.full((rows,), jnp.inf, scores.dtype), jnp.full((rows,), -1, jnp.int32)
-        return jax.lax.while_loop(gains, take, (self, tops, find_candidate(tops), start))[0]
+        state = self, tops, find_candidate(tops), start
+        return jax.lax.while_loop(gains, take, vary(state, varying_axes(state)))[0]
 
     def insert(self, score: Array, key: Array) -> RunningTopK:
         """Insert one key per row, where it is good enough."""

@@ -13,6 +13,7 @@ from regard.axes import Array
 from regard.engine.call.checkpoint_names import OUTPUT
 from regard.engine.call.problem import Problem
 from regard.engine.call.stores import FEW_QUERIES, LengthFirst, Store, Whole
+from regard.engine.flash.device_types import vary, varying_axes
 from regard.engine.softmax import dropout
 from regard.engine.softmax.exponential import finite_base, nan_where_total_is, subtract_peak
 from regard.engine.softmax.online_softmax import first_largest
@@ -40,6 +41,9 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     # Elsewhere a branch would wait for the device, and the pass over values that it saves is part of another.
     if not (masked and few) or problem.dropout_rate or jax.default_backend() != "cpu":
         return _define(problem.with_arrays())
+    # Whether the output is finite would tell scores what they do not depend on.
+    if varying_axes(problem.query, problem.key) != varying_axes(problem):
+        return _define(problem.with_arrays())
     # What the functions of mask and score close over may be differentiated by.
     mask = None if problem.mask is None else problem.mask.closure_convert(problem.grid())
     score = None if problem.score is None else problem.score.closure_convert(problem.accumulation)
@@ -49,6 +53,9 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
 @jax.custom_jvp
 def _read_once(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the same, zeroing unreachable keys and values only where the output is not finite."""
+    # Under `vmap`, a branch's operands are selected by what may vary over mesh axes: JAX then takes none that
+    # does not.
+    problem = vary(problem, varying_axes(problem))
     swapped = _swap_lengths(problem)
     results = attend_cells(swapped, swapped.keep(), *_inputs(swapped))
     is_sound = jnp.isfinite(results[0]).all()

@@ -5,48 +5,50 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
+from jax.sharding import PartitionSpec
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem
-from regard.masks.grid import explicit_mesh
+from regard.masks.grid import explicit_mesh, in_automatic_axes
 
 Run = Callable[[Problem], tuple[Array, dict[str, Array]]]
 
 
 def run_in_automatic_axes(run: Run, problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Run a call with the compiler dividing the work, and results divided as query's type says."""
-    mesh = explicit_mesh(problem)
-    if mesh is None:
+    if explicit_mesh(problem) is None:
         return run(problem)
     problem = problem.with_arrays()
-    leaves, structure = jax.tree.flatten(problem)
-    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
-
-    def run_leaves(*arrays: Array) -> tuple[Array, dict[str, Array]]:
-        whole = list(leaves)
-        for index, array in zip(places, arrays, strict=True):
-            whole[index] = array
-        return run(jax.tree.unflatten(structure, whole))
-
-    rows = _divided_rows(problem)
+    rows = divided_rows(problem)
     widths = {"weights": (None,), "scores": (None,)}
     chosen = {"weights", "scores"} if problem.rows is not None or problem.heads is not None else set()
 
-    def place_result(name: str) -> NamedSharding:
+    def place_result(name: str) -> PartitionSpec:
         axes = (None,) * len(rows) if name in chosen else rows
-        return NamedSharding(mesh, PartitionSpec(*axes, *widths.get(name, ())))
+        return PartitionSpec(*axes, *widths.get(name, ()))
 
-    extra = {name: place_result(name) for name in problem.aux}
-    out = NamedSharding(mesh, PartitionSpec(*rows, None)), extra
-    explicit = tuple(
-        name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit
-    )
-    run_divided: Any = auto_axes(run_leaves, axes=explicit, out_sharding=out)
-    return run_divided(*(leaves[index] for index in places))
+    specs = PartitionSpec(*rows, None), {name: place_result(name) for name in problem.aux}
+    return run_with_specs(run, (problem,), specs)
 
 
-def _divided_rows(problem: Problem) -> tuple[Any, ...]:
+def run_with_specs(run: Callable[..., Any], arguments: tuple[Any, ...], specs: Any) -> Any:
+    """Run a function with the compiler dividing the work, and results divided as these say."""
+    mesh = explicit_mesh(arguments)
+    if mesh is None:
+        return run(*arguments)
+    leaves, structure = jax.tree.flatten(arguments)
+    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+
+    def run_leaves(*arrays: Array) -> Any:
+        whole = list(leaves)
+        for index, array in zip(places, arrays, strict=True):
+            whole[index] = array
+        return run(*jax.tree.unflatten(structure, whole))
+
+    return in_automatic_axes(mesh, run_leaves, specs)(*(leaves[index] for index in places))
+
+
+def divided_rows(problem: Problem) -> tuple[Any, ...]:
     """Return how the leading axes and T are divided: as query's, or else as key's and value's are."""
     rank = len(problem.leading)
     rows: list[Any] = [None] * (rank + 1)
