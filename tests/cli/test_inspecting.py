@@ -101,7 +101,7 @@ def test_what_is_no_folder_is_refused_before_the_work(folder, tmp_path, capsys, 
     for words, message in (
         ([tmp_path, "--text", TEXT], "config.json"),
         (["--text", TEXT], "make pretrained"),
-        ([folder, "--text", TEXT, "--out", tmp_path / "README.md"], "README.md"),
+        ([folder, "--text", TEXT, "--out", tmp_path / "README.md" / "new"], "README.md is a file;"),
         ([tmp_path / "README.md"], "README.md is a file; give the folder of a run, or of a Hugging Face mod"),
         ([tmp_path / "it is kept.regard"], f"shown by: regard view '{tmp_path / 'it is kept.regard'}'"),
         ([tmp_path / "nowhere"], "there is no"),

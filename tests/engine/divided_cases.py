@@ -346,3 +346,34 @@ def check_kernel(backend, axes, case, key_heads):
         one, other = (np.asarray(array, np.float32) for array in (one, other))
         np.testing.assert_allclose(one, other, rtol=0.02, atol=0.02)
     return count_kinds(program.as_text())
+
+
+def explicit_rows():
+    """Rows that explicit axes divide: readouts, layers, a model and caches made whole are as without a mesh."""
+    mesh = jax.make_mesh((2,), ("rows",), devices=jax.devices()[:2])
+    sizes = {"head_dim": 4, "rotary_dim": 2, "window": 2, "compress_rate": 3, "query_latent_dim": 5}
+    sizes |= {"output_latent_dim": 3, "index_count": 1, "index_heads": 2, "index_dim": 2}
+    config = TransformerConfig(d_model=6, num_heads=2, d_ff=7, num_layers=1, vocab_size=11, positions="rotary")
+    documents = jnp.asarray([[0, 0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1]], jnp.int32)
+
+    def loss(query, key, weights, x, documents):
+        cut, kinds = masks.causal(), (GatedDeltaNet(6, 2, rngs=nnx.Rngs(1)), {}), (None, {"capacity": 9})
+        compressed = CompressedAttention(6, 2, **sizes, rngs=nnx.Rngs(0))
+        outputs = [readouts.index_divergence(query, key, weights, attention=(query, query), mask=cut)]
+        outputs += [compressed(x, segments=documents), Decoder(config, rngs=nnx.Rngs(2))(documents)]
+        for layer, options in kinds:
+            layer = layer or compressed
+            out, seen = layer(x[:, :6], cache=layer.start_cache(2, **options))
+            outputs += [out, layer(x[:, 6:], cache=seen["cache"])[0]]
+        cache = KVCache.create(2, 2, 7, 4).append(query[:, :, :6], query[:, :, :6])
+        outputs.append(cache.append(query[:, :, 6:], query[:, :, 6:]).attend(query[:, :, 6:], mask=cut))
+        chosen = readouts.choose_keys(query, key, weights, count=2, mask=cut)
+        return sum(jnp.sum(jnp.sin(out)) for out in outputs), (outputs, chosen)
+
+    arrays = (*draw((2, 2, 7, 4), (2, 7, 4), (2, 2, 7), (2, 7, 6)), documents)
+    compute = lambda *arrays: jax.jit(jax.grad(loss, (0, 1, 2, 3), has_aux=True))(*arrays)
+    alone = compute(*arrays)
+    with jax.set_mesh(mesh):
+        found = compute(*jax.device_put(arrays, NamedSharding(mesh, P("rows"))))
+    assert all(jax.typeof(leaf).sharding.spec[0] == "rows" for leaf in jax.tree.leaves(found))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, 1e-4, 1e-5), found, alone)

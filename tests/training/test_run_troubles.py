@@ -43,9 +43,9 @@ def refuse(capsys, words, code):
 
 def test_a_place_below_a_file_is_named(tmp_path, capsys):
     (tmp_path / "file").write_text("mine")
-    error = refuse(capsys, ["--out", tmp_path / "file" / "run"], 1)
+    error = refuse(capsys, ["--out", tmp_path / "file" / "run"], 2)
     assert error.count("\n") == 1
-    assert "file/run: Not a directory; give an --out below directories alone" in error
+    assert f"{tmp_path}/file is a file, not a directory; give another --out" in error
 
 
 def test_too_little_memory_is_told_in_one_sentence(tmp_path, capsys, monkeypatch):

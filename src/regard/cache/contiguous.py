@@ -12,8 +12,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from regard.arguments import LARGEST, check_reach, guided, read_array, whole_number
-from regard.axes import Array, ArrayLike, Bool, Float, Int
-from regard.cache.rows import Chunk, Rows, check_room
+from regard.axes import Array, ArrayLike, Bool, Float, Int, explicit_sharding
+from regard.cache.rows import Chunk, Rows, check_room, divide_rows
 from regard.engine.call.canonicalization import float_dtype
 from regard.engine.call.quantized import Quantized
 from regard.masks import Mask
@@ -198,7 +198,7 @@ class KVCache(Rows):
         if self.window is None:
             fix = "Create the cache with a larger capacity, or with window= if queries look back so far only"
             check_room(self.lengths, chunk.real, np.full(self.batch, self.capacity), fix)
-        return _append(self, chunk)
+        return _append(divide_rows(self, jax.tree.leaves(chunk.key)[0], axes=2), chunk)
 
     def _shorten(self, lengths: Array) -> KVCache:
         fewer = jnp.clip(lengths, 0, self.lengths)
@@ -306,7 +306,7 @@ def _move_to_front(cache: KVCache) -> KVCache:
 def _write(buffer: Array, tokens: Array, slots: Array) -> Array:
     """Write tokens (batch, K, n, width) into slots (batch, n) below S of a buffer (batch, K, S, width)."""
     batch, heads, size, width = buffer.shape
-    if slots.shape[1] == 1:
+    if slots.shape[1] == 1 and explicit_sharding(buffer) is None:
         # Head by head: one slot for a whole row becomes a slice update if there is but one row, for which
         # XLA's CPU copies the cache wherever attention reads it next.
         buffer = buffer.reshape((batch * heads, 1, size, width))

@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from regard.arguments import guided, integers, whole_number
-from regard.axes import Array, ArrayLike, Bool, Float, Int
+from regard.axes import Array, ArrayLike, Bool, Float, Int, explicit_sharding
 from regard.cache.rows import Chunk, Rows, check_room
 from regard.engine.call.canonicalization import float_dtype
 from regard.engine.call.page_tables import Pages
@@ -162,6 +162,12 @@ class PagedKVCache(Rows):
         return np.setdiff1d(np.arange(self.num_pages), self._known_table("free_pages"))
 
     def _extend(self, chunk: Chunk) -> PagedKVCache:
+        for name, tokens in (("key", chunk.key), ("value", chunk.value)):
+            if sharding := explicit_sharding(tokens):
+                raise ValueError(
+                    f"{name}: expected tokens whole on every device, as pages are of all rows together; got"
+                    f" {sharding.spec}. Write jax.sharding.reshard({name}, jax.P())"
+                )
         check_room(self.lengths, chunk.real, self.capacity, "Assign the row more pages from cache.free_pages")
         return _append(self, chunk)
 

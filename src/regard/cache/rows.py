@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, Self, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from regard.arguments import as_array, integers
 from regard.attention import run_problem
-from regard.axes import Array, ArrayLike, Int
+from regard.axes import Array, ArrayLike, Int, explicit_sharding
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.options import Options
 from regard.engine.call.quantized import Quantized, quantize
@@ -283,6 +284,28 @@ def _tokens(name: str, tokens: Any, batch: int, stored: Any) -> Any:
         )
     array = array.astype(stored.dtype)
     return quantize(array) if isinstance(stored, Quantized) else array
+
+
+def divide_rows(cache: Any, array: Array, axes: int = 1) -> Any:
+    """Divide a cache that is whole on every device as explicit axes divide the first axes of an array."""
+    sharding = explicit_sharding(array)
+    if sharding is None or not any(names := sharding.spec[:axes]):
+        return cache
+
+    def divide(leaf: Array) -> Array:
+        stored = explicit_sharding(leaf)
+        if stored is None:
+            divided = NamedSharding(sharding.mesh, PartitionSpec(*names[: leaf.ndim]))
+            return jax.sharding.reshard(leaf, divided)
+        if stored.spec[0] != names[0]:
+            raise ValueError(
+                f"cache: expected rows divided over {names[0]!r}, as those of what comes after them; got"
+                f" {stored.spec[0]!r}. Write jax.tree.map(lambda leaf: jax.sharding.reshard(leaf,"
+                f" jax.P({names[0]!r})), cache)"
+            )
+        return leaf
+
+    return jax.tree.map(divide, cache)
 
 
 def row_integers(name: str, numbers: Any, batch: int, *, scalar: bool = True) -> Array:

@@ -22,8 +22,8 @@ def run_demonstration(command: Demo, console: Console) -> int:
     """Train, draw and sum up; return 1 when a task misses its goal or diverges, 130 when interrupted."""
     start = time.perf_counter()
     out = command.out or Path("out") / ("demo-smoke" if command.smoke else "demo")
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out: expected a directory, or a new name; got {out}, which is a file")
+    if file := runs.find_file(out):
+        raise UsageError(f"--out: expected a directory, or a new name; got {out}, and {file} is a file")
     for folder in (out.absolute(), *out.absolute().parents):
         if runs.is_run(folder):
             raise UsageError(f"--out: expected a directory of its own; {folder} is a run")

@@ -30,7 +30,7 @@ def run_generating(command: Generate, console: Console) -> int:
             return 0
         sampling = Sampling(**drawing)
         # One after the other, as people read; each draws by its number.
-        keys = row_keys(jax.random.key(command.seed), len(prompts))
+        keys = row_keys(jax.random.key(command.seed or 0), len(prompts))
         for number, prompt in enumerate(prompts):
             options = {"sampling": sampling, "rng": keys[number : number + 1], **_limit(command, text_model)}
             tokens = stream(text_model.model, [prompt], **options)
@@ -50,16 +50,19 @@ def _check(command: Generate) -> dict[str, Any]:
         raise UsageError("generate needs a text to begin with, such as: --prompt 'Once upon a time'")
     if not 1 <= command.max_tokens <= MOST_TOKENS:
         raise UsageError(f"--max-tokens must be from 1 to {MOST_TOKENS}, got {command.max_tokens}")
-    if command.seed not in SEEDS:
+    if command.seed is not None and command.seed not in SEEDS:
         raise UsageError(f"--seed must be from -2**63 to 2**63 - 1, got {command.seed}")
     if not all(command.stop):
         raise UsageError("--stop must be a text, got an empty one")
     sampling = {name: getattr(command, name) for name in SAMPLING_FLAGS if getattr(command, name) is not None}
-    if command.beams is not None and sampling:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in sampling)
+    drawing = [*sampling, *["seed"] * (command.seed is not None)]
+    if command.beams is not None and drawing:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in drawing)
         raise UsageError(f"--beams searches and draws nothing; leave out {flags}")
     if command.beams is not None and command.beams < 1:
         raise UsageError(f"--beams must be at least 1, got {command.beams}")
+    if command.temperature == 0 and command.seed is not None:
+        raise UsageError("--temperature 0 draws nothing; leave out --seed")
     return sampling
 
 

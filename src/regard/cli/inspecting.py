@@ -83,8 +83,8 @@ def watch_text(loaded: Any, text: str) -> tuple[WordReading, Trace]:
 
 def _check_arguments(command: Inspect) -> None:
     """Raise for arguments that would be found wrong only after the work is done."""
-    if command.out is not None and command.out.exists() and not command.out.is_dir():
-        raise UsageError(f"{command.out} is a file; give another --out")
+    if command.out is not None and (file := runs.find_file(command.out)):
+        raise UsageError(f"{file} is a file; give another --out")
     if command.keep_qk and command.save is None:
         raise UsageError("--keep-qk says what --save keeps; give --save FILE.regard too")
     if command.save is not None and command.save.is_dir():

@@ -14,7 +14,7 @@ from regard import masks
 from regard.arguments import guided, integers, whole_number
 from regard.attention import attend, merge
 from regard.axes import Array, ArrayLike
-from regard.cache.rows import row_integers
+from regard.cache.rows import divide_rows, row_integers
 from regard.engine.call.hooks import called_by
 from regard.layers.choices import check_counts, check_initializers, check_kind, check_options, check_rotary
 from regard.layers.compressed_cache import CompressedCache
@@ -198,6 +198,7 @@ class CompressedAttention(nnx.Module):
         x = check_features("x", x, self.d_model)
         check_counts(counts, cache, has_mask=False)
         added = None if cache is None else self._check_cache(cache, x, segments, counts)
+        cache = None if cache is None else divide_rows(cache, x)
         shape = x.shape
         x = jax.lax.broadcast_to_rank(x, 3)
         length, leading = x.shape[-2], x.shape[:-2]

@@ -40,7 +40,8 @@ class Blocks(NamedTuple):
         """Lay blocks over documents, numbered from 0, from the first token of each; return whose they are."""
         length = documents.shape[-1]
         index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), documents.shape)
-        is_first = jnp.diff(documents, axis=-1, prepend=-1) != 0
+        before = [(0, 0)] * (documents.ndim - 1) + [(1, 0)]
+        is_first = jnp.diff(jnp.pad(documents, before, constant_values=-1), axis=-1) != 0
         offset = index - jax.lax.cummax(jnp.where(is_first, index, 0), axis=documents.ndim - 1)
         ends = jnp.sort(jnp.where(offset % size == size - 1, index, length), axis=-1)
         ends = ends[..., : length // size]
@@ -62,13 +63,15 @@ class Blocks(NamedTuple):
         if self.rows is None:
             count = length // self.size
             blocks = features[..., : count * self.size, :].reshape((*leading, count, self.size, width))
-            empty = jnp.zeros((*leading, back, self.size, width), features.dtype)
-            return jnp.concatenate([empty, blocks], axis=-3)[..., :count, :, :]
+            before = [(0, 0)] * len(leading) + [(back, 0), (0, 0), (0, 0)]
+            return jnp.pad(blocks, before)[..., :count, :, :]
         offsets = jnp.arange(self.size, dtype=jnp.int32) - (self.size * (back + 1) - 1)
         rows = self.rows[..., None] + offsets.reshape((*(1,) * self.rows.ndim, self.size))
         count = rows.shape[-2]
-        rows = jnp.clip(rows, 0, length - 1).reshape((*rows.shape[:-2], count * self.size, 1))
-        return jnp.take_along_axis(features, rows, axis=-2).reshape((*leading, count, self.size, width))
+        rows = jnp.clip(rows, 0, length - 1).reshape((*rows.shape[:-2], count * self.size))
+        return jnp.take_along_axis(features, rows[..., None], axis=-2).reshape(
+            (*leading, count, self.size, width)
+        )
 
 
 class Compressor(nnx.Module):

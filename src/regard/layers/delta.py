@@ -14,7 +14,7 @@ from flax import nnx
 from regard import linear
 from regard.arguments import guided, integers, whole_number
 from regard.axes import Array, ArrayLike, Float
-from regard.cache.rows import row_integers
+from regard.cache.rows import divide_rows, row_integers
 from regard.layers.choices import check_counts, check_initializers, check_kind, check_options
 from regard.layers.delta_cache import DeltaCache
 from regard.layers.heads import check_heads, merge_heads, split_heads
@@ -115,6 +115,7 @@ class _Delta(nnx.Module):
         T, leading = x.shape[-2], x.shape[:-2]
         if cache is not None:
             self._check_cache(cache, x)
+            cache = divide_rows(cache, x)
         if segments is not None:
             documents = integers("segments", segments)
             check_rows("segments", documents.shape[:-1], leading)

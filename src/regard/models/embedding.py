@@ -9,7 +9,7 @@ from flax import nnx
 
 import regard.positions as positions
 from regard.arguments import integers
-from regard.axes import Array, ArrayLike, Float, Size
+from regard.axes import Array, ArrayLike, Float, Size, explicit_sharding, take_rows
 from regard.layers.choices import check_rngs
 from regard.layers.dropout import build_dropout
 from regard.layers.residual import build_norm
@@ -111,7 +111,7 @@ class TokenEmbedding(nnx.Module):
         if is_concrete(types):
             most = self.config.num_token_types - 1
             check_range("token_types", "values", types, most, f"num_token_types={most + 1}")
-        return hidden + self.type_table(types) * self.scale
+        return hidden + _look_up(self.type_table, types) * self.scale
 
     def _add_positions(self, hidden: Array, offset: Any, places: Any) -> Array:
         """Add the positions from `offset` on, those given, or 0..T-1 on every row."""
@@ -135,7 +135,7 @@ class TokenEmbedding(nnx.Module):
                 " max_length, or use positions='sinusoidal', which has no limit"
             )
         else:
-            rows = self.position_table(index) * self.scale
+            rows = _look_up(self.position_table, index) * self.scale
         return hidden + jnp.broadcast_to(rows, hidden.shape)
 
     def _check_places(self, places: Any, shape: tuple[Size, ...]) -> Array:
@@ -168,7 +168,7 @@ class TokenTable(nnx.Module):
         # Compared in the tokens' own dtype: a cast to int32 first could wrap a wrong token into range.
         last = min(self.vocab_size - 1, jnp.iinfo(tokens.dtype).max)
         inside = (tokens >= 0) & (tokens <= last)
-        rows = self.table(jnp.where(inside, tokens, zero).astype(jnp.int32)) * self.scale
+        rows = _look_up(self.table, jnp.where(inside, tokens, zero).astype(jnp.int32)) * self.scale
         return jnp.where(inside[..., None], rows, jnp.nan)
 
     def _check(self, tokens: Any, lengths: Any) -> None:
@@ -212,3 +212,8 @@ class VectorProjection(nnx.Module):
         lengths = check_lengths("lengths", lengths, vectors.shape[:-2], vectors.shape[-2])
         # A kernel's gradient is input times gradient, and NaN in the padding times 0 would be NaN.
         return self.linear(blank_padding(vectors, lengths))
+
+
+def _look_up(table: nnx.Embed, rows: Array) -> Array:
+    """Return rows of a table, which Flax itself looks up where no explicit axes divide them."""
+    return table(rows) if explicit_sharding(rows) is None else take_rows(table.embedding[...], rows)

@@ -219,11 +219,11 @@ def _canonicalize(
     model: Any, prompts: Any, options: dict[str, Any], choice: tuple[Any, ...], draft: Any, draft_tokens: Any
 ) -> tuple[Callable[[], State], Callable[..., State]]:
     """Check what is asked; return what reads the prompts and chooses the first tokens, and what writes on."""
-    burst = 1
+    burst, shared = 1, options | {"return_cache": choice[-1]}
     if draft is not None:
         _check_draft(model, draft, options["cache"])
         burst += whole_number("draft_tokens", draft_tokens, 1)
-    request = canonicalize(model, prompts, **options, burst=burst)
+    request = canonicalize(model, prompts, **shared, burst=burst)
     rules = _check_rules(model, request, *choice)
     structure, arrays = split_model(model)
     prefill = functools.partial(_prefill, structure, arrays, request, rules)
@@ -231,9 +231,9 @@ def _canonicalize(
         return prefill, functools.partial(_decode, structure, arrays, rules)
     proposer, weights = split_model(draft)
     if request.cache is not None:
-        options = options | {"cache": dataclasses.replace(request.cache, model=request.cache.draft)}
+        shared["cache"] = dataclasses.replace(request.cache, model=request.cache.draft)
     # The draft reads token after token what it may have to forget at once.
-    proposal = canonicalize(draft, prompts, **options, burst=burst, rewind=burst - 1)
+    proposal = canonicalize(draft, prompts, **shared, burst=burst, rewind=burst - 1)
 
     def start() -> State:
         read, writing = prefill()
@@ -241,7 +241,7 @@ def _canonicalize(
         return (read, read_draft(proposer, weights, proposal)), dataclasses.replace(writing, written=reads)
 
     models = (structure, proposer), (arrays, weights)
-    return start, functools.partial(speculate, *models, rules, most=request.burst)
+    return start, functools.partial(speculate, *models, rules, most=min(request.burst, request.max_tokens))
 
 
 def _keep(cache: Any, writing: Writing, draft: Any) -> TextCache:

@@ -60,8 +60,8 @@ class Request:
     max_tokens: int = static()
     capacity: int = static()
     chunk: int = static()  # tokens of the prompt read at once
-    burst: int = static()  # tokens read at once while writing
-    rewind: int = static()  # tokens taken back that were read one by one
+    burst: int = static()  # tokens that the cache has room to read at once while writing, in later calls too
+    rewind: int = static()  # tokens that it can take back which were read one by one
 
 
 def canonicalize(
@@ -76,6 +76,7 @@ def canonicalize(
     padding: str = "right",
     burst: int = 1,
     rewind: int = 0,
+    return_cache: bool = False,
 ) -> Request:
     vocab_size = vocabulary_size(model)
     max_tokens = whole_number("max_tokens", max_tokens, 1)
@@ -143,7 +144,8 @@ def canonicalize(
             f"capacity: expected at most {LARGEST} places, which int32 counts, for the longest prompt and"
             f" max_tokens; got {capacity}"
         )
-    burst, rewind = min(burst, max_tokens), min(rewind, max_tokens - 1)
+    if not return_cache:  # a later call may write more
+        burst, rewind = min(burst, max_tokens), min(rewind, max_tokens - 1)
     return Request(start, counts, source, source_lengths, cache, max_tokens, capacity, chunk, burst, rewind)
 
 

@@ -17,7 +17,7 @@ import regard.scores as scores
 from regard.arguments import integers, whole_number
 from regard.axes import Array, ArrayLike, Bool, Int
 from regard.cache import KVCache
-from regard.cache.rows import row_integers
+from regard.cache.rows import divide_rows, row_integers
 from regard.engine.call.hooks import is_read, is_rewriting, one_run
 from regard.layers import DecoderBlock, DeltaBlock, DeltaCache, EncoderBlock, LatentAttention
 from regard.layers.multi_head import Memory, unpack
@@ -195,7 +195,7 @@ class Stack(nnx.Module):
             raise ValueError(f"tokens: expected shape ({batch}, n), as in the cache; got {np.shape(tokens)}")
         x = embedding(tokens, offset=cache.lengths)
         added = x.shape[1] if counts is None else jnp.clip(integers("counts", counts), 0, x.shape[1])
-        lengths, most = cache.lengths + added, self.config.max_length
+        lengths, most = divide_rows(cache.lengths, x) + added, self.config.max_length
         if self.config.positions == "learned" and is_concrete(lengths):
             check_range("tokens", "positions", lengths, most, f"max_length={most}")
         memory_mask = mask_padding(cache.memory_lengths)

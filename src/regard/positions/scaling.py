@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.arguments import check_flag, read_number
-from regard.axes import Array, Float, Int
+from regard.axes import Array, Float, Int, take_rows
 
 # An int32 is seven digits of base 32: |position| < 2**31 = 2 * 32**6.
 _DIGIT_BITS = 5
@@ -43,8 +43,8 @@ def turns(
             break
         angles = np.arange(1 << _DIGIT_BITS)[:, None] * (2.0**shift) * frequencies[None]
         rows = (magnitude >> jnp.uint32(shift)) & jnp.uint32((1 << _DIGIT_BITS) - 1)
-        step_sine = jnp.asarray(np.sin(angles), dtype)[rows]
-        step_cosine = jnp.asarray(np.cos(angles), dtype)[rows]
+        step_sine = take_rows(jnp.asarray(np.sin(angles), dtype), rows)
+        step_cosine = take_rows(jnp.asarray(np.cos(angles), dtype), rows)
         sine, cosine = sine * step_cosine + cosine * step_sine, cosine * step_cosine - sine * step_sine
     return jnp.where((position < 0)[..., None], -sine, sine), cosine
 

@@ -295,6 +295,12 @@ def _read_kept(directory: Path, task: tasks.Task, config: RunConfig) -> dict[str
     return kept_files
 
 
+def find_file(directory: Path) -> Path | None:
+    """Return the file that a directory would lie at or below; None where there may be one."""
+    nearest = next((path for path in (directory, *directory.parents) if path.exists()), None)
+    return None if nearest is None or nearest.is_dir() else nearest
+
+
 def _digest(texts: Mapping[str, str]) -> dict[str, str]:
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
@@ -306,10 +312,10 @@ def _date_checkpoints(directory: Path) -> dict[Path, int]:
 
 def _read_config(directory: Path) -> tuple[tasks.Task, RunConfig] | None:
     """Read task and config.json; None for a missing or empty directory, an error for anything but a run."""
+    if file := find_file(directory):
+        raise RunError(f"{file} is a file, not a directory; give another --out")
     if not directory.exists():
         return None
-    if not directory.is_dir():
-        raise RunError(f"{directory} is a file, not a run directory; give another --out")
     names = sorted(path.name for path in directory.iterdir())
     entries = [name for name in names if not name.endswith(".draft") and name not in locks.FILES]
     if not entries:

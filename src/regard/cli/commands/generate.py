@@ -41,7 +41,7 @@ class Generate(Command):
     """Draw from tokens at least this many times as probable as the most probable one."""
     repetition_penalty: Annotated[float | None, option("X", "1, which is none")] = None
     """Above 1, tokens that were there before are less probable."""
-    seed: int = 0
+    seed: Annotated[int | None, option("N", "0")] = None
     """Seed of what is drawn."""
     beams: Annotated[int | None, option("N", "draw instead")] = None
     """Search the likeliest text, going on with this many at a time."""
