@@ -163,15 +163,20 @@ def _second(call, wrt):
 ORDERS = {"first": _with_gradient, "second": _second}
 
 
+def _compare(found, expected, rtol=2e-5, atol=2e-6):
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
+
+
 def check_mapped():
-    """Few queries of `dense`, and statistics, under `vmap` in `shard_map`, with gradients."""
-    arrays = draw((4, 2, 7, 3), (2, 7, 7))
+    """Few queries of `dense`, and statistics whose tokens alone differ, under `vmap` in `shard_map`."""
 
     def run(x, bias):
         output, aux = attend(x, x, x, mask=masks.causal(), bias=bias, aux=("lse",))
-        return output, aux["lse"], readouts.read(x, x, mask=masks.causal(), bias=bias)
+        tokens = (x[0, :, 0] > 0).astype(jnp.int32)
+        return output, aux["lse"], readouts.read(bias, bias, mask=masks.causal(), tokens=tokens)
 
-    alone = jax.vmap(run, (0, None))
+    alone, arrays = jax.vmap(run, (0, None)), draw((4, 2, 7, 3), (2, 7, 7))
     mesh = jax.make_mesh((2,), ("b",), axis_types=(AxisType.Auto,))
     divided = jax.shard_map(alone, mesh=mesh, in_specs=(P("b"), P()), out_specs=P("b"))
     found, expected = (_with_gradient(lambda *args, f=f: f(*args)[:2], (0, 1)) for f in (divided, alone))
@@ -184,20 +189,15 @@ def check_explicit():
     arrays = *draw((4, 2, 7, 3)), jnp.tile(jnp.arange(7, dtype=jnp.int32) - 1, (4, 1))
 
     def run(x, parents):
-        output, lse = attend(x, x, x, mask=masks.tree(parents), aux=("lse",))
         chosen = readouts.choose_keys(x, x[:, 0], count=3, mask=masks.causal())
         apart = readouts.index_divergence(x, x[:, 0], attention=(x, x), indices=chosen)
         scored = readouts.index_scores(x, x[:, 0], indices=chosen)
-        return output, lse, chosen, apart, scored, readouts.read(x, x, mask=masks.causal())
+        calls = attend(x, x, x, mask=masks.tree(parents)), linear.attend(x, x, x)
+        return *calls, chosen, apart, scored, readouts.read(x, x, mask=masks.causal())
 
     found = run(*_put(mesh, arrays, (P("b"), P("b"))))
     assert {jax.typeof(array).sharding.spec[0] for array in jax.tree.leaves(found)} == {"b"}
     _compare(found, run(*arrays))
-
-
-def _compare(found, expected):
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
 def check(axes, case, backend, *, division="both", order="first", aux=AUX, key_heads=KEY_HEADS):
@@ -249,8 +249,7 @@ def _manual_in_part(call, arrays, place):
 def _gradient_inside(call, arrays, place):
     grad = jax.grad(lambda *arrays: jnp.sum(call(*arrays) ** 2), (0, 1, 2))
     inside = jax.shard_map(grad, mesh=place.mesh, in_specs=place.spec, out_specs=place.spec)
-    for one, other in zip(jax.jit(inside)(*arrays), jax.jit(grad)(*map(np.asarray, arrays)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    _compare(jax.jit(inside)(*arrays), jax.jit(grad)(*map(np.asarray, arrays)), 1e-4, 1e-5)
     return call(*map(np.asarray, arrays))
 
 
@@ -262,13 +261,6 @@ def _in_the_mesh_of_the_context(call, arrays, place):
         found = jax.jit(run)(*map(np.asarray, arrays))
         assert found.sharding.is_equivalent_to(place, found.ndim)
     return found
-
-
-def _explicit(call, arrays, place):
-    mesh = jax.make_mesh((8,), ("b",), axis_types=(AxisType.Explicit,))
-    with jax.set_mesh(mesh):
-        rows = [np.concatenate([array] * 2) for array in arrays]
-        return np.asarray(jax.jit(call)(*jax.device_put(rows, NamedSharding(mesh, P("b")))))[:BATCH]
 
 
 def _call_linear(query, key, value):
@@ -283,7 +275,7 @@ def check_programs():
 
     tiled = functools.partial(attend, mask=masks.causal(), backend="tiled")
     placed = jax.device_put(arrays, place)
-    programs = (_in_scan, _exported, _mapped_by_name, _manual_in_part, _gradient_inside, _explicit)
+    programs = (_in_scan, _exported, _mapped_by_name, _manual_in_part, _gradient_inside)
     pairs = itertools.product((tiled, _call_linear), programs)
     for call, program in (*pairs, (tiled, _in_the_mesh_of_the_context)):
         found, expected = program(call, placed, place), jax.jit(call)(*arrays)
@@ -342,9 +334,7 @@ def check_kernel(backend, axes, case, key_heads):
         placed = _put(mesh, arrays, _specs(places, "both", key_heads))
         program = jax.jit(run).lower(*placed).compile()
         found = program(*placed)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        one, other = (np.asarray(array, np.float32) for array in (one, other))
-        np.testing.assert_allclose(one, other, rtol=0.02, atol=0.02)
+    _compare(*jax.tree.map(lambda array: np.asarray(array, np.float32), (found, expected)), 0.02, 0.02)
     return count_kinds(program.as_text())
 
 
