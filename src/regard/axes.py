@@ -41,8 +41,8 @@ def explicit_sharding(array: Any) -> NamedSharding | None:
     sharding = jax.typeof(array).sharding if isinstance(array, jax.Array) else None
     if sharding is None or AxisType.Explicit not in sharding.mesh.axis_types or not any(sharding.spec):
         return None
-    mesh = sharding.mesh if isinstance(array, Tracer) else array.sharding.mesh
-    return NamedSharding(mesh, sharding.spec)
+    placed: Any = sharding if isinstance(array, Tracer) else array.sharding
+    return NamedSharding(placed.mesh, sharding.spec)
 
 
 def take_rows(table: Array, rows: Array) -> Array:

@@ -38,6 +38,10 @@ def test_programs_around_a_call_are_those_of_one_device(check):
     on_eight_devices(f"from divided_cases import {check}\n{check}()")
 
 
+def test_rows_stay_divided_on_explicit_axes():
+    on_eight_devices("from divided_cases import check_explicit_rows\ncheck_explicit_rows()")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("saved", "count"), [(None, 2), (CHECKPOINT_NAMES, 1)])
 def test_what_a_policy_saves_by_name_is_not_computed_again(saved, count):

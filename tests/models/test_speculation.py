@@ -161,7 +161,8 @@ def test_a_conversation_goes_on_with_a_draft():
     more = [[8, 2], [], [5, 5, 7]]
     for helper in (draft, model):
         settings = {"max_tokens": N, "draft": helper, "draft_tokens": 3}
-        written = generate(model, PROMPTS, **settings, stop_tokens=stops, capacity=48, return_cache=True)
+        first = {**settings, "max_tokens": 2, "capacity": 48}  # fewer than the draft proposes later
+        written = generate(model, PROMPTS, **first, stop_tokens=stops, return_cache=True)
         again = generate(model, more, **settings, cache=written.cache)
         texts = [[*one, *row, *end] for one, row, end in zip(PROMPTS, written.rows(), more, strict=True)]
         assert again.rows() == generate(model, texts, max_tokens=N).rows()
