@@ -103,7 +103,8 @@ def attend_cells(
     if problem.aux and keep is None:
         # XLA's CPU makes one kernel of a call without a mask, but not where scores are read elsewhere, which
         # rounds otherwise: who asks gets scores of their own.
-        weighed = _weigh(problem, keep, *jax.lax.optimization_barrier((query, key)), grid)
+        query, key = jax.lax.optimization_barrier((query, key))
+        weighed = _weigh(problem, keep, query, key, grid)
     aux = {}
     for name in problem.aux:
         array = weighed.statistic(name, problem)
