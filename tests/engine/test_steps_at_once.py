@@ -146,32 +146,6 @@ def test_a_program_that_knows_its_mask_never_asks_the_device_how_to_go_on(tune):
 LONG = masks.causal() & masks.segments(np.arange(32768) // 2048)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("leading", "key_heads", "length", "mask", "most"),
-    [
-        ((8, 16), 16, 2048, None, 16),
-        ((1, 64), 8, 32768, LONG, 260),
-        ((1, 8), 8, 131_072, masks.sliding_window(512), 400),
-        ((512, 4), 4, 256, masks.causal(), 3),
-    ],
-)
-def test_a_call_takes_tens_of_steps_or_as_many_as_its_mask_keeps(
-    tune, leading, key_heads, length, mask, most
-):
-    tune(measurements.DEFAULTS["gpu"][0])
-    query = jax.ShapeDtypeStruct((*leading, length, 64), jnp.float32)
-    key = jax.ShapeDtypeStruct((*leading[:-1], key_heads, length, 64), jnp.float32)
-    choice = choose_tiles(canonicalize(query, key, key, mask=mask))
-    assert choice.steps is not None
-    assert choice.steps <= most
-    assert choice.steps == sum(trips.blocks * trips.kept for trips in choice.forward.trips)
-    assert sum(trips.blocks for trips in choice.forward.trips) == -(-length // choice.forward.queries)
-    assert len(choice.forward.trips) <= 16
-    rows = np.prod(leading) * choice.forward.queries * choice.forward.keys
-    assert rows * 16 <= measurements.DEFAULTS["gpu"][0].step_bytes
-
-
 def test_what_a_traced_offset_keeps_is_seen_in_every_step(tune):
     arrays = draw((H, T, D), (K, S, D), (K, S, E))
 

@@ -11,14 +11,13 @@ from flax import nnx
 import oracle
 from mesh_cases import draw, on_eight_devices
 from regard import attend, explain, masks, readouts, scores
-from regard.cache import KVCache
 from regard.engine.backends import tiled
 from regard.engine.backends.kernel_masks import read_kernel_mask
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.flash.blocking import Blocking
 from regard.inspection import capture
 from regard.layers import MultiHeadAttention, derive
-from regard.models import Decoder, Encoder, TransformerConfig
+from regard.models import Encoder, TransformerConfig
 from regard.positions import Rotary
 from test_masks import assert_tiles_are_safe
 
@@ -307,23 +306,3 @@ def test_the_padding_of_packed_rows_is_told_by_row():
         return model(tokens, **options), jnp.concatenate(apart, 1)
 
     np.testing.assert_allclose(*both(model, jnp.arange(T, dtype=jnp.int32)[None]), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_mistakes_in_layers_and_models_are_explained():
-    layer, (x,) = build_layer(), draw((B, T, 12))
-    with pytest.raises(ValueError, match="query_positions: expected 13 entries"):
-        layer(x, query_positions=np.arange(5))
-    cache = KVCache.create(B, K, T, layer.head_dim)
-    with pytest.raises(ValueError, match="query_offset or positions"):
-        layer(x, cache=cache, query_positions=RESTARTING)
-    model = Decoder(TransformerConfig(**SMALL, max_length=5, positions="learned"), rngs=nnx.Rngs(0))
-    tokens = jnp.zeros((B, T), jnp.int32)
-    for places, text in (
-        (np.full(T, 5), "positions: expected values in 0..4"),
-        (np.zeros(4, int), r"positions: expected integers \(13,\) or \(2, 13\)"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            model(tokens, positions=places)
-    wrong = jax.jit(lambda places: model(tokens, positions=places))(np.where(RESTARTING == 1, -1, 0))
-    assert np.isnan(wrong[0, 1]).all()

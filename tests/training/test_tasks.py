@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from regard.cli.overview import describe_attention
 from regard.training import settings, tasks
@@ -119,29 +118,6 @@ def test_reverse_is_judged_by_what_it_generates(monkeypatch):
     for answer, accuracy in ((batch["target"], 1.0), (np.zeros_like(batch["target"]), 0.0)):
         monkeypatch.setattr(tasks.Reverse, "generate", lambda *_, answer=answer: jnp.asarray(answer))
         assert task.evaluate(model, batch)["accuracy"] == accuracy
-
-
-def test_metrics_come_with_their_loss_and_attention_is_announced(task):
-    """The shapes announced before training are those of the weights that the model returns."""
-    batch = draw(task)
-
-    def look(batch):
-        model = task.make_model(nnx.Rngs(0))
-        model.eval()
-        return task.evaluate(model, batch), task.read(model, batch, ("weights",))[1]
-
-    metrics, aux = jax.eval_shape(look, batch)
-    assert {"loss", task.goal.metric} <= set(metrics)
-    assert {(value.shape, value.dtype) for value in metrics.values()} == {((), np.dtype("float32"))}
-    if task.name == "reverse":
-        (decoder,) = aux["decoder"]
-        found = {"encoder self-attention": aux["encoder"][0]}
-        found |= {"decoder self-attention": decoder["self"], "cross-attention": decoder["cross"]}
-    else:
-        found = {"self-attention": aux["blocks"][0]}
-        found |= {"pooling": aux["pooling"]} if "pooling" in aux else {}
-    shapes = {name: seen["weights"].shape[-2:] for name, seen in found.items()}
-    assert shapes == {name: sizes[:2] for name, sizes in task.attention_calls().items()}
 
 
 def test_attention_calls_are_of_batches_larger_than_the_held_out_data():
