@@ -292,7 +292,7 @@ def _find_largest(scores: Array, count: int) -> Array:
 
 
 def _group_tokens(
-    x: Array, placement: Any, shape: tuple[int, int, int]
+    x: Array, placement: Any, shape: tuple[Size, Size, Size]
 ) -> tuple[Array, Callable[[Array], Array]]:
     """Divide `(*B, T, M)` into the tokens `(G, N, M)` of each device; return what joins them again, too."""
     rows, positions, constrain = placement.divide_tokens(shape) if placement else (1, 1, lambda array: array)

@@ -58,7 +58,7 @@ export function mountFolding(host, state, parts) {
     });
   };
   const plain = button("plain", {
-    title: "The heads and the text alone, where a word shows what it reads as it is pointed at",
+    title: "The heads and the text alone: point at a word to see what it reads",
     class: "rg-plain",
     press: () => turn("plain"),
   });
