@@ -92,6 +92,9 @@ def test_what_layers_have_to_show_is_their_own():
         seen = nnx.eval_shape(lambda model: model(TOKENS, aux=("lse", "hidden"))[1]["blocks"], model)
     assert [sorted(block) for block in seen] == [["hidden"], ["hidden"], ["hidden", "lse"]]
     assert len(calls) == 1
+    shapes = nnx.eval_shape(lambda: build(num_layers=5, mixers=("attention", "gated_delta")))
+    kinds = [type(block).__name__ == "DeltaBlock" for block in shapes.trunk.stack.blocks]
+    assert kinds == [False, True, False, True, False]
     with inspection.capture(model) as trace:
         model.trunk.stack.blocks[2].attention(jnp.ones((1, 1, 12)))
     assert [call.name for call in trace.calls] == ["trunk.stack.blocks.2.attention"]
