@@ -12,10 +12,11 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from regard.arguments import LARGEST, check_reach, guided, read_array, whole_number
-from regard.axes import Array, ArrayLike, Bool, Float, Int, explicit_sharding
+from regard.axes import Array, ArrayLike, Bool, Float, Int
 from regard.cache.rows import Chunk, Rows, check_room, divide_rows
 from regard.engine.call.canonicalization import float_dtype
 from regard.engine.call.quantized import Quantized
+from regard.explicit_meshes import explicit_sharding
 from regard.masks import Mask
 from regard.masks import lengths as rows_of_lengths
 from regard.masks.grid import is_concrete

@@ -12,10 +12,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from regard.arguments import as_array, integers
 from regard.attention import run_problem
-from regard.axes import Array, ArrayLike, Int, explicit_sharding
+from regard.axes import Array, ArrayLike, Int
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.options import Options
 from regard.engine.call.quantized import Quantized, quantize
+from regard.explicit_meshes import explicit_sharding
 from regard.masks.grid import is_concrete
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
 from regard.axes import Array
 from regard.masks.offsets import Offset as Offset
@@ -165,25 +163,6 @@ class Blocks:
     def columns(self) -> Array:
         """Return (K, key_block) column indices of the key blocks; short ones repeat their last column."""
         return block_members(self.key_first, self.key_last, self.key_block)
-
-
-def explicit_mesh(tree: Any) -> Any:
-    """Return the mesh whose explicit axes divide arrays of a tree, if there is one."""
-    for leaf in jax.tree.leaves(tree):
-        mesh = jax.typeof(leaf).sharding.mesh if isinstance(leaf, jax.Array) else None
-        if mesh is not None and AxisType.Explicit in mesh.axis_types:
-            return mesh
-    return None
-
-
-def in_automatic_axes(mesh: Any, function: Callable[..., Any], specs: Any) -> Callable[..., Any]:
-    """Let the compiler divide what a function computes of arrays on explicit axes, and place its results."""
-    axes = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    explicit = tuple(name for name, kind in axes if kind is AxisType.Explicit)
-    is_spec = lambda spec: isinstance(spec, PartitionSpec)  # noqa: E731
-    places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
-    run: Any = auto_axes(function, axes=explicit, out_sharding=places)
-    return run
 
 
 def is_concrete(tree: Any) -> bool:

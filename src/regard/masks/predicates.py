@@ -17,8 +17,9 @@ from jax.core import eval_jaxpr
 
 from regard.arguments import as_array
 from regard.axes import Array, broadcast_shapes
+from regard.explicit_meshes import explicit_mesh
 from regard.masks.data import check_rows
-from regard.masks.grid import Blocks, Grid, explicit_mesh
+from regard.masks.grid import Blocks, Grid
 from regard.masks.mask import Mask, Take
 from regard.masks.tile_kinds import TileKind, classify_cells, tile_kind
 from regard.records import record, static

@@ -12,9 +12,10 @@ from jax.sharding import PartitionSpec
 
 from regard.arguments import LARGEST, check_reach, evaluate, integers
 from regard.axes import Array, ArrayLike
+from regard.explicit_meshes import explicit_mesh, in_automatic_axes
 from regard.masks.bounds import Bounds
 from regard.masks.data import literal
-from regard.masks.grid import explicit_mesh, in_automatic_axes, is_concrete, spread
+from regard.masks.grid import is_concrete, spread
 from regard.masks.intervals import Intervals
 from regard.masks.mask import Mask
 from regard.masks.offsets import look_up

@@ -9,7 +9,8 @@ from flax import nnx
 
 import regard.positions as positions
 from regard.arguments import integers
-from regard.axes import Array, ArrayLike, Float, Size, explicit_sharding, take_rows
+from regard.axes import Array, ArrayLike, Float, Size
+from regard.explicit_meshes import explicit_sharding, take_rows
 from regard.layers.choices import check_rngs
 from regard.layers.dropout import build_dropout
 from regard.layers.residual import build_norm

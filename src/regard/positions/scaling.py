@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.arguments import check_flag, read_number
-from regard.axes import Array, Float, Int, take_rows
+from regard.axes import Array, Float, Int
+from regard.explicit_meshes import take_rows
 
 # An int32 is seven digits of base 32: |position| < 2**31 = 2 * 32**6.
 _DIGIT_BITS = 5

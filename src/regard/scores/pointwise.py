@@ -14,8 +14,9 @@ from jax.core import eval_jaxpr
 from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from regard.axes import Array, ArrayLike
+from regard.explicit_meshes import explicit_mesh
 from regard.formulas import Formula, Fraction, Function, Number, Symbol, Terms, product
-from regard.masks.grid import explicit_mesh, is_concrete
+from regard.masks.grid import is_concrete
 from regard.masks.predicates import call_closure
 from regard.records import record, static
 from regard.scores.cells import Cells

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem
-from regard.masks.grid import explicit_mesh, in_automatic_axes
+from regard.explicit_meshes import explicit_mesh, in_automatic_axes
 
 Run = Callable[[Problem], tuple[Array, dict[str, Array]]]
 
