@@ -4,16 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax import Array
 from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
-
-from regard.axes import Array
 
 
 def explicit_mesh(tree: Any) -> Any:
     """Return the mesh whose explicit axes divide arrays of a tree, if there is one."""
     for leaf in jax.tree.leaves(tree):
-        mesh = jax.typeof(leaf).sharding.mesh if isinstance(leaf, jax.Array) else None
+        mesh = jax.typeof(leaf).sharding.mesh if isinstance(leaf, Array) else None
         if mesh is not None and AxisType.Explicit in mesh.axis_types:
             return mesh
     return None
@@ -31,7 +30,7 @@ def in_automatic_axes(mesh: Any, function: Callable[..., Any], specs: Any) -> Ca
 
 def explicit_sharding(array: Any) -> NamedSharding | None:
     """Return how an array is divided if explicit axes divide it; outside jit, with the mesh's devices."""
-    sharding = jax.typeof(array).sharding if isinstance(array, jax.Array) else None
+    sharding = jax.typeof(array).sharding if isinstance(array, Array) else None
     if sharding is None or AxisType.Explicit not in sharding.mesh.axis_types or not any(sharding.spec):
         return None
     placed: Any = sharding if isinstance(array, Tracer) else array.sharding
