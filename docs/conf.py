@@ -16,11 +16,17 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["PYTHONHASHSEED"] = "0"
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 
+# Programs are compiled once, for all pages and for the tests.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / "build" / "compilation-cache")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
 # No profile of the reader's own, and no word from the kernel about how it talks to this process.
 profile = ROOT / "build" / "docs-ipython" / "profile_default"
 profile.mkdir(parents=True, exist_ok=True)
 (profile / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 'ERROR'\n")
 # `!command` in a cell prints as into a file, where the kernel would play a terminal; and it must succeed.
+# Programs of several devices are compiled anew: from a file, they may wait for one another for ever.
 (profile / "startup").mkdir(exist_ok=True)
 (profile / "startup" / "commands.py").write_text(
     """
@@ -35,7 +41,12 @@ def run_command(line):
     if done.returncode:
         raise RuntimeError(f"{line} ended with {done.returncode}")
 
+def forget_programs(info):
+    if "jax_num_cpu_devices" in info.raw_cell:
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+
 get_ipython().system = run_command
+get_ipython().events.register("pre_run_cell", forget_programs)
 """
 )
 os.environ["IPYTHONDIR"] = str(profile.parent)
