@@ -164,9 +164,10 @@ def test_a_conversation_goes_on_with_a_draft():
         first = {**settings, "max_tokens": 2, "capacity": 48}  # fewer than the draft proposes later
         written = generate(model, PROMPTS, **first, stop_tokens=stops, return_cache=True)
         again = generate(model, more, **settings, cache=written.cache)
-        texts = [[*one, *row, *end] for one, row, end in zip(PROMPTS, written.rows(), more, strict=True)]
-        assert again.rows() == generate(model, texts, max_tokens=N).rows()
-        assert again.reads.tolist() == generate(model, texts, **settings).reads.tolist()
+        if helper is draft:
+            texts = [[*one, *row, *end] for one, row, end in zip(PROMPTS, written.rows(), more, strict=True)]
+            assert again.rows() == generate(model, texts, max_tokens=N).rows()
+            assert again.reads.tolist() == generate(model, texts, **settings).reads.tolist()
     assert again.reads.tolist() == [1 + -(-(N - 1) // 4)] * 3
     alone = generate(model, more, max_tokens=N, cache=written.cache, return_cache=True)
     assert alone.rows() == again.rows()

@@ -4,8 +4,10 @@ Decay factors are only ever multiplied: no ratio overflows, no difference cancel
 Blocks are stacked on the first axis, which keeps matrix products at one batch axis.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from regard.axes import Array, Float
@@ -52,6 +54,7 @@ def decay_weights(factors: Float[Array, "N C 1"]) -> Decayed:
     return _join(parts, lower)
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
 def invert(below: Float[Array, "N C C"], precision: Any = None) -> Array:
     """Invert 1 + what `below` holds below its diagonal; the rest of it is not read."""
     size = below.shape[-1]
@@ -64,6 +67,16 @@ def invert(below: Float[Array, "N C C"], precision: Any = None) -> Array:
     lower = jnp.matmul(below[:, half:, :half], first, precision=precision)
     lower = -jnp.matmul(last, lower, precision=precision)
     return _corners(first, lower, last)
+
+
+@invert.defjvp
+def _differentiate_inverse(
+    precision: Any, primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
+    """Change the inverse X by -X dB X: two products, where the halves' own derivatives are many programs."""
+    inverse = invert(*primals, precision)
+    change = jnp.matmul(jnp.tril(tangents[0], -1), inverse, precision=precision)
+    return inverse, -jnp.matmul(inverse, change, precision=precision)
 
 
 def _halve(array: Array) -> Array:
