@@ -90,6 +90,7 @@ class Search:
     fixed: Mapping[str, int]  # sizes of axes that are given
     rings: Rings
     beside: Callable[[Candidate], Beside] = lambda _: Beside()
+    least: Callable[[int], float] = lambda _: 0.0  # seconds beside it that so many devices take at least
     times: float = 1.0  # calls one after the other
     also: tuple[Search, ...] = ()  # other calls on the same mesh
     adapt: Callable[[Candidate], Candidate] = lambda candidate: candidate  # how such a call is divided there
@@ -156,9 +157,10 @@ class Search:
         step = math.prod(self.fixed.values())
         numbers, shortlist = itertools.count(), _Shortlist(devices)
         # Numbers of devices, then their meshes: what cannot be the fastest is never looked at.
+        calls = (self, *self.also)
         waiting = [
-            _Node(self._spread(count * step), next(numbers), count * step)
-            for count in list_counts(devices // step)
+            _Node(self.least(count) + sum(call._spread(count) for call in calls), next(numbers), count)
+            for count in (step * multiple for multiple in list_counts(devices // step))
         ]
         heapq.heapify(waiting)
         room = self.chip.memory_bytes * self.assumptions.memory_share

@@ -46,6 +46,17 @@ class StepModel:
         """Return seconds and bytes beside attention."""
         return self.divide(candidate).weigh()
 
+    def find_least(self, devices: int) -> float:
+        """Return the seconds of products spread evenly over devices, of experts' as many as tokens choose."""
+        config, asked = self.config, self.sizes
+        multiplied = sum(self.parts[name] for name in ("attention", "feed_forward", "routers"))
+        if count_branches(config)[1]:
+            multiplied += self.parts["experts"] * config.experts_per_token / config.num_experts
+        products = (3 if config.remat is None else 4) * multiplied + 3 * config.d_model * config.vocab_size
+        chip = self.chip.divide(devices) if self.chip.shared else self.chip
+        rate = chip.flops[self.precision] * self.shares.compute_efficiency
+        return 2 * asked["batch"] * asked["length"] * products / (devices * rate)
+
     def divide(self, candidate: Candidate) -> StepOnMesh:
         """Return the step on a mesh: parameters and experts are divided as rows are, unless it is slower."""
         expert, rows = self.fixed.get("expert", 1), candidate.data

@@ -188,7 +188,8 @@ def plan_step(
     first, *others = calls
     model = StepModel(config, sizes, first.chip, shares, precision, fixed, first.peak)
     serves = functools.partial(_is_chosen, config, first, fixed)
-    search = replace(first, beside=functools.cache(model.weigh), also=tuple(others), serves=serves)
+    beside = functools.cache(model.weigh)
+    search = replace(first, beside=beside, least=model.find_least, also=tuple(others), serves=serves)
     best = search.find_best(devices)
     if best is None:
         check_divisible(search, devices, sizes)
