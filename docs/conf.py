@@ -41,12 +41,12 @@ def run_command(line):
     if done.returncode:
         raise RuntimeError(f"{line} ended with {done.returncode}")
 
-def forget_programs(info):
+def compile_anew(info):
     if "jax_num_cpu_devices" in info.raw_cell:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 get_ipython().system = run_command
-get_ipython().events.register("pre_run_cell", forget_programs)
+get_ipython().events.register("pre_run_cell", compile_anew)
 """
 )
 os.environ["IPYTHONDIR"] = str(profile.parent)

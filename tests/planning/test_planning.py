@@ -378,6 +378,13 @@ def test_a_step_of_experts_is_what_is_counted_by_hand():
     assert (arguments.mesh, arguments.task.model.dense_layers) == ("expert=7,tensor=2", (0,))
 
 
+def test_products_spread_evenly_are_the_least_of_a_step():
+    for config, most in ((TINY, 1 + 1e-9), (MIXED, 2)):
+        step = planning.plan_step(config, length=512, batch=8, devices=4, chip=PLAIN, assumptions=ALL)
+        model = planning.step_costs.StepModel(config, step.request, PLAIN, ALL, "bfloat16", {}, None)
+        assert 1 - 1e-9 < step.seconds_of["products"] / model.find_least(step.candidate.devices) < most
+
+
 def test_windows_of_a_step_are_weighed_each():
     options = {"length": 4096, "batch": 2, "devices": 1}
     config = dataclasses.replace(TINY, windows=(127, None))

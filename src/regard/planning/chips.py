@@ -63,7 +63,9 @@ class Chip:
         return f"{self.sources.get(figure, 'Given')}."
 
     def divide(self, devices: int) -> Chip:
-        """Return what each of so many devices has of a host that they share."""
+        """Return what each of so many devices has: of a host that they share, its part."""
+        if not self.shared:
+            return self
         shared = ("memory_bytes", "memory_bandwidth", "near_bandwidth", "far_bandwidth")
         parts = {name: getattr(self, name) / devices for name in shared}
         flops = {dtype: rate / devices for dtype, rate in self.flops.items()}

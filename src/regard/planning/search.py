@@ -90,7 +90,7 @@ class Search:
     fixed: Mapping[str, int]  # sizes of axes that are given
     rings: Rings
     beside: Callable[[Candidate], Beside] = lambda _: Beside()
-    least: Callable[[int], float] = lambda _: 0.0  # seconds beside it that so many devices take at least
+    least: Callable[[int], float] = lambda _: 0.0  # of so many devices, the seconds beside it at least
     times: float = 1.0  # calls one after the other
     also: tuple[Search, ...] = ()  # other calls on the same mesh
     adapt: Callable[[Candidate], Candidate] = lambda candidate: candidate  # how such a call is divided there
@@ -98,7 +98,7 @@ class Search:
 
     def chip_of(self, devices: int) -> Chip:
         """Return what each of so many devices has."""
-        return self.chip.divide(devices) if self.chip.shared else self.chip
+        return self.chip.divide(devices)
 
     def list(self, devices: int) -> Iterator[Candidate]:
         """Yield the meshes of so many devices."""

@@ -53,8 +53,7 @@ class StepModel:
         if count_branches(config)[1]:
             multiplied += self.parts["experts"] * config.experts_per_token / config.num_experts
         products = (3 if config.remat is None else 4) * multiplied + 3 * config.d_model * config.vocab_size
-        chip = self.chip.divide(devices) if self.chip.shared else self.chip
-        rate = chip.flops[self.precision] * self.shares.compute_efficiency
+        rate = self.chip.divide(devices).flops[self.precision] * self.shares.compute_efficiency
         return 2 * asked["batch"] * asked["length"] * products / (devices * rate)
 
     def divide(self, candidate: Candidate) -> StepOnMesh:
@@ -231,8 +230,7 @@ class StepOnMesh:
         """Return seconds by part."""
         model, config, sent = self.model, self.model.config, self.send()
         shares, parts, head_shards = model.shares, model.sizes["accumulate_steps"], self.candidate.heads
-        devices = self.candidate.devices
-        chip = model.chip.divide(devices) if model.chip.shared else model.chip
+        chip = model.chip.divide(self.candidate.devices)
         trips = 3 if config.remat is None else 4
         sparse = count_branches(config)[1]
         multiplied = self.tokens * sum(model.parts[name] for name in ("attention", "feed_forward", "routers"))
