@@ -110,4 +110,7 @@ def test_what_is_no_folder_is_refused_before_the_work(folder, tmp_path, capsys, 
         code, _, errors = run(capsys, "--out", tmp_path / "out", *words)
         assert (code, message in errors) == (2, True), errors
     assert not (tmp_path / "out").exists()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").write_text("a file where figures go unless asked otherwise")
+    assert "out is a file; give another --out" in run(capsys, folder, "--text", TEXT)[2]
     assert (tmp_path / "README.md").read_text() == "# A file"

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import cudnn_model
-from collectives import count_kinds, count_sent
+from collectives import BRIEF, count_kinds, count_sent
 from mesh_cases import draw
 from regard import KVCache, attend, linear, masks, readouts, scores
 from regard.engine.backends import cudnn, splash_tpu
@@ -69,6 +69,16 @@ CASES = {
         {
             "array": (lambda T, S: _numbers(BATCH, HEADS, T, S) > -1, lambda b, h: P(b, h)),
             "rng": (lambda T, S: jax.random.key_data(jax.random.key(3)), lambda b, h: P()),
+        },
+    ),
+    "functions": (
+        lambda table, ends: {
+            "mask": masks.predicate(lambda b, h, q, k: k < ends[b]),
+            "score": scores.modifier(lambda score, b, h, q, k: score + jax.nn.relu(table[h, k])),
+        },
+        {
+            "table": (lambda T, S: _numbers(HEADS, S), lambda b, h: P(h)),
+            "ends": (lambda T, S: jnp.asarray([500, 0, 3, S], jnp.int32), lambda b, h: P(b)),
         },
     ),
     "positions": (
@@ -297,7 +307,7 @@ def check_training_step():
 
         return jax.tree.map(lambda leaf, grad: leaf - grad * 0.1, state, jax.grad(loss)(state))
 
-    text = jax.jit(step).lower(state, jax.device_put(x, NamedSharding(mesh, P("b")))).compile().as_text()
+    text = jax.jit(step).lower(state, jax.device_put(x, NamedSharding(mesh, P("b")))).compile(BRIEF).as_text()
     return count_sent(text, 8), sum(2 * 7 / 8 * leaf.nbytes for leaf in jax.tree.leaves(state))
 
 

@@ -17,6 +17,8 @@ from regard import CHECKPOINT_NAMES, attend, masks
         ("automatic", "positions", "tiled", {}),
         ("explicit", "numbers", "tiled", {"division": "heads"}),
         ("manual", "data", "tiled", {}),
+        ("manual", "functions", "tiled", {}),
+        ("manual", "functions", "dense", {}),
         ("explicit", "data", "dense", {"division": "batch"}),
         ("automatic", "slopes", "tiled", {"order": "second"}),
     ],
@@ -24,7 +26,8 @@ from regard import CHECKPOINT_NAMES, attend, masks
 def test_batch_and_heads_stay_divided_and_nothing_is_sent(axes, case, backend, options):
     code = f"from divided_cases import check\nprint(check({axes!r}, {case!r}, {backend!r}, **{options!r}))"
     # Gradients of what every batch row shares are summed over those that the rows are divided over.
-    assert set(eval(on_eight_devices(code))) == ({"all-reduce"} if case in ("data", "slopes") else set())
+    kinds = {"all-reduce"} if case in ("data", "slopes", "functions") else set()
+    assert set(eval(on_eight_devices(code))) == kinds
 
 
 def test_a_data_parallel_step_sends_the_gradients_of_parameters_alone():

@@ -30,6 +30,7 @@ def draw(leading, heads, rows=T, keys=S, dtype=float):
     return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
 
 
+stripes = jnp.arange(S) % 3
 two, row_ids = masks.segments(np.arange(T) // 20, np.arange(S) // 40), rng.integers(0, 99, (2, T))
 # Leading axes, key heads, axes of the lists, what joins them, and options.
 CASES = {
@@ -43,7 +44,7 @@ CASES = {
         *((2, 6), (1,), (2, 6), two, {"bias": rng.normal(size=(6, T, S)), "sinks": rng.normal(size=6)}),
     ),
     "scores, all heads": (
-        *((2, 4), (2,), (2,), masks.predicate(lambda query, key: (query - key) % 3 != 0)),
+        *((2, 4), (2,), (2,), masks.predicate(lambda query, key: query % 3 != stripes[key])),
         {"score": [scores.softcap(2.0), scores.alibi(4)], "query_offset": 9,
          "bias": rng.normal(size=(2, 1, 1, S))},
     ),

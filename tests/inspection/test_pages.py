@@ -146,6 +146,7 @@ def test_pinned_heads_are_the_clearest_or_those_asked_for(long):
     table, fill = [[1.0], [1.0, 2.0]], functools.partial(pages.html, trace)
     check_refusals(
         (lambda: fill(pinned=[(0, 3)]), r"pinned: expected pairs .*got \(0, 3\)"),
+        (lambda: fill(cut=[(1, 0)]), r"cut: expected pairs of a call in 0..0 .*got \(1, 0\)"),
         (lambda: fill(pinned=-1), "pinned: expected a number of heads of at least 0"),
         (lambda: fill(max_mb=0), "max_mb: expected more than 0"),
         (lambda: fill(pinned="ab"), "pinned: expected a number of heads, or pairs .*; got 'ab'", TypeError),

@@ -28,12 +28,14 @@ TOKENS_SHOWN = 40  # more would not be legible in a figure
 
 def run_inspecting(command: Inspect, console: Console, page: Path | None = None) -> int:
     """Look into a run or a pretrained model; the page goes beside the figures unless said otherwise."""
-    _check_arguments(command)
-    if command.model is not None and runs.is_run(command.model):
-        return _inspect_run(command, command.model, console, page)
+    run = command.model if command.model is not None and runs.is_run(command.model) else None
+    out = command.out or (Path("out") / "inspect" if run is None else run / "figures")
+    _check_arguments(command, out)
+    if run is not None:
+        return _inspect_run(command, run, console, out, page)
     if command.text is not None and not command.text.strip():
         raise UsageError("--text is empty; give a sentence")
-    directory, out = command.model, command.out or Path("out") / "inspect"
+    directory = command.model
     text = text_readers.DEFAULT_TEXT if command.text is None else command.text
     with expected_errors():
         from regard.interop import huggingface
@@ -81,9 +83,9 @@ def watch_text(loaded: Any, text: str) -> tuple[WordReading, Trace]:
     return join_pieces(weights, encoding.tokens, encoding.offsets, text), trace
 
 
-def _check_arguments(command: Inspect) -> None:
+def _check_arguments(command: Inspect, out: Path) -> None:
     """Raise for arguments that would be found wrong only after the work is done."""
-    if command.out is not None and (file := runs.find_file(command.out)):
+    if file := runs.find_file(out):
         raise UsageError(f"{file} is a file; give another --out")
     if command.keep_qk and command.save is None:
         raise UsageError("--keep-qk says what --save keeps; give --save FILE.regard too")
@@ -102,7 +104,7 @@ def _check_arguments(command: Inspect) -> None:
         raise UsageError(f"{problem}; give the folder of a run, or of a Hugging Face model{hint}")
 
 
-def _inspect_run(command: Inspect, directory: Path, console: Console, page: Path | None) -> int:
+def _inspect_run(command: Inspect, directory: Path, console: Console, out: Path, page: Path | None) -> int:
     """Show how each head of a run's model reads an example."""
     if command.word is not None or command.layer is not None:
         raise UsageError("--word and --layer are for pretrained models of text, not for runs")
@@ -127,7 +129,6 @@ def _inspect_run(command: Inspect, directory: Path, console: Console, page: Path
             console.emit("head", attention=call.name, head=head, **values)
     console.say(table)
     console.say()
-    out = command.out or directory / "figures"
     _write(command, console, trace, draw_trace(trace), out, page, training)
     return 0
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from regard.axes import Array
 from regard.engine.call.problem import accumulation_dtype
 from regard.engine.dispatch.placement import ExpertAxes
-from regard.engine.flash.device_types import vary
+from regard.manual_meshes import vary
 
 # Maps the rows `(R, M)` of a tile by the parameters of one expert, with a key for its dropout.
 Branch = Callable[[Any, Array, Any], Array]

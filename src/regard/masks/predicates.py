@@ -13,11 +13,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import eval_jaxpr
 
 from regard.arguments import as_array
 from regard.axes import Array, broadcast_shapes
 from regard.explicit_meshes import explicit_mesh
+from regard.manual_meshes import run_anywhere, trace_anywhere
 from regard.masks.data import check_rows
 from regard.masks.grid import Blocks, Grid
 from regard.masks.mask import Mask, Take
@@ -168,7 +168,7 @@ class Predicate(Mask):
         number, positions = np.int32(0), (grid.query_position, grid.key_position)
         if self._reads_numbers:
             positions = tuple(jnp.zeros(position.shape[-2:], jnp.int32) for position in positions)
-        program = jax.make_jaxpr(self._call)(number, number, *positions)
+        program = trace_anywhere(self._call, number, number, *positions)
         if not program.consts:
             return self
         return dataclasses.replace(self, constants=tuple(program.consts), program=program.jaxpr)
@@ -234,7 +234,7 @@ class Predicate(Mask):
         if self.program is None:
             keep = self._call(batch, head, query, key)
         else:
-            (keep,) = eval_jaxpr(self.program, self.constants, batch, head, query, key)
+            (keep,) = run_anywhere(self.program, self.constants, batch, head, query, key)
         if keep.dtype != bool:
             raise TypeError(
                 f"predicate: expected fn to return booleans (True = may attend), got {keep.dtype}"

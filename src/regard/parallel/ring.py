@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from regard.axes import Array
 from regard.engine.call.problem import accumulation_dtype
 from regard.engine.flash import passes
-from regard.engine.flash.device_types import vary, varying_axes
 from regard.engine.flash.operands import Operands, Results
 from regard.engine.softmax.online_softmax import Running
+from regard.manual_meshes import vary, varying_axes
 from regard.parallel.division import Division, Round
 from regard.parallel.exchange import move
 from regard.parallel.shard import Shard

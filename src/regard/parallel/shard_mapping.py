@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec
 from regard.axes import Array
 from regard.engine.call.problem import Problem, broadcast_leading
 from regard.engine.dispatch.registry import BACKENDS, choose
-from regard.engine.flash.device_types import vary, varying_axes
 from regard.engine.flash.operands import Operands
 from regard.engine.softmax.scoring import Scoring
 from regard.engine.softmax.sinks import sink
+from regard.manual_meshes import vary, varying_axes
 from regard.masks.offsets import positions_of
 from regard.parallel import ring_calls
 from regard.parallel.division import Axes, Division

@@ -19,9 +19,9 @@ from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.options import ScoreOptions, check_names
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explicit_axes import divided_rows, run_with_specs
-from regard.engine.flash.device_types import vary, varying_axes
 from regard.engine.softmax.score_rows import score_cells
 from regard.explicit_meshes import explicit_mesh
+from regard.manual_meshes import vary, varying_axes
 from regard.masks.grid import is_concrete
 from regard.masks.offsets import positions_of
 from regard.readouts.accumulators import NUM_BINS, PATTERNS, Norm, PerQuery, SweepConfig, SweepResults, Tokens

@@ -16,12 +16,12 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.call.problem import Problem
 from regard.engine.flash.blocking import Blocking, TileConfig
-from regard.engine.flash.device_types import varying_axes
 from regard.engine.flash.loops import TileLoop
 from regard.engine.flash.operands import Context, Operands
 from regard.engine.flash.preparation import prepare
 from regard.engine.flash.tile_scores import score_tile
 from regard.engine.flash.tiles import TileView
+from regard.manual_meshes import varying_axes
 from regard.readouts.accumulators import SweepConfig
 from regard.readouts.top_k import CHUNK
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
-from regard.engine.flash.device_types import vary, varying_axes
+from regard.manual_meshes import vary, varying_axes
 
 CHUNK = 16  # keys of a tile that are looked through at once
 

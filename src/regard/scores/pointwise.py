@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import eval_jaxpr
 from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from regard.axes import Array, ArrayLike
 from regard.explicit_meshes import explicit_mesh
 from regard.formulas import Formula, Fraction, Function, Number, Symbol, Terms, product
+from regard.manual_meshes import run_anywhere, trace_anywhere
 from regard.masks.grid import is_concrete
 from regard.masks.predicates import call_closure
 from regard.records import record, static
@@ -242,16 +242,17 @@ class Modifier(Modified):
     fn: Modify = static()
 
     def apply(self, scores: Array, cells: Cells) -> Array:
-        return self.closure_convert(scores.dtype).apply(scores, cells)
+        self.closure_convert(scores.dtype)  # refuses what returns no score
+        return _map_scores(functools.partial(call_closure, "modifier", self.fn), scores, cells)
 
     def closure_convert(self, dtype: Any) -> Score:
         shapes = [jax.ShapeDtypeStruct((), dtype), *[jax.ShapeDtypeStruct((), jnp.int32)] * 4]
-        make = jax.make_jaxpr(functools.partial(call_closure, "modifier", self.fn))
+        modify = functools.partial(call_closure, "modifier", self.fn)
         # A program keeps the mesh that it is made in, and computes with no array of another.
         with use_abstract_mesh(AbstractMesh((), ())):
-            program = make(*shapes)
+            program = trace_anywhere(modify, *shapes)
         if explicit_mesh(program.consts) is not None:
-            program = make(*shapes)  # which says what it cannot compute with
+            program = trace_anywhere(modify, *shapes)  # which says what it cannot compute with
         answers = program.out_avals
         if len(answers) != 1 or answers[0].shape or not jnp.issubdtype(answers[0].dtype, jnp.floating):
             returned = ", ".join(map(str, answers)) or "nothing"
@@ -260,6 +261,12 @@ class Modifier(Modified):
 
     def expression(self) -> str:
         return f"modifier({getattr(self.fn, '__qualname__', repr(self.fn))})"
+
+
+def _map_scores(modify: Callable[..., Array], scores: Array, cells: Cells) -> Array:
+    """Compute a function of every score and its place."""
+    places = (cells.batch, cells.head, cells.query_position, cells.key_position)
+    return jnp.vectorize(modify)(scores, *places).astype(scores.dtype)
 
 
 def _fix_dtype(constant: Any) -> Any:
@@ -277,10 +284,9 @@ class HoistedModifier(Modified):
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         def one(*arguments: Array) -> Array:
-            return eval_jaxpr(self.program, self.constants, *arguments)[0]
+            return run_anywhere(self.program, self.constants, *arguments)[0]
 
-        places = (cells.batch, cells.head, cells.query_position, cells.key_position)
-        return jnp.vectorize(one)(scores, *places).astype(scores.dtype)
+        return _map_scores(one, scores, cells)
 
     def expression(self) -> str:
         return self.text

@@ -13,13 +13,13 @@ from regard.axes import Array
 from regard.engine.call.checkpoint_names import OUTPUT
 from regard.engine.call.problem import Problem
 from regard.engine.call.stores import FEW_QUERIES, LengthFirst, Store, Whole
-from regard.engine.flash.device_types import vary, varying_axes
 from regard.engine.softmax import dropout
 from regard.engine.softmax.exponential import finite_base, nan_where_total_is, subtract_peak
 from regard.engine.softmax.online_softmax import first_largest
 from regard.engine.softmax.score_rows import take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores, scale_early, scale_late
 from regard.engine.softmax.sinks import Sunk, sink
+from regard.manual_meshes import vary, varying_axes
 from regard.masks.grid import Grid
 from regard.masks.spans import Span
 from regard.scores.cells import Block
@@ -44,10 +44,21 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     # Whether the output is finite would tell scores what they do not depend on.
     if varying_axes(problem.query, problem.key) != varying_axes(problem):
         return _define(problem.with_arrays())
-    # What the functions of mask and score close over may be differentiated by.
+    hoisted = _hoist_closures(problem)
+    return _define(problem.with_arrays()) if hoisted is None else _read_once(hoisted)
+
+
+def _hoist_closures(problem: Problem) -> Problem | None:
+    """Return the call whose mask and score hold as leaves what their functions close over.
+
+    It may be differentiated by that. None where arrays vary over manual mesh axes: a function that is called
+    knows it, loops and custom derivatives of a program that is made of it do not.
+    """
     mask = None if problem.mask is None else problem.mask.closure_convert(problem.grid())
     score = None if problem.score is None else problem.score.closure_convert(problem.accumulation)
-    return _read_once(dataclasses.replace(problem, mask=mask, score=score))
+    hoisted = dataclasses.replace(problem, mask=mask, score=score)
+    has_closures = len(jax.tree.leaves(hoisted)) > len(jax.tree.leaves(problem))
+    return None if has_closures and varying_axes(hoisted) else hoisted
 
 
 @jax.custom_jvp

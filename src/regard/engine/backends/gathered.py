@@ -87,10 +87,9 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     assert lists is not None
     assert problem.mask is not None
     others = [part for part in problem.mask.parts if part is not lists]
-    mask = functools.reduce(operator.and_, others).closure_convert(problem.grid()) if others else None
-    score = None if problem.score is None else problem.score.closure_convert(problem.accumulation)
+    mask = functools.reduce(operator.and_, others) if others else None
     bias = None if problem.bias is None else problem.with_heads(problem.bias)
-    whole = dataclasses.replace(problem, mask=mask, score=score, bias=bias)
+    whole = dataclasses.replace(problem, mask=mask, bias=bias)
     listed = spread(lists.in_order(problem.S), len(problem.leading) + 2, trailing=2)
     size = min(_rows_of_step(problem, _list_heads(lists, problem), listed.shape[-1]), problem.T)
     count = -(-problem.T // size)

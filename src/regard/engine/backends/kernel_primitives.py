@@ -36,10 +36,11 @@ from jax.interpreters import ad, batching, mlir
 from regard.axes import Array
 from regard.engine.call.checkpoint_names import name_results
 from regard.engine.call.problem import Problem
-from regard.engine.flash.device_types import lower_for_one_device, result_types, vary_alike
+from regard.engine.flash.device_types import lower_for_one_device, result_types
 from regard.engine.flash.partitioning import HEADS, KEY_HEADS, Axes, Leading, divide, find_mesh
 from regard.engine.flash.primitives import Leaves, batch_size, jvp_of_varying, lead
 from regard.engine.softmax.sinks import sink
+from regard.manual_meshes import vary_alike
 
 _ADDED = 8  # columns: widths of kernels are multiples of it
 _SCALES = 1.0, 2.0**-11, 2.0**-14  # of the three numbers: what float16 rounds away it would not hold unscaled

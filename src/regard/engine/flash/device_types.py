@@ -9,28 +9,9 @@ from jax.core import ShapedArray
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
+from regard.manual_meshes import varying_axes
+
 NO_MESH = AbstractMesh((), ())
-
-
-def varying_axes(*trees: Any) -> tuple[str, ...]:
-    """Return the manual mesh axes over which any of the arrays varies."""
-    names = (jax.typeof(leaf).mat.varying for leaf in jax.tree.leaves(trees))
-    return tuple(sorted(frozenset().union(*names)))
-
-
-def vary(tree: Any, names: Sequence[str]) -> Any:
-    """Mark all arrays as varying over these axes; nothing is sent."""
-
-    def one(array: Any) -> Any:
-        missing = tuple(name for name in names if name not in jax.typeof(array).mat.varying)
-        return jax.lax.pcast(array, missing, to="varying") if missing else array
-
-    return jax.tree.map(one, tree)
-
-
-def vary_alike(arrays: Sequence[Any]) -> list[Any]:
-    """Mark all arrays as varying where one does."""
-    return vary(list(arrays), varying_axes(arrays))
 
 
 def most_varying(types: Sequence[Any]) -> Any:
@@ -61,15 +42,15 @@ def result_types(operands: Sequence[Any], shapes: Sequence[Any]) -> list[ShapedA
 
 def lower_for_one_device(context: Any, function: Callable[..., list[Any]], *operands: Any) -> Any:
     """Lower a function of the arrays of one device, whose types say nothing of others."""
-    with use_abstract_mesh(NO_MESH):
+    # Programs that were traced before, as of predicates, do not know that.
+    with use_abstract_mesh(NO_MESH), config._check_vma(False):
         return _lower_without_types(context, function, *operands)
 
 
 def lower_among_devices(context: Any, function: Callable[..., list[Any]], *operands: Any) -> Any:
     """Lower a function of this device's arrays that speaks to the others over manual mesh axes."""
     mesh = context.avals_in[0].sharding.mesh
-    # Its derivatives are known: what differs among devices was needed for them alone, and programs that were
-    # traced before, as of predicates, do not know it.
+    # Its derivatives are known: what differs among devices was needed for them alone.
     with use_abstract_mesh(mesh), config._check_vma(False):
         return _lower_without_types(context, function, *operands)
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from regard.axes import Array
 from regard.engine.flash.blocking import Blocking, TileConfig, Trips
-from regard.engine.flash.device_types import vary
 from regard.engine.flash.sparsity import TileLists
 from regard.engine.flash.tiles import PieceKind, slice_at
+from regard.manual_meshes import vary
 
 Carry = TypeVar("Carry")
 

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.engine.flash.blocking import TileConfig
-from regard.engine.flash.device_types import varying_axes
 from regard.engine.flash.loops import TileLoop
 from regard.engine.flash.operands import Context, Operands, Results
 from regard.engine.flash.tile_scores import drop, score_tile, surviving, zero_before_scoring, zero_unattended
@@ -31,6 +30,7 @@ from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.online_softmax import Running
 from regard.engine.softmax.products import product
 from regard.engine.softmax.scoring import scale_early, scale_late
+from regard.manual_meshes import varying_axes
 
 
 def forward(inputs: Operands, context: Context, config: TileConfig, *, reversible: bool = False) -> Results:

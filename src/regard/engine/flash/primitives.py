@@ -31,8 +31,9 @@ from jax.interpreters import ad, batching, mlir
 
 from regard.axes import Array
 from regard.engine.call.checkpoint_names import name_results
-from regard.engine.flash.device_types import most_varying, result_types, sum_as, vary_alike
+from regard.engine.flash.device_types import most_varying, result_types, sum_as
 from regard.engine.flash.operands import Operands, Results
+from regard.manual_meshes import vary_alike
 
 Leaves = Sequence[Any]
 

@@ -111,7 +111,7 @@ class Writer:
             "chunks": page.entries,
         }
         if self.cut:
-            page.document["cut"] = [[int(call), int(head)] for call, head in self.cut]
+            page.document["cut"] = [list(pair) for pair in self.cut]
         # Only now is all of it known.
         page.document["notes"] = [*dict.fromkeys(self.remarks), *notes]
         return page, page.cost()

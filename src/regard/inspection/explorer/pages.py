@@ -52,7 +52,8 @@ def write(
     Raises:
         FileExistsError: what lies at the path is not such a page.
         FileNotFoundError: its folder does not exist.
-        ValueError: what cannot be left out is larger than max_mb; a head to pin that does not exist.
+        ValueError: what cannot be left out is larger than max_mb; a head in `pinned` or `cut` that does not
+            exist.
 
     Example:
         >>> import jax.numpy as jnp, tempfile

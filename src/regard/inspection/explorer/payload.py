@@ -19,10 +19,11 @@ def collect(
     shell_bytes: int = 0,
     served: bool = False,
     pinned: int | Sequence[tuple[int, int]] = 8,
+    cut: Sequence[tuple[int, int]] = (),
     **shown: Any,
 ) -> Payload:
     """Gather what a page shows of one trace or two, in `max_bytes` with the `shell_bytes` around the data."""
-    chosen = choose_pinned(traces[0], pinned)
+    chosen, cut = choose_pinned(traces[0], pinned), _check_heads("cut", "", traces[-1], cut)
     calls = [call for trace in traces for call in trace.calls]
     cells = sum(call.heads * call.rows * call.keys for call in calls)
     code = None if cells > budgets.LARGEST_EXACT else "f16" if cells <= budgets.LARGEST_HALF else "log8"
@@ -36,7 +37,7 @@ def collect(
             pins = [head for number, head in chosen if number == index and head < call.heads]
             records[-1].append(CallRecords(call, pins, code, few))
     exact = any(record.weights_code for own in records for record in own)
-    writer = Writer(traces, records, chosen, served, **shown)
+    writer = Writer(traces, records, chosen, served, cut=cut, **shown)
     notes = _remarks(traces)
     has_features = any(heads for own in featured for heads in own)
     sizes = [t.predictions.tokens.size for t in traces if t.predictions is not None]
@@ -68,16 +69,7 @@ def collect(
 def choose_pinned(trace: Any, pinned: int | Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Pick heads to carry in detail, as (call, head): the clearest of each label, then those least spread."""
     if not isinstance(pinned, int | np.integer):
-        try:
-            heads = list(dict.fromkeys((int(call), int(head)) for call, head in pinned))
-        except (TypeError, ValueError):
-            expected = "a number of heads, or pairs of a call's number and a head"
-            raise TypeError(f"pinned: expected {expected}; got {pinned!r}") from None
-        for call, head in heads:
-            if not (0 <= call < len(trace.calls) and 0 <= head < trace.calls[call].heads):
-                expected = f"pairs of a call in 0..{len(trace.calls) - 1} and one of its heads"
-                raise ValueError(f"pinned: expected {expected}, got {(call, head)}")
-        return heads
+        return _check_heads("pinned", "a number of heads, or ", trace, pinned)
     if pinned < 0:
         raise ValueError(f"pinned: expected a number of heads of at least 0, got {pinned}")
     clearest: dict[str, list[tuple[float, int, int]]] = {name: [] for name in LABELS}
@@ -92,6 +84,20 @@ def choose_pinned(trace: Any, pinned: int | Sequence[tuple[int, int]]) -> list[t
     ranked = [min(heads) for name, heads in clearest.items() if heads and name != "uniform"]
     order = dict.fromkeys((call, head) for _, call, head in [*ranked, *sorted(quiet)])
     return list(order)[:pinned]
+
+
+def _check_heads(name: str, other: str, trace: Any, pairs: Any) -> list[tuple[int, int]]:
+    """Return pairs of a call's number and a head, each once, that a trace has; `other` is expected, too."""
+    try:
+        heads = list(dict.fromkeys((int(call), int(head)) for call, head in pairs))
+    except (TypeError, ValueError):
+        expected = f"{other}pairs of a call's number and a head"
+        raise TypeError(f"{name}: expected {expected}; got {pairs!r}") from None
+    for call, head in heads:
+        if not (0 <= call < len(trace.calls) and 0 <= head < trace.calls[call].heads):
+            expected = f"pairs of a call in 0..{len(trace.calls) - 1} and one of its heads"
+            raise ValueError(f"{name}: expected {expected}, got {(call, head)}")
+    return heads
 
 
 def _choose_featured(traces: Sequence[Any], chosen: list[tuple[int, int]]) -> list[list[list[int]]]:
