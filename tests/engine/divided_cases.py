@@ -73,12 +73,12 @@ CASES = {
     ),
     "functions": (
         lambda table, ends: {
-            "mask": masks.predicate(lambda b, h, q, k: k < ends[b]),
-            "score": scores.modifier(lambda score, b, h, q, k: score + jax.nn.relu(table[h, k])),
+            "mask": masks.predicate(lambda b, h, q, k: jnp.searchsorted(ends[b], k) != 1),
+            "score": scores.modifier(lambda score, b, h, q, k: score + table[h, k]),
         },
         {
             "table": (lambda T, S: _numbers(HEADS, S), lambda b, h: P(h)),
-            "ends": (lambda T, S: jnp.asarray([500, 0, 3, S], jnp.int32), lambda b, h: P(b)),
+            "ends": (lambda T, S: jnp.asarray([[5, 500], [-1, S], [3, 9], [S, S]]), lambda b, h: P(b)),
         },
     ),
     "positions": (
@@ -184,7 +184,8 @@ def check_mapped():
     """Few queries of `dense`, and statistics whose tokens alone differ, under `vmap` in `shard_map`."""
 
     def run(x, bias):
-        output, aux = attend(x, x, x, mask=masks.causal(), bias=bias, aux=("lse",))
+        add = scores.modifier(lambda score, b, h, q, k: score + jax.nn.relu(bias[h, q, k]))
+        output, aux = attend(x, x, x, mask=masks.causal(), bias=bias, score=add, aux=("lse",))
         tokens = (x[0, :, 0] > 0).astype(jnp.int32)
         return output, aux["lse"], readouts.read(bias, bias, mask=masks.causal(), tokens=tokens)
 
