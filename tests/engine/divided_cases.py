@@ -184,7 +184,7 @@ def check_mapped():
     """Few queries of `dense`, and statistics whose tokens alone differ, under `vmap` in `shard_map`."""
 
     def run(x, bias):
-        add = scores.modifier(lambda score, b, h, q, k: score + jax.nn.relu(bias[h, q, k]))
+        add = scores.modifier(lambda score, b, h, q, k: jax.nn.relu(score) + bias[h, q, k])
         output, aux = attend(x, x, x, mask=masks.causal(), bias=bias, score=add, aux=("lse",))
         tokens = (x[0, :, 0] > 0).astype(jnp.int32)
         return output, aux["lse"], readouts.read(bias, bias, mask=masks.causal(), tokens=tokens)
