@@ -16,7 +16,7 @@ from collectives import BRIEF, count_kinds, count_sent
 from mesh_cases import draw
 from regard import KVCache, attend, linear, masks, readouts, scores
 from regard.engine.backends import cudnn, splash_tpu
-from regard.layers import CompressedAttention, EncoderBlock, GatedDeltaNet
+from regard.layers import CompressedAttention, EncoderBlock, Experts, GatedDeltaNet
 from regard.models import TransformerConfig
 from regard.models.embedding import TokenEmbedding
 
@@ -362,6 +362,7 @@ def check_explicit_rows():
     def loss(query, key, weights, x, documents):
         cut, compressed = masks.causal(), CompressedAttention(6, 2, **sizes, rngs=nnx.Rngs(0))
         outputs = [readouts.index_divergence(query, key, weights, attention=(query, query), mask=cut)]
+        outputs.append(Experts(6, 5, num_experts=3, rngs=nnx.Rngs(3))(x))
         outputs += [compressed(x, segments=documents), TokenEmbedding(config, rngs=nnx.Rngs(2))(documents)]
         for layer, options in ((GatedDeltaNet(6, 2, rngs=nnx.Rngs(1)), {}), (compressed, {"capacity": 9})):
             outputs.append(layer(x, cache=layer.start_cache(2, **options)))

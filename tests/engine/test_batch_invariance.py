@@ -74,14 +74,16 @@ def test_what_the_masks_of_other_rows_keep_does_not_choose_the_tiles():
     arrays = draw((2, 2, 1300, D), (2, 2, 1300, D), (2, 2, 1300, 5), seed=11)
     ids = np.stack([np.arange(1300) // 20, np.zeros(1300, int)])
 
-    def run(*rows, **options):
-        call = functools.partial(attend, mask=masks.segments(ids[list(rows)]), **options)
-        return jax.jit(call)(*(array[np.array(rows)] for array in arrays))
+    def run(call, *rows, **options):
+        call = functools.partial(call, mask=masks.segments(ids[list(rows)]), **options)
+        return call(*(array[np.array(rows)] for array in arrays))
 
-    together = run(0, 1, batch_invariant=True)
-    np.testing.assert_array_equal(run(0, batch_invariant=True)[0], together[0])
+    alone, together = (run(attend, *rows, batch_invariant=True) for rows in ((0,), (0, 1)))
+    np.testing.assert_array_equal(alone[0], together[0])
+    told = (str(run(explain, *rows, batch_invariant=True)) for rows in ((0,), (0, 1)))
+    assert len({text.partition("computes")[2].splitlines()[0] for text in told}) == 1
     # Without the promise, the many short documents would be computed in smaller tiles.
-    assert (run(0)[0] != together[0]).any()
+    assert (run(attend, 0)[0] != together[0]).any()
 
 
 def test_short_calls_take_the_same_way_whatever_their_number():

@@ -26,7 +26,7 @@ from regard import CHECKPOINT_NAMES, attend, masks
 def test_batch_and_heads_stay_divided_and_nothing_is_sent(axes, case, backend, options):
     code = f"from divided_cases import check\nprint(check({axes!r}, {case!r}, {backend!r}, **{options!r}))"
     # Gradients of what every batch row shares are summed over those that the rows are divided over.
-    kinds = {"all-reduce"} if case in ("data", "slopes", "functions") else set()
+    kinds = set() if case in ("numbers", "positions") else {"all-reduce"}
     assert set(eval(on_eight_devices(code))) == kinds
 
 

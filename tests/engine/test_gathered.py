@@ -12,7 +12,7 @@ from regard import attend, explain, masks, parallel, scores
 
 T, S, CHOICES = 53, 131, 11
 STATS = ("lse", "max_score", "argmax", "entropy")
-rng = np.random.default_rng(3)
+rng, stripes = np.random.default_rng(3), jnp.arange(S) % 3
 
 
 def draw_lists(*leading, rows=T, keys=S, choices=CHOICES):
@@ -30,7 +30,6 @@ def draw(leading, heads, rows=T, keys=S, dtype=float):
     return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
 
 
-stripes = jnp.arange(S) % 3
 two, row_ids = masks.segments(np.arange(T) // 20, np.arange(S) // 40), rng.integers(0, 99, (2, T))
 # Leading axes, key heads, axes of the lists, what joins them, and options.
 CASES = {

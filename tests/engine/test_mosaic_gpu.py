@@ -226,7 +226,7 @@ CALLS = {
     "scores": ((1, 2, 5, 8), *[(1, 1, 149, 8)] * 2, SCORED),
     "a negative scale": ((1, 2, 70, 8), *[(1, 1, 149, 8)] * 2, {"mask": masks.lengths([140]), "scale": -0.7}),
     "no scale": (*ONE, {"mask": masks.lengths([7]), "scale": 0.0}),
-    "sinks, lse": ((1, 2, 5, 8), *ONE[1:], CAUSAL | LSE),
+    "sinks, lse": ((1, 2, 5, 8), *ONE[1:], LSE),  # without a mask, a lone tile
 } | {
     name: (case.query, case.key, case.value, {"mask": case.mask, "query_offset": case.offset})
     for name, case in shared.CASES.items()

@@ -16,7 +16,9 @@ from jax.sharding import PartitionSpec
 from regard.arguments import guided, read_number
 from regard.axes import Array, ArrayLike, Hidden, Size
 from regard.engine.call.problem import accumulation_dtype
+from regard.engine.dispatch.explicit_axes import run_with_specs
 from regard.engine.dispatch.placement import ExpertAxes, active
+from regard.explicit_meshes import explicit_mesh
 from regard.layers.choices import check_choice, check_initializers, check_options
 from regard.layers.dropout import build_dropout, draw_dropout
 from regard.layers.expert_shards import share_experts
@@ -140,13 +142,23 @@ class Experts(nnx.Module):
         x = check_features("x", x, self.d_model)
         if not x.size:
             return x.astype(self.router(x).dtype)
-        output = self._apply_chosen(x)
+        output = self._place_chosen(x)
         if self.shared is None:
             return output
         shared = self.shared(x)
         return output + (shared if self.shared_gate is None else jax.nn.sigmoid(self.shared_gate(x)) * shared)
 
-    def _apply_chosen(self, x: Array) -> Hidden:
+    def _place_chosen(self, x: Array) -> Hidden:
+        """Return what the chosen experts give, divided over explicit axes as the tokens are."""
+        rng = draw_dropout(self.dropout, None, None)[1]
+        graph, state = nnx.split(self)
+        if explicit_mesh((x, state)) is None:
+            return self._apply_chosen(x, rng)
+        divided = PartitionSpec(*jax.typeof(x).sharding.spec[:-1], None)
+        apply = lambda state, *inputs: nnx.merge(graph, state)._apply_chosen(*inputs)  # noqa: E731
+        return run_with_specs(apply, (state, x, rng), divided)
+
+    def _apply_chosen(self, x: Array, rng: Any) -> Hidden:
         """Return the weighted sum of what the chosen experts give."""
         # Each group by itself: a device sorts and computes its own tokens.
         placement, shape = active(), (math.prod(x.shape[:-2]), x.shape[-2], x.shape[-1])
@@ -154,7 +166,7 @@ class Experts(nnx.Module):
         weights, chosen = self.route(groups)
         axes = None if placement is None else placement.divide_experts(shape, self.num_experts, self.d_ff)
         if axes is not None:
-            return join(self._apply_shards(axes, groups, (weights, chosen)))
+            return join(self._apply_shards(axes, groups, (weights, chosen), rng))
         lay = functools.partial(_lay_tiles, num_experts=self.num_experts)
         experts, slots = jax.vmap(lay)(chosen.reshape(len(chosen), -1))
         size = count_tile_rows(chosen[0].size, self.num_experts)
@@ -163,7 +175,7 @@ class Experts(nnx.Module):
         empty = jnp.zeros((len(experts), experts.shape[1] * size, self.d_model), x.dtype)
         put = jax.vmap(lambda tiles, slots, rows: tiles.at[slots].set(rows, unique_indices=True))
         tiles = put(empty, slots, rows).reshape((*experts.shape, size, self.d_model))
-        outputs = self._apply_maps(tiles, experts).reshape((len(experts), -1, self.d_model))
+        outputs = self._apply_maps(tiles, experts, rng=rng).reshape((len(experts), -1, self.d_model))
         outputs = jax.vmap(lambda rows, slots: rows.at[slots].get(unique_indices=True))(outputs, slots)
         outputs = outputs.reshape((*chosen.shape, self.d_model))
         weights = weights.astype(outputs.dtype)
@@ -176,7 +188,7 @@ class Experts(nnx.Module):
         hidden = activate(self.activation, gate, self.widen(tiles, experts, of_widen), self.gate_limit)
         return self.narrow(self.dropout(hidden, rngs=rng), experts, of_narrow)
 
-    def _apply_shards(self, axes: ExpertAxes, groups: Array, routes: tuple[Array, Array]) -> Array:
+    def _apply_shards(self, axes: ExpertAxes, groups: Array, routes: tuple[Array, Array], rng: Any) -> Array:
         """Return the weighted sum of what the chosen experts give, over devices with their own experts."""
         maps = self.gate, self.widen, self.narrow
         arrays = [None if linear is None else linear.arrays for linear in maps]
@@ -191,7 +203,6 @@ class Experts(nnx.Module):
             expert = jnp.zeros((1, 1), jnp.int32)
             return self._apply_maps(rows[None, None], expert, (gate, widen, (kernels, biases)), rng)[0, 0]
 
-        rng = draw_dropout(self.dropout, None, None)[1]
         specs = [None if self.gate is None else widens, widens, narrows]
         return share_experts(axes, apply, arrays, specs, groups, routes, rng)
 

@@ -296,8 +296,6 @@ def _map_rows(
     """
     columns = {name: array for name, array in arrays.items() if array is not None}
     size = min(max(size, 1), length)
-    if size == length:  # nothing to join: no rows have no place on explicit axes
-        return jax.checkpoint(step)(columns | {"number": jnp.arange(length, dtype=jnp.int32)})
     if "weights" in columns:
         columns["weights"] = columns["weights"][..., None]
     first = jnp.minimum(jnp.arange(0, length, size, dtype=jnp.int32), length - size)
