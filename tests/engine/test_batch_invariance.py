@@ -12,11 +12,11 @@ from mesh_cases import draw
 from regard import KVCache, PagedKVCache, attend, explain, masks, scores
 
 BATCH, T, S, D = 3, 131, 137, 7
-LENGTHS = np.array([S, 0, 71])
+LENGTHS = np.array([S, 0, 31])
 # Key heads; options of some rows.
 CASES = {
     "causal, grouped": (2, lambda rows: {"mask": masks.causal(), "query_offset": S - T}),
-    "lengths": (1, lambda rows: {"mask": masks.lengths(LENGTHS[rows])}),
+    "lengths": (1, lambda rows: {"mask": masks.lengths(LENGTHS[rows])}),  # of one head, in one step
     "a narrow window and a score": (
         1,
         lambda rows: {"mask": masks.sliding_window(9), "query_offset": 0, "score": scores.softcap(2.0)},
@@ -55,7 +55,7 @@ def outcome(case, arrays, *rows):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_row_alone_has_the_bits_that_it_has_among_others(case):
-    arrays = arrays_of(CASES[case][0])
+    arrays = [array[:, :1, :53] if case == "lengths" else array for array in arrays_of(CASES[case][0])]
     together = outcome(case, arrays, 0, 1, 2)
     for rows in [(2, 0)] if "window" in case else [(0,), (2,), (2, 0)]:
         for alone, among in zip(outcome(case, arrays, *rows), together, strict=True):

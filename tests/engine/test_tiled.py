@@ -231,8 +231,7 @@ def temporary_bytes(function, *shapes, dtype=jnp.float32):
 @pytest.mark.parametrize("mask", [masks.causal(), None], ids=["gradient", "tangent of a gradient"])
 def test_memory_is_linear_in_length(mask):
     chain = [scores.alibi(2), scores.softcap(5.0), scores.relative_bias(jnp.ones((32, 2)))]
-    score = None if mask is None else chain
-    call = functools.partial(attend, mask=mask, score=score, backend="tiled")
+    call = functools.partial(attend, mask=mask, score=None if mask is None else chain, backend="tiled")
     grad = jax.grad(lambda *arrays: jnp.sum(call(*arrays) ** 2), (0, 1, 2))
     function = grad if mask is not None else lambda *arrays: jax.jvp(grad, arrays, arrays)
     shorter, longer = (temporary_bytes(function, *[(2, length, 16)] * 3) for length in (4096, 8192))
