@@ -67,7 +67,6 @@ def test_at_most_about_twice_the_rows_needed_are_computed():
         assert count(3 * tokens) < program.cost_analysis()["flops"] < 2.4 * count(3 * tokens)
 
 
-@pytest.mark.slow
 def test_a_mesh_changes_no_number():
     on_eight_devices("from mesh_runs import *\ncheck_experts()")
 
