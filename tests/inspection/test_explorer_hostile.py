@@ -198,8 +198,8 @@ def test_a_text_is_typed_changed_and_refused_and_the_view_stays(browser):
         wait_for("6 tokens")
         assert visit.evaluate(INNER)["tab"] == "attention"
         # A link holds both texts.
+        visit.page.goto("about:blank")
         visit.page.goto(f"{page.url}#text=abc&changed=abd")
-        visit.page.reload()
         wait_for("3 and 3 tokens")
         # ... and what is looked at.
         frame = "document.querySelector('iframe:not([data-waiting])').contentWindow"

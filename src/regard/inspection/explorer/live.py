@@ -182,7 +182,10 @@ class _LiveExplorer:
             if name not in self._views:
                 options = self._options if len(traces) == 1 else {}
                 if len(traces) > 1 and readings[1].cut:
-                    options = {"cut": sorted({(call, head) for call, head, *_ in readings[1].cut})}
+                    # Of layers that are cut, a record may show some.
+                    calls = enumerate(traces[1].calls)
+                    heads = {(number, head) for number, call in calls for head in range(call.heads)}
+                    options = {"cut": sorted(heads & {ends[:2] for ends in readings[1].cut})}
                 # Few heads are carried in detail: the server has them all.
                 self._views[name] = Explorer(traces, framed=True, pinned=0, **options)
             self._views.move_to_end(name)
