@@ -16,9 +16,7 @@ COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) [^\n]*\{\n(.*?)^\}", re.MULTIL
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.MULTILINE)
 KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 MOVES = ("bitcast", "convert", "copy", "get-tuple-element", "reshape", "transpose")
-# For a program that never runs: its arrays and collectives are the same, and half the time goes.
-BRIEF = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-PARTITIONED = BRIEF | {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "all-reduce-promotion"}
+PARTITIONED = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "all-reduce-promotion"}
 
 
 class Instruction(NamedTuple):

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import cudnn_model
-from collectives import BRIEF, count_kinds, count_sent
+from collectives import count_kinds, count_sent
 from mesh_cases import draw
 from regard import KVCache, attend, linear, masks, readouts, scores
 from regard.engine.backends import cudnn, splash_tpu
@@ -308,7 +308,7 @@ def check_training_step():
 
         return jax.tree.map(lambda leaf, grad: leaf - grad * 0.1, state, jax.grad(loss)(state))
 
-    text = jax.jit(step).lower(state, jax.device_put(x, NamedSharding(mesh, P("b")))).compile(BRIEF).as_text()
+    text = jax.jit(step).lower(state, jax.device_put(x, NamedSharding(mesh, P("b")))).compile().as_text()
     return count_sent(text, 8), sum(2 * 7 / 8 * leaf.nbytes for leaf in jax.tree.leaves(state))
 
 

@@ -49,7 +49,7 @@ def compile_update(task, vocabulary, mesh):
     places = deployment.divide_state(program.shapes)
     state = jax.tree.map(lambda leaf, place: leaf.update(sharding=place), program.shapes, places)
     with tempfile.TemporaryDirectory() as folder:
-        options = PARTITIONED | {"xla_dump_to": folder}
+        options = PARTITIONED | {"xla_dump_to": folder, "xla_backend_optimization_level": 0}
         compiled = program.compile(program.update, state, np.int32(0), fed, options=options)
         (written,) = Path(folder).glob("*jit_update*before_all-reduce-promotion.txt")
         sent, memory = count_sent(written.read_text(), 8), compiled.memory_analysis()
