@@ -78,10 +78,7 @@ def average(readout: Readout) -> dict[str, Array]:
         ('0.417', '0.50')
     """
     check_kind("readout", readout, Readout)
-    names = ("entropy", "distance", "max_weight", "first_mass", "sink_mass")
-    alive = (readout.keys > 0) & ~jnp.isnan(readout.entropy)
-    means = {name: _mean(getattr(readout, name), alive) for name in names}
-    return means | {name: measured.mean for name, measured in _measure(readout).items()}
+    return _average_numbers(readout) | {name: measured.mean for name, measured in _measure(readout).items()}
 
 
 def spread(readout: Readout) -> dict[str, tuple[Array, Array]]:
@@ -211,6 +208,13 @@ class _Measured(NamedTuple):
         above = chance + least * (1 - chance)
         least_mean = np.where(self.chance > 0, np.maximum(above, high * beyond), above)
         return np.where(self.rows > 0, least_mean, np.inf)
+
+
+@jax.jit
+def _average_numbers(readout: Readout) -> dict[str, Array]:
+    names = ("entropy", "distance", "max_weight", "first_mass", "sink_mass")
+    alive = (readout.keys > 0) & ~jnp.isnan(readout.entropy)
+    return {name: _mean(getattr(readout, name), alive) for name in names}
 
 
 def _mean(row: Array, counted: Array) -> Array:

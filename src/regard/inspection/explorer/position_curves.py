@@ -3,10 +3,12 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from regard.arguments import as_array
+from regard.axes import Array
 from regard.engine.softmax.score_rows import score_cells
 from regard.masks.bounds import Bounds
 from regard.positions import Rotary, Scaling
@@ -62,16 +64,21 @@ def bias_curves(call: Any) -> list[dict[str, Any]]:
     if least > most:
         return []
     distances = spaced(least, most)
-    heads = np.arange(call.heads, dtype=np.int32)[:, None]
-    zero = jnp.int32(0)
-    cells = Picks(jnp.asarray(distances, jnp.int32)[None], zero, jnp.asarray(heads), zero)
+    heads = np.arange(call.heads, dtype=np.int32)
     curves = []
     for part in _parts(problem.score):
         if part.adds and part.reads_positions:
-            values = np.asarray(part.apply(jnp.zeros((call.heads, len(distances)), jnp.float32), cells))
+            values = np.asarray(_add_by_distance(part, distances.astype(np.int32), heads))
             named = {"kind": "bias", "name": part.expression().split("(")[0]}
             curves.append(named | {"distances": distances.tolist(), "values": values})
     return curves
+
+
+@jax.jit
+def _add_by_distance(part: Score, distances: Array, heads: Array) -> Array:
+    zero = jnp.int32(0)
+    cells = Picks(distances[None], zero, heads[:, None], zero)
+    return part.apply(jnp.zeros((heads.size, distances.size), jnp.float32), cells)
 
 
 def table_picture(name: str, table: Any, trained_length: int | None = None) -> dict[str, Any]:
@@ -119,8 +126,8 @@ def split_scores(
     score = compose([part for part in _parts(problem.score) if not part.adds])
     plain = dataclasses.replace(problem, score=score, bias=None, mask=None)
     shape = (end_row - first_row, end_key - first_key)
-    content = np.asarray(score_cells(plain, *places, which), np.float64).reshape(shape)
-    both = np.asarray(score_cells(problem, *places, which), np.float64).reshape(shape)
+    content = np.asarray(jax.jit(score_cells)(plain, *places, which), np.float64).reshape(shape)
+    both = np.asarray(jax.jit(score_cells)(problem, *places, which), np.float64).reshape(shape)
     alive = both != -np.inf
     content, both = np.where(alive, content, np.nan), np.where(alive, both, np.nan)
     window = {"rows": shape[0], "keys": shape[1], "first_row": first_row, "first_key": first_key}

@@ -182,7 +182,7 @@ class Call:
         if problem.mask is None and problem.bias is None and problem.score is None:
             return np.ones(shape, bool)
         chosen = (jnp.asarray(indices, jnp.int32) for indices in (rows, columns, np.arange(self.heads)))
-        return np.broadcast_to(np.asarray(score_cells(problem, *chosen)) != -np.inf, shape)
+        return np.broadcast_to(np.asarray(jax.jit(score_cells)(problem, *chosen)) != -np.inf, shape)
 
     def describe(self) -> dict[str, Any]:
         """Return the settings of the call as a dict of plain values.
