@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import cudnn_model
 from collectives import count_kinds, count_sent
+from layer_oracle import build_drawn
 from mesh_cases import draw
 from regard import KVCache, attend, linear, masks, readouts, scores
 from regard.engine.backends import cudnn, splash_tpu
@@ -187,13 +188,15 @@ def check_mapped():
         add = scores.modifier(lambda score, b, h, q, k: jax.nn.relu(score) + bias[h, q, k])
         output, aux = attend(x, x, x, mask=masks.causal(), bias=bias, score=add, aux=("lse",))
         tokens = (x[0, :, 0] > 0).astype(jnp.int32)
-        return output, aux["lse"], readouts.read(bias, bias, mask=masks.causal(), tokens=tokens)
+        plain = attend(x, x, x, mask=masks.causal(), bias=bias)
+        return output, aux["lse"], plain, readouts.read(bias, bias, mask=masks.causal(), tokens=tokens)
 
     alone, arrays = jax.vmap(run, (0, None)), draw((4, 2, 7, 3), (2, 7, 7))
     mesh = jax.make_mesh((2,), ("b",), axis_types=(AxisType.Auto,))
     divided = jax.shard_map(alone, mesh=mesh, in_specs=(P("b"), P()), out_specs=P("b"))
-    found, expected = (_with_gradient(lambda *args, f=f: f(*args)[:2], (0, 1)) for f in (divided, alone))
-    _compare((divided(*arrays), found(*arrays)), (alone(*arrays), expected(*arrays)))
+    learn = lambda call: _with_gradient(lambda *arrays: call(*arrays)[:3], (0, 1))
+    outcome = lambda call: jax.jit(lambda *arrays: (call(*arrays), learn(call)(*arrays)))(*arrays)
+    _compare(outcome(divided), outcome(alone))
 
 
 def check_explicit():
@@ -359,12 +362,14 @@ def check_explicit_rows():
     config = TransformerConfig(d_model=4, num_heads=2, d_ff=7, num_layers=1, vocab_size=11)
     documents = jnp.asarray([[0, 0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1]], jnp.int32)
 
+    compressed, embed = build_drawn(CompressedAttention, 6, 2, **sizes), build_drawn(TokenEmbedding, config)
+    delta, experts = build_drawn(GatedDeltaNet, 6, 2), build_drawn(Experts, 6, 5, num_experts=3)
+
     def loss(query, key, weights, x, documents):
-        cut, compressed = masks.causal(), CompressedAttention(6, 2, **sizes, rngs=nnx.Rngs(0))
+        cut = masks.causal()
         outputs = [readouts.index_divergence(query, key, weights, attention=(query, query), mask=cut)]
-        outputs.append(Experts(6, 5, num_experts=3, rngs=nnx.Rngs(3))(x))
-        outputs += [compressed(x, segments=documents), TokenEmbedding(config, rngs=nnx.Rngs(2))(documents)]
-        for layer, options in ((GatedDeltaNet(6, 2, rngs=nnx.Rngs(1)), {}), (compressed, {"capacity": 9})):
+        outputs += [experts(x), compressed(x, segments=documents), embed(documents)]
+        for layer, options in ((delta, {}), (compressed, {"capacity": 9})):
             outputs.append(layer(x, cache=layer.start_cache(2, **options)))
         first, last = query[:, :, :6], query[:, :, 6:]
         outputs.append(KVCache.create(2, 2, 7, 4).append(first, first).append(last, last))
