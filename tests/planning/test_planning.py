@@ -378,11 +378,13 @@ def test_a_step_of_experts_is_what_is_counted_by_hand():
     assert (arguments.mesh, arguments.task.model.dense_layers) == ("expert=7,tensor=2", (0,))
 
 
-def test_products_spread_evenly_are_the_least_of_a_step():
+def test_what_is_spread_evenly_is_the_least_of_a_step():
     for config, most in ((TINY, 1 + 1e-9), (MIXED, 2)):
         step = planning.plan_step(config, length=512, batch=8, devices=4, chip=PLAIN, assumptions=ALL)
         model = planning.step_costs.StepModel(config, step.request, PLAIN, ALL, "bfloat16", {}, None)
-        assert 1 - 1e-9 < step.seconds_of["products"] / model.find_least(step.candidate.devices) < most
+        least = model.find_least(step.candidate.devices)
+        assert 1 - 1e-9 < step.seconds_of["products"] / least.seconds < most
+        assert 0.1 < least.bytes / sum(step.held.values()) < 1
 
 
 def test_windows_of_a_step_are_weighed_each():
@@ -425,7 +427,7 @@ def test_a_step_takes_the_best_number_of_devices():
     more = planning.plan_step(TINY, devices=16, chip=small, **options)
     assert more.candidate.devices > 1 == best.candidate.devices
     assert sum(more.held.values()) <= 0.9 * small.memory_bytes
-    with pytest.raises(planning.MemoryTooSmallError, match="no mesh of up to 1 h100 holds the step; take"):
+    with pytest.raises(planning.MemoryTooSmallError, match="no mesh of up to 1 h100 holds the step; each takes at least"):
         planning.plan_step(TINY, devices=1, chip=small, **options)
 
 

@@ -90,7 +90,7 @@ class Search:
     fixed: Mapping[str, int]  # sizes of axes that are given
     rings: Rings
     beside: Callable[[Candidate], Beside] = lambda _: Beside()
-    least: Callable[[int], float] = lambda _: 0.0  # of so many devices, the seconds beside it at least
+    least: Callable[[int], Beside] = lambda _: Beside()  # the same of so many devices, at least
     times: float = 1.0  # calls one after the other
     also: tuple[Search, ...] = ()  # other calls on the same mesh
     adapt: Callable[[Candidate], Candidate] = lambda candidate: candidate  # how such a call is divided there
@@ -157,13 +157,13 @@ class Search:
         step = math.prod(self.fixed.values())
         numbers, shortlist = itertools.count(), _Shortlist(devices)
         # Numbers of devices, then their meshes: what cannot be the fastest is never looked at.
-        calls = (self, *self.also)
-        waiting = [
-            _Node(self.least(count) + sum(call._spread(count) for call in calls), next(numbers), count)
-            for count in (step * multiple for multiple in list_counts(devices // step))
-        ]
-        heapq.heapify(waiting)
         room = self.chip.memory_bytes * self.assumptions.memory_share
+        calls, waiting = (self, *self.also), []
+        for count in (step * multiple for multiple in list_counts(devices // step)):
+            least = self.least(count)
+            if least.bytes <= room:
+                seconds = least.seconds + sum(call._spread(count) for call in calls)
+                heapq.heappush(waiting, _Node(seconds, next(numbers), count))
         while waiting and waiting[0].least <= ALIKE * shortlist.fastest:
             node = heapq.heappop(waiting)
             if not shortlist.admits(node):

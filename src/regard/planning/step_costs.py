@@ -37,6 +37,11 @@ class StepModel:
         """Bytes of a number in which is computed."""
         return 2 if self.precision == "bfloat16" else 4
 
+    @property
+    def logit_bytes(self) -> int:
+        """Bytes of a logit and its gradient in float32, and as they are computed."""
+        return 2 * (4 if self.size == 4 else 4 + self.size)
+
     @functools.cached_property
     def parts(self) -> dict[str, int]:
         """Parameters by where they are."""
@@ -46,15 +51,30 @@ class StepModel:
         """Return seconds and bytes beside attention."""
         return self.divide(candidate).weigh()
 
-    def find_least(self, devices: int) -> float:
-        """Return the seconds of products spread evenly over devices, of experts' as many as tokens choose."""
+    def find_least(self, devices: int) -> Beside:
+        """Return what a step takes at least of each device: all is spread evenly, and nothing is gathered.
+
+        Experts multiply as many rows as tokens choose, and keep what comes into their blocks.
+        """
+        from regard.planning.residuals import count_residuals  # which loads models
+
         config, asked = self.config, self.sizes
         multiplied = sum(self.parts[name] for name in ("attention", "feed_forward", "routers"))
         if count_branches(config)[1]:
             multiplied += self.parts["experts"] * config.experts_per_token / config.num_experts
         products = (3 if config.remat is None else 4) * multiplied + 3 * config.d_model * config.vocab_size
         rate = self.chip.divide(devices).flops[self.precision] * self.shares.compute_efficiency
-        return 2 * asked["batch"] * asked["length"] * products / (devices * rate)
+        seconds = 2 * asked["batch"] * asked["length"] * products / (devices * rate)
+        dense, sparse = count_branches(config)
+        how = {"remat": config.remat, "is_dense": True, "has_rows": False}
+        block = dense and count_residuals(config, asked["length"], 1, self.precision, **how)
+        tokens = asked["batch"] // asked["accumulate_steps"] * asked["length"] / devices
+        activations = tokens * (dense * block + sparse * self.size * config.d_model)
+        stored = sum(self.parts.values()) / devices
+        averaged = _FLOAT * stored if asked["accumulate_steps"] > 1 else 0.0
+        working = max(tokens * config.vocab_size * self.logit_bytes, self.size * stored)
+        fullest = max(averaged + activations + working, 2 * _FLOAT * stored)
+        return Beside(seconds, 3 * _FLOAT * stored + fullest)
 
     def divide(self, candidate: Candidate) -> StepOnMesh:
         """Return the step on a mesh: parameters and experts are divided as rows are, unless it is slower."""
@@ -164,8 +184,7 @@ class StepOnMesh:
             "gathered": size * (outside.copies(size) + (not config.scan_layers) * blocks.copies(size)),
             "activations": tokens * sum(branches[is_dense] * count for is_dense, count in residuals.items()),
             "attention": 0.0,
-            # Logits and their gradient in float32, and as they are computed.
-            "working": tokens * self.vocabulary * 2 * (4 if size == 4 else 4 + size),
+            "working": tokens * self.vocabulary * model.logit_bytes,
         }
         inside = tokens * max((self.keep(is_dense, None) for is_dense in residuals), default=0.0)
         attention = model.peak(self.candidate)
