@@ -6,12 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from regard.arguments import as_array
 from regard.axes import Array
 
 
 def floating(meaning: str = "(...)", /, **arguments: Any) -> list[Array]:
     """Convert arrays to their common dtype, float32 at least; each has the axes of `meaning` at least."""
-    arrays = {name: _array(name, argument) for name, argument in arguments.items()}
+    arrays = {name: as_array(name, "numbers", jnp.asarray, argument) for name, argument in arguments.items()}
     for name, array in arrays.items():
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise TypeError(
@@ -25,16 +26,9 @@ def floating(meaning: str = "(...)", /, **arguments: Any) -> list[Array]:
     return [array.astype(dtype) for array in arrays.values()]
 
 
-def _array(name: str, argument: Any) -> Array:
-    try:
-        return jnp.asarray(argument)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name}: expected numbers, got {type(argument).__name__}") from None
-
-
 def above_zero(name: str, numbers: Any, dtype: Any) -> Array:
     """Convert numbers above 0 to this dtype; traced ones are taken as they are."""
-    array = _array(name, numbers)
+    array = as_array(name, "numbers", jnp.asarray, numbers)
     if not jnp.issubdtype(array.dtype, jnp.floating) and not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name}: expected numbers, got {array.dtype}")
     if not isinstance(array, Tracer) and not (array > 0).all():
@@ -61,7 +55,7 @@ def kept(keep: Any, shape: tuple[int, ...]) -> Array:
     """Broadcast the mask to the scores' shape; None keeps all."""
     if keep is None:
         return jnp.ones(shape, bool)
-    array = _array("keep", keep)
+    array = as_array("keep", "booleans", jnp.asarray, keep)
     if array.dtype != bool:
         raise TypeError(f"keep: expected booleans, True = may attend, got {array.dtype}; write keep != 0")
     return broadcast("keep", array, shape)
