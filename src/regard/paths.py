@@ -2,6 +2,9 @@
 
 import os
 import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +31,14 @@ def describe_store(path: Path) -> str | None:
         f"expected a local file or folder, got {match[1]}://{match[2]}, the address of an object store;"
         " copy it there or back, or mount the bucket and give the folder where it is mounted"
     )
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a path beside this one for a new file, which takes its place whole where the block ends well."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.draft")
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

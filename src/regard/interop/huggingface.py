@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from regard.loading import name_extra
-from regard.paths import read_path
+from regard.paths import read_path, replacing
 
 with name_extra(__name__, "weights"):
     from flax import nnx
@@ -216,9 +216,8 @@ def save(
             f"{described} exists already; choose another folder, or pass force=True to replace it"
         )
     write_weights(directory / SINGLE, tensors, force=force, shard_bytes=shard_bytes)
-    draft = directory / ".config.json.writing"
-    draft.write_text(json.dumps(written, indent=2) + "\n")
-    draft.replace(described)
+    with replacing(described) as draft:
+        draft.write_text(json.dumps(written, indent=2) + "\n")
     return directory
 
 

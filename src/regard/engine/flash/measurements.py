@@ -19,6 +19,7 @@ import jax
 from regard.engine.call.problem import Problem
 from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.whole_tiles import size_tiles
+from regard.paths import replacing
 
 _LANES = 32  # sizes of tiles that vector units like
 _LEAST_SIDE = 128  # of tiles of several leading positions
@@ -235,9 +236,8 @@ def write_tuning(path: Path, tuning: Tuning) -> None:
     own = {name: value for name, value in dataclasses.asdict(tuning).items() if value != default[name]}
     entries[device_key()] = own
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    with replacing(path) as draft:
+        draft.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
 
 
 def _checked(entry: Any) -> Tuning:

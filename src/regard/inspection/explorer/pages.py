@@ -15,7 +15,7 @@ from regard.inspection.explorer.payload import collect
 from regard.inspection.explorer.shell import load_shell
 from regard.inspection.explorer.thumbnails import draw_png, draw_text
 from regard.inspection.visible_text import show_text
-from regard.paths import read_path
+from regard.paths import read_path, replacing
 
 NOTEBOOK_MB = 4.0
 _LOG = logging.getLogger(__name__)  # without a handler, on stderr
@@ -68,12 +68,8 @@ def write(
     target = read_path("path", path)
     _check_target(target)
     payload, page = fill_page(trace, max_mb=max_mb, **options)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(page)
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(target) as draft:
+        draft.write_bytes(page)
     for note in payload.document["notes"]:
         _LOG.warning("%s: %s", target.name, note)
     return target

@@ -3,7 +3,6 @@
 import io
 import os
 import re
-import secrets
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 
 from regard.arguments import check_kind
 from regard.inspection.visible_text import show_text
-from regard.paths import read_path
+from regard.paths import read_path, replacing
 
 DPI = 160
 TITLE_SIZE, LABEL_SIZE, TICK_SIZE = 10.0, 9.0, 8.0
@@ -152,12 +151,8 @@ def save(figure: Figure | Drawing, path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"path: expected a name ending in {endings}, got {str(target)!r}")
     content = render(figure, kind)
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-    try:
+    with replacing(target) as draft:
         draft.write_bytes(content)
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
     return target
 
 

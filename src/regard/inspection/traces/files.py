@@ -3,9 +3,7 @@
 import io
 import json
 import math
-import os
 import re
-import secrets
 import tokenize
 import zipfile
 import zlib
@@ -17,7 +15,7 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-from regard.paths import read_path
+from regard.paths import read_path, replacing
 
 FORMAT, VERSION = "regard-trace", 4
 MOST_BYTES = 4 * 2**30  # of the arrays of a file, unless the caller says otherwise
@@ -33,19 +31,14 @@ def write_archive(path: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.nd
     _check_target(path)
     head = {"format": FORMAT, "version": VERSION, "trace": meta}
     text = json.dumps(head, sort_keys=True, allow_nan=False, separators=(",", ":"))
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.draft")
-    try:
-        with draft.open("xb") as file, zipfile.ZipFile(file, "w") as archive:
-            archive.writestr(zipfile.ZipInfo("meta.json", _LONG_AGO), text, zipfile.ZIP_DEFLATED)
-            for name, array in arrays.items():
-                short = array.dtype == jnp.bfloat16
-                plain = np.asarray(array.view(np.uint16) if short else array, order="C")
-                entry = _entry(f"arrays/{name}{'.bfloat16' * short}.npy", plain)
-                with archive.open(entry, "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, plain, (1, 0), allow_pickle=False)
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with replacing(path) as draft, draft.open("xb") as file, zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("meta.json", _LONG_AGO), text, zipfile.ZIP_DEFLATED)
+        for name, array in arrays.items():
+            short = array.dtype == jnp.bfloat16
+            plain = np.asarray(array.view(np.uint16) if short else array, order="C")
+            entry = _entry(f"arrays/{name}{'.bfloat16' * short}.npy", plain)
+            with archive.open(entry, "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, plain, (1, 0), allow_pickle=False)
     return path
 
 
