@@ -80,11 +80,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         call = layouts.HeadsLast(*heads, ranks=range(3, 4))
         options = layouts.from_the_first(options, mask, call.shape)
         rate = 0.0 if (self.dropout.inference if inference is None else inference) else self.dropout.p
-        if rate and key is None:
-            raise ValueError(
-                f"key: expected a random key because the layer has dropout_p = {rate}, got None; pass one, or"
-                " inference=True"
-            )
+        layouts.demand_key("key", key, rate, f"the layer has dropout_p = {rate}", "inference=True")
         mask = layouts.align_mask("mask", mask, call.shape)
         rng = key if rate else None
         output, aux = call.attend(mask=mask, dropout_rate=rate, rng=rng, **options)

@@ -131,11 +131,7 @@ def attention_fn(
             )
         allowed = layouts.all_of([allowed, masks.causal()])
     rate = 0.0 if deterministic else dropout_rate
-    if rate and dropout_rng is None:
-        raise ValueError(
-            f"dropout_rng: expected a random key because dropout_rate = {rate}, got None; pass one, or"
-            " deterministic=True"
-        )
+    layouts.demand_key("dropout_rng", dropout_rng, rate, f"dropout_rate = {rate}", "deterministic=True")
     asked = tuple(options.pop("aux", ()))
     names = asked if module is None else tuple(dict.fromkeys((*asked, "weights")))
     options |= {"mask": allowed, "bias": layouts.align_bias("bias", bias, call.shape), "precision": precision}

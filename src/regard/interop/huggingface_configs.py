@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from regard.interop.families import FAMILIES, Family
+from regard.interop.families.qwen3_5 import measure_delta
 from regard.layers.choices import check_choice
 from regard.models import TransformerConfig
 from regard.paths import read_path
@@ -142,10 +143,7 @@ def _resolve(config: TransformerConfig) -> dict[str, Any]:
         "num_key_heads": config.num_key_heads or config.num_heads,
         "head_dim": config.head_width,
         "expert_width": config.expert_width or config.d_ff,
-        "delta_heads": config.delta_heads or config.num_heads,
-        "delta_key_heads": config.delta_key_heads or config.delta_heads or config.num_heads,
-        "delta_head_dim": config.delta_head_dim or config.head_width,
-        "delta_value_dim": config.delta_value_dim or config.delta_head_dim or config.head_width,
+        **{f"delta_{name}": size for name, size in measure_delta(config)._asdict().items()},
         "mixers": [config.mixer(layer) for layer in layers],
         "rotary_width": config.rotary_width or config.head_width,
         "output_bias": config.attention_bias if config.output_bias is None else config.output_bias,

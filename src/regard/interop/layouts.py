@@ -108,6 +108,13 @@ def all_of(parts: Sequence[Mask | None]) -> Mask | None:
     return functools.reduce(operator.and_, present) if present else None
 
 
+def demand_key(name: str, rng: Any, rate: Any, reason: str, remedy: str) -> None:
+    """Raise where a rate asks for random draws and there is no key."""
+    if rate and rng is None:
+        hint = f"pass one, such as jax.random.key(0), or {remedy}"
+        raise ValueError(f"{name}: expected a random key because {reason}, got None; {hint}")
+
+
 def further_options(options: dict[str, Any], **elsewhere: str) -> dict[str, Any]:
     """Return options of `attend`, but for those that another library's call has by the names `elsewhere`."""
     for name in options.keys() & elsewhere.keys():

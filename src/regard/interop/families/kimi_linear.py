@@ -3,21 +3,13 @@
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from regard.interop import weight_maps
 from regard.interop.families.deepseek_v3 import DeepSeekV3, pair_latent
 from regard.interop.families.entries import demand_same, read_size
 from regard.interop.families.llama import BLOCK, LAYER, NORMS, build_map, pair_branch
-from regard.interop.families.qwen3_5 import DELTA, LINEAR
+from regard.interop.families.qwen3_5 import DELTA, LINEAR, measure_delta
 from regard.interop.families.sliding_windows import FULL, read_layer_types, shorten
-from regard.interop.weight_maps import (
-    TRANSPOSED,
-    Conversion,
-    Fields,
-    Pair,
-    Settings,
-    WeightMap,
-    linear,
-    take_taps,
-)
+from regard.interop.weight_maps import TRANSPOSED, Fields, Pair, Settings, WeightMap, linear
 from regard.models import TransformerConfig
 
 _ATTENTION, _BRANCH = f"{LAYER}.self_attn", f"{LAYER}.block_sparse_moe"
@@ -27,7 +19,7 @@ _PROJECTIONS = {
     "b_proj": "rate_projection", "f_a_proj": "forget_entry", "f_b_proj": "forget_projection",
     "g_a_proj": "gate_entry", "g_b_proj": "gate_projection", "o_proj": "output_projection",
 }  # fmt: skip
-_SPEED = Conversion(
+_SPEED = weight_maps.Conversion(
     lambda tensor: tensor.reshape(-1),
     lambda parameters, _: parameters[0].reshape((1, 1, -1, 1)),
     lambda shape, _: (1, 1, *shape, 1),
@@ -83,11 +75,12 @@ class KimiLinear(DeepSeekV3):
 
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:
         kinds = {mixer: kind for kind, mixer in _MIXERS.items()}
+        sizes = measure_delta(config)
         return {
             **super().write_more(config),
             "layer_types": [kinds.get(config.mixer(layer)) for layer in range(config.num_layers)],
-            "linear_num_heads": config.delta_heads or config.num_heads,
-            "linear_head_dim": config.delta_head_dim or config.head_width,
+            "linear_num_heads": sizes.heads,
+            "linear_head_dim": sizes.head_dim,
         }
 
     def read_positions(self, settings: Settings, *sizes: Any) -> dict[str, Any]:
@@ -97,7 +90,8 @@ class KimiLinear(DeepSeekV3):
         return {}
 
     def weight_map(self, config: TransformerConfig) -> WeightMap:
-        width = (config.delta_heads or config.num_heads) * (config.delta_head_dim or config.head_width)
+        sizes = measure_delta(config)
+        taps = weight_maps.take_taps(0, (sizes.heads * sizes.head_dim,))
         projections = [
             linear(f"{_ATTENTION}.{name}", f"{DELTA}.{ours}") for name, ours in _PROJECTIONS.items()
         ]
@@ -107,7 +101,7 @@ class KimiLinear(DeepSeekV3):
             *pair_latent(config),
             *(pair for pairs in projections for pair in pairs),
             *(
-                Pair(f"{_ATTENTION}.{name[0]}_conv1d.weight", f"{DELTA}.{name}_taps", take_taps(0, (width,)))
+                Pair(f"{_ATTENTION}.{name[0]}_conv1d.weight", f"{DELTA}.{name}_taps", taps)
                 for name in ("query", "key", "value")
             ),
             Pair(f"{_ATTENTION}.A_log", f"{DELTA}.log_speed", _SPEED),
