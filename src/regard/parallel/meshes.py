@@ -14,10 +14,7 @@ from regard.arguments import check_kind, whole_number
 
 
 def build_mesh(
-    sizes: Mapping[str, int],
-    *,
-    outer: Mapping[str, int] | None = None,
-    devices: Sequence[Any] | None = None,
+    sizes: Mapping[str, int], *, outer: Mapping[str, int] | None = None, devices: Sequence[Any] | None = None
 ) -> Mesh:
     """Arrange devices along named axes, also those of several slices or hosts.
 

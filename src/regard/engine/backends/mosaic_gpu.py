@@ -11,12 +11,7 @@ from regard.axes import Array
 from regard.engine.backends import cudnn, tiled
 from regard.engine.call.problem import Problem
 from regard.engine.flash.preparation import statistics
-from regard.engine.hopper.kernel_calls import (
-    InterpretedSpec,
-    KernelSpec,
-    prepare,
-    trace_pairs,
-)
+from regard.engine.hopper.kernel_calls import InterpretedSpec, KernelSpec, prepare, trace_pairs
 from regard.engine.hopper.pair_programs import UnpairedError
 
 _WIDEST = 128

@@ -192,13 +192,7 @@ def _steps(sizes: Sizes, counted: tuple[int, ...], tiles: float, block: Blocking
 
 
 def _cheaper(
-    best: _Candidate,
-    lines: Lines,
-    kinds: np.ndarray,
-    group: int,
-    tuning: Tuning,
-    data_cost: float,
-    axis: int,
+    best: _Candidate, lines: Lines, kinds: np.ndarray, group: int, tuning: Tuning, data_cost: float, axis: int
 ) -> _Candidate:
     """Return what is faster, the best so far or blocks of lines of tiles of these kinds, along an axis."""
     nonempty = kinds != TileKind.EMPTY

@@ -82,11 +82,7 @@ class KernelSpec(TileSpec):
         return call
 
     def _run(
-        self,
-        name: str,
-        function: Callable[[Spec, Leaves], list[Array]],
-        in_tiles: TileSpec,
-        *operands: Array,
+        self, name: str, function: Callable[[Spec, Leaves], list[Array]], in_tiles: TileSpec, *operands: Array
     ) -> list[Array]:
         """Compute by the kernel what it gives, and in tiles the other gradients."""
         own = tuple(entry for entry in self.shapes if entry[0] in ("query", "key", "value"))
