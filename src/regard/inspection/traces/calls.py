@@ -60,7 +60,26 @@ class KnownPositions:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Call:
+class CallRecord:
+    """What is known of a call in memory and in a file alike: see `Call`."""
+
+    name: str
+    layer: int
+    kind: str
+    heads: int
+    rows: int
+    keys: int
+    query_offset: int
+    key_offset: int
+    mask: Mask | None
+    score: Score | None
+    lse: np.ndarray
+    max_score: np.ndarray
+    description: Description
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Call(CallRecord):
     """The attention of one layer, or one call of `attend`, in all heads and for one example.
 
     Args:
@@ -93,19 +112,6 @@ class Call:
         ['0.33', '0.33', '0.33', '0.00']
     """
 
-    name: str
-    layer: int
-    kind: str
-    heads: int
-    rows: int
-    keys: int
-    query_offset: int
-    key_offset: int
-    mask: Mask | None
-    score: Score | None
-    lse: np.ndarray
-    max_score: np.ndarray
-    description: Description
     problem: Problem | None = None
     query_tokens: Tokens | None = None
     key_tokens: Tokens | None = None

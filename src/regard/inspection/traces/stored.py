@@ -13,14 +13,12 @@ import numpy as np
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
 from regard.inspection.tokens import Tokens, number_sequence
-from regard.inspection.traces.calls import Call, Description, KnownPositions
+from regard.inspection.traces.calls import Call, CallRecord, KnownPositions
 from regard.inspection.traces.codec import NotDataError, Writer, wrong
 from regard.inspection.traces.predictions import Predictions
-from regard.masks import Mask
 from regard.readouts import Readout
 from regard.readouts.accumulators import PATTERNS
 from regard.readouts.reading import canonicalize_readable
-from regard.scores import Score
 
 _DEPTH = 2  # of the fields of a call: a trace, and calls in it
 _WIDEST = 1 << 16  # of a head: a page has a frequency for every other feature
@@ -43,22 +41,9 @@ class StoredProblem:
 
 
 @dataclass(frozen=True)
-class StoredCall:
+class StoredCall(CallRecord):
     """A call; tokens are numbers of sequences of the trace, and either a problem or a readout is there."""
 
-    name: str
-    layer: int
-    kind: str
-    heads: int
-    rows: int
-    keys: int
-    query_offset: int
-    key_offset: int
-    mask: Mask | None
-    score: Score | None
-    lse: np.ndarray
-    max_score: np.ndarray
-    description: Description
     problem: StoredProblem | None
     query_tokens: int | None
     key_tokens: int | None
