@@ -86,7 +86,11 @@ def observe(
         >>> out.shape, statistics["entropy"].shape
         ((4, 4), (3, 4))
     """
-    names = () if callable(measure) else _check_statistics(measure)
+    is_named = not callable(measure)
+    if is_named and (isinstance(measure, str) or not measure or not {*measure} <= {*STATISTICS}):
+        expected = f"a function, or names among {', '.join(STATISTICS)}"
+        raise ValueError(f"measure: expected {expected}; got {measure!r}")
+    names = tuple(measure) if is_named else ()
     asked = tuple(dict.fromkeys("lse" if name == "readout" else name for name in names))
 
     def run(*args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -129,14 +133,6 @@ def close_over(
         return fn(*args, **kwargs)
 
     return call, [leaves[index] for index in indices]
-
-
-def _check_statistics(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names; raise for what is no statistic."""
-    if isinstance(names, str) or not names or not set(names) <= set(STATISTICS):
-        expected = f"a function, or names among {', '.join(STATISTICS)}"
-        raise ValueError(f"measure: expected {expected}; got {names!r}")
-    return tuple(names)
 
 
 def _read(problem: Problem, extra: dict[str, Array]) -> readouts.Readout:

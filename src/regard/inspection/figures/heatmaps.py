@@ -208,8 +208,7 @@ def _panel_size(T: int, S: int, columns: int, labels: int) -> tuple[float, float
     """Return width and height in inches of one head among others: long enough for its labels."""
     width, height = cell_axes.matrix_size(T, S)
     longest = max(1.9 if columns <= 3 else 1.55, min(LABEL_PITCH * labels, LARGEST_PANEL))
-    scale = longest / max(width, height)
-    return max(scale * width, 1.05), max(scale * height, 1.05)
+    return cell_axes.scaled_size(height, width, longest, least=1.05)
 
 
 def _write_numbers(ax: Axes, image: AxesImage, matrix: NDArray, size: float, vmax: float) -> tuple[Text, ...]:
