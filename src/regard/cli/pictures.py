@@ -20,7 +20,12 @@ def draw_run(task: Task, model: Any, lines: list[metrics.Line]) -> Iterator[Pict
     """Draw every picture of one run, one at a time: a name and a drawing."""
     if lines:
         yield "curves", figures.training_curves(lines, title=f"{task.name}: training and held-out data")
-    yield from _draw_histories(task, lines)
+    for name, label in (("entropy", "Entropy (nats)"), ("max_score", "Largest logit")):
+        steps, heads, values = head_statistics.read_heads(lines, name)
+        if heads:
+            title = f"{task.name}: {label[0].lower()}{label[1:]} of every head"
+            drawing = figures.head_history(steps, heads, values, label=label, title=title)
+            yield f"heads-{name.replace('_', '-')}", drawing
     yield from task.pictures(model)
     if task.config.positions == "learned":
         # The model reads its table times sqrt(d_model).
@@ -66,17 +71,6 @@ def draw_sinusoids(d_model: int) -> Iterator[Picture]:
     table = positions.sinusoidal(POSITIONS_SHOWN, d_model)
     title = f"Sinusoidal positions, d_model = {d_model}"
     yield "sinusoidal-positions", figures.position_table(table, title=title)
-
-
-def _draw_histories(task: Task, lines: list[metrics.Line]) -> Iterator[Picture]:
-    """Draw the statistics of every head over the steps, where the run logged them."""
-    labels = {"entropy": "Entropy (nats)", "max_score": "Largest logit"}
-    for name, label in labels.items():
-        steps, heads, values = head_statistics.read_heads(lines, name)
-        if heads:
-            title = f"{task.name}: {label[0].lower()}{label[1:]} of every head"
-            drawing = figures.head_history(steps, heads, values, label=label, title=title)
-            yield f"heads-{name.replace('_', '-')}", drawing
 
 
 def shorten_name(name: str) -> str:
