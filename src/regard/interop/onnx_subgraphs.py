@@ -220,10 +220,6 @@ def _evaluate_known(node: Any, _: Cell, *arguments: Value | None) -> Value:
     return np.asarray(results[0])
 
 
-def _shape(_: Cell, value: Value, start: int = 0, end: int | None = None) -> np.ndarray:
-    return np.asarray(value.shape[start:end], np.int64)
-
-
 # Element types of tensors, numbered as in onnx.proto.
 _ELEMENTS = FLOATS | {6: np.dtype(np.int32), 7: np.dtype(np.int64), 9: np.dtype(bool)}
 
@@ -251,7 +247,7 @@ _OPERATORS: dict[str, Callable[..., Value]] = {
     "Pow": _elementwise(_raise, _reach_power),
     "Reciprocal": _elementwise(lambda _, a: 1 / a),
     "Relu": _elementwise(lambda library, a: library.maximum(a, a.dtype.type(0))),
-    "Shape": _shape,
+    "Shape": lambda _, value, start=0, end=None: np.asarray(value.shape[start:end], np.int64),
     "Sub": _named("subtract", lambda *most: sum(most)),
     "Sigmoid": _elementwise(lambda library, a: 0.5 + 0.5 * library.tanh(0.5 * a)),
 }
