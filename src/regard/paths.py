@@ -1,5 +1,6 @@
-"""Paths of files and folders, read and checked. No JAX here."""
+"""Paths of files and folders, read and checked, and files that are read or written whole. No JAX here."""
 
+import json
 import os
 import re
 import secrets
@@ -31,6 +32,15 @@ def describe_store(path: Path) -> str | None:
         f"expected a local file or folder, got {match[1]}://{match[2]}, the address of an object store;"
         " copy it there or back, or mount the bucket and give the folder where it is mounted"
     )
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the object of a JSON file; an empty one where there is none that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from regard.cli import text_models
 from regard.engine.flash import measurements
 from regard.interop import huggingface_configs
 from regard.interop.weight_files import WeightFileError, open_weights
-from regard.training import checkpoints, locks, loop, metrics, runs, tasks, token_files
+from regard.training import checkpoints, locks, loop, runs, tasks, token_files
 from regard.training.history import training_document
 from regard.training.tasks import text
 
@@ -251,7 +251,7 @@ def tokens_that_end_a_text(folder):
 
     def read(document):
         path.write_text(json.dumps(document))
-        settings = metrics.read_object(path)
+        settings = text_models.read_object(path)
         for name in ("eos_token_id", "bos_token_id"):
             text_models._read_tokens(folder, settings, name)
 

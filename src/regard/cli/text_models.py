@@ -7,7 +7,8 @@ from typing import Any
 
 from regard.cli.spelling import spell_bytes, spell_pieces
 from regard.models import Decoder, EncoderDecoder
-from regard.training import metrics, runs
+from regard.paths import read_object
+from regard.training import runs
 
 RIGHT_SOURCES = "give a run of `regard train text`, or a folder with a Hugging Face model"
 CONFIG, DEFAULTS, MODULES = "config.json", "generation_config.json", "modules.json"
@@ -52,7 +53,7 @@ def open_text_model(directory: Path) -> TextModel:
 
 def is_pretrained(directory: Path) -> bool:
     """Return whether a folder is laid out as Hugging Face's."""
-    return (directory / MODULES).is_file() or "model_type" in metrics.read_object(directory / CONFIG)
+    return (directory / MODULES).is_file() or "model_type" in read_object(directory / CONFIG)
 
 
 def _open_pretrained(directory: Path) -> TextModel:
@@ -60,7 +61,7 @@ def _open_pretrained(directory: Path) -> TextModel:
 
     loaded = huggingface.load(directory)
     model, tokenizer = loaded.model, loaded.tokenizer
-    settings = loaded.settings | metrics.read_object(loaded.directory / DEFAULTS)
+    settings = loaded.settings | read_object(loaded.directory / DEFAULTS)
     if not isinstance(model, Decoder | EncoderDecoder):
         kind = f"{loaded.kind}, which reads and does not write"
         raise ValueError(f"{directory} holds {kind}; give another model")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from regard.training import metrics, processes
+from regard.paths import read_object
+from regard.training import processes
 
 LOCK, HOLDER = ".lock", ".lock.json"
 FILES = (LOCK, HOLDER)
@@ -70,7 +71,7 @@ def _hold(directory: Path) -> Iterator[None]:
 
 def _read_holder(directory: Path) -> str:
     """Describe the holder, as far as it has said who it is."""
-    holder = metrics.read_object(directory / HOLDER)
+    holder = read_object(directory / HOLDER)
     if not {"process", "host", "since"} <= holder.keys():
         return "another process"
     return f"process {holder['process']} on {holder['host']} since {holder['since']}"

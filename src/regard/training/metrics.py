@@ -56,15 +56,6 @@ def first_nonfinite(values: Mapping[str, float]) -> str | None:
     return next((name for name, value in values.items() if not math.isfinite(value)), None)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Read the object of a JSON file; an empty one where there is none that can be read."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def replace_text(path: Path, text: str) -> None:
     """Write a file so that a reader, or a kill, sees either the old text or the new one."""
     draft = path.with_name(f".{path.name}.draft")

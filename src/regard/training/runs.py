@@ -18,7 +18,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from regard.arguments import check_kind, whole_number
-from regard.paths import read_path
+from regard.paths import read_object, read_path
 from regard.training import checkpoints, compilation, locks, metrics, run_configs, tasks
 from regard.training.run_configs import RunConfig
 
@@ -252,7 +252,7 @@ def load_run(directory: str | Path) -> tuple[tasks.Task, Any]:
 
 def is_run(directory: Path) -> bool:
     """Return True for a directory that holds a run, sound or damaged, going by its config.json."""
-    return {"task", "settings", "seed"} <= metrics.read_object(directory / "config.json").keys()
+    return {"task", "settings", "seed"} <= read_object(directory / "config.json").keys()
 
 
 def load_model(task: tasks.Task, directory: Path) -> Any:

@@ -19,7 +19,7 @@ import jax
 from regard.engine.call.problem import Problem
 from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.whole_tiles import size_tiles
-from regard.paths import replacing
+from regard.paths import read_object, replacing
 
 _LANES = 32  # sizes of tiles that vector units like
 _LEAST_SIDE = 128  # of tiles of several leading positions
@@ -227,11 +227,7 @@ def write_tuning(path: Path, tuning: Tuning) -> None:
 
     Other entries stay, and the file appears whole or not at all.
     """
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        entries = entries if isinstance(entries, dict) else {}
-    except (OSError, ValueError, RecursionError):
-        entries = {}
+    entries = read_object(path)
     default = dataclasses.asdict(default_tuning())
     own = {name: value for name, value in dataclasses.asdict(tuning).items() if value != default[name]}
     entries[device_key()] = own
