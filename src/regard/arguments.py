@@ -214,3 +214,15 @@ def evaluate(function: Callable[..., Any], *arrays: Any) -> Any:
     dtypes = (jax.dtypes.canonicalize_dtype(array.dtype) for array in arrays)
     shapes = (jax.ShapeDtypeStruct(array.shape, dtype) for array, dtype in zip(arrays, dtypes, strict=True))
     return jax.eval_shape(function, *shapes)
+
+
+def indices(name: str, value: Any, size: Any, expected: str = "a list of integers") -> Any:
+    """Return indices along an axis of this size as an int32 array; those that are known must lie within."""
+    array: Any = read_array(name, value)
+    if array.ndim != 1 or not (array.size == 0 or jnp.issubdtype(array.dtype, jnp.integer)):
+        got = f"{array.dtype} of shape {tuple(array.shape)}" if hasattr(value, "shape") else repr(value)
+        raise TypeError(f"{name}: expected {expected}, got {got}")
+    is_known = isinstance(size, int) and not isinstance(array, Tracer | jax.ShapeDtypeStruct)
+    if is_known and not np.all((np.asarray(array) >= 0) & (np.asarray(array) < size)):
+        raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {np.asarray(array).tolist()}")
+    return integers(name, array) if array.size else np.zeros(0, np.int32)

@@ -362,7 +362,7 @@ def test_tokens_refuse_what_does_not_fit():
         (lambda: make(["a", 3]), "texts: expected a list of strings", TypeError),
         (lambda: make(a, ids=[1.5]), "ids: expected integers", TypeError),
         (lambda: make(a, ids=[1, 2]), r"ids: expected one per token, shape \(1,\)"),
-        (lambda: make(a, ids=[2**40]), "ids: expected numbers that fit int32"),
+        (lambda: make(a, ids=[2**40]), "ids: expected integers that int32 holds"),
         (lambda: make(a, kind="word"), "kind: expected one of text, patches, index"),
         (lambda: make(a, patch_grid=(2, 2)), "patch_grid: expected 2 x 2 patches"),
         (lambda: make(a, picture=np.zeros((2, 2, 4))), "picture: expected shape"),

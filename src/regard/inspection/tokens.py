@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.arguments import as_array, whole_number
+from regard.arguments import as_array, integers, whole_number
 
 KINDS = ("text", "patches", "index")
 _SPACES = " \u2581\u0120"  # as byte-pair and SentencePiece vocabularies write them, too
@@ -65,14 +65,17 @@ class Tokens:
         counted = isinstance(texts, int) and not isinstance(texts, bool)
         if kind is None:
             kind = "patches" if patch_grid is not None else "index" if counted else "text"
+        if spans is not None:
+            spans = np.asarray(integers("spans", spans))
+            spans = spans if spans.size else spans.reshape((0, 2))
         values = {
             "texts": tuple(map(str, range(whole_number("texts", texts, 0)))) if counted else _texts(texts),
             "kind": kind,
             "patch_grid": None if patch_grid is None else _pair(patch_grid),
             "first_patch": whole_number("first_patch", first_patch, 0),
             "picture": None if picture is None else _picture(picture),
-            "ids": None if ids is None else _integers("ids", ids),
-            "spans": None if spans is None else _integers("spans", spans),
+            "ids": None if ids is None else np.asarray(integers("ids", ids)),
+            "spans": spans,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -169,17 +172,6 @@ def _pair(grid: Any) -> tuple[int, int]:
     if len(sizes) != 2 or not all(isinstance(n, int | np.integer) and n > 0 for n in sizes):
         raise ValueError(f"patch_grid: expected rows and columns, two numbers above 0; got {grid!r}")
     return int(sizes[0]), int(sizes[1])
-
-
-def _integers(name: str, values: Any) -> np.ndarray:
-    array = as_array(name, "integers", np.asarray, values)
-    if array.size == 0 and array.dtype.kind == "f" and not hasattr(values, "dtype"):
-        array = array.reshape((0, 2) if name == "spans" else (0,)).astype(np.int32)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name}: expected integers, got {array.dtype}")
-    if array.size and (int(array.min()) < -(2**31) or int(array.max()) >= 2**31):
-        raise ValueError(f"{name}: expected numbers that fit int32, got {array.min()}..{array.max()}")
-    return array.astype(np.int32)
 
 
 def _picture(picture: Any) -> np.ndarray:

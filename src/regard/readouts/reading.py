@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from regard.arguments import integers, read_array, whole_number
+from regard.arguments import indices, integers, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.options import ScoreOptions, check_names
@@ -22,7 +22,6 @@ from regard.engine.dispatch.explicit_axes import divided_rows, run_with_specs
 from regard.engine.softmax.score_rows import score_cells
 from regard.explicit_meshes import explicit_mesh
 from regard.manual_meshes import vary, varying_axes
-from regard.masks.grid import is_concrete
 from regard.masks.offsets import positions_of
 from regard.readouts.accumulators import NUM_BINS, PATTERNS, Norm, PerQuery, SweepConfig, SweepResults, Tokens
 from regard.readouts.counting import sink_logits, sweep
@@ -164,9 +163,9 @@ def window(
         raise ValueError("heads: expected query with a heads axis, the one before T; got rank 2")
     return weigh(
         *jax.lax.stop_gradient((problem, check_lse(problem, lse))),
-        _indices("rows", rows, problem.T),
-        _indices("columns", columns, problem.S),
-        _indices("heads", heads, problem.leading[-1] if problem.leading else 1),
+        choose_indices("rows", rows, problem.T),
+        choose_indices("columns", columns, problem.S),
+        choose_indices("heads", heads, problem.leading[-1] if problem.leading else 1),
     )
 
 
@@ -180,15 +179,11 @@ def weigh(problem: Problem, lse: Array, rows: Array, columns: Array, heads: Arra
     return jnp.exp(scores - lse[..., None])
 
 
-def _indices(name: str, index: Any, size: int) -> Any:
+def choose_indices(name: str, index: Any, size: int) -> Any:
+    """Return what an index of rows, columns or heads chooses, as an int32 array; None means all."""
     if index is None or isinstance(index, slice):
         return np.arange(size, dtype=np.int32)[slice(None) if index is None else index]
-    array: Any = read_array(name, index)
-    if array.ndim != 1 or not (array.size == 0 or jnp.issubdtype(array.dtype, jnp.integer)):
-        raise TypeError(f"{name}: expected a slice or a list of integers, got {index!r}")
-    if is_concrete(array) and not np.all((np.asarray(array) >= 0) & (np.asarray(array) < size)):
-        raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {np.asarray(array).tolist()}")
-    return integers(name, array) if array.size else np.zeros(0, np.int32)
+    return indices(name, index, size, "a slice or a list of integers")
 
 
 def canonicalize_readable(query: ArrayLike, key: ArrayLike, **options: Unpack[ScoreOptions]) -> Problem:

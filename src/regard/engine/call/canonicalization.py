@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import as_array, check_flag, evaluate, integers, read_array, read_number
+from regard.arguments import as_array, check_flag, evaluate, indices, read_array, read_number
 from regard.engine.call.options import Options, fill_in
 from regard.engine.call.problem import Problem, accumulation_dtype, broadcast_leading
 from regard.masks import Mask, from_array
 from regard.masks.alignment import place_queries, settle_positions
 from regard.masks.data import check_boolean, check_broadcast
-from regard.masks.grid import is_concrete
 from regard.scores.score import compose, split_product
 
 AUX = ("weights", "scores", "lse", "max_score", "argmax", "entropy")
@@ -260,13 +259,7 @@ def check_chosen_rows(name: str, index: Any, size: int | None, aux: tuple[str, .
         raise ValueError(f'{name}: expected "weights" or "scores" in aux, to choose from; got aux={aux}')
     if size is None:
         raise ValueError("heads: expected query with a heads axis, the one before T; got rank 2")
-    array: Any = read_array(name, index)
-    if array.ndim != 1 or not (array.size == 0 or jnp.issubdtype(array.dtype, jnp.integer)):
-        raise TypeError(f"{name}: expected a list of integers, got {_describe(index)}")
-    in_reach = is_concrete(array) and isinstance(size, int)
-    if in_reach and not np.all((np.asarray(array) >= 0) & (np.asarray(array) < size)):
-        raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {np.asarray(array).tolist()}")
-    return integers(name, array) if array.size else np.zeros(0, np.int32)
+    return indices(name, index, size)
 
 
 def _describe(value: Any) -> str:

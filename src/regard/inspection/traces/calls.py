@@ -21,6 +21,7 @@ from regard.masks import Mask
 from regard.positions import Rotary
 from regard.readouts import Readout
 from regard.readouts.accumulators import choose_block
+from regard.readouts.reading import choose_indices
 from regard.scores import Score
 
 NOT_KEPT = (
@@ -173,7 +174,7 @@ class Call(CallRecord):
         chosen = self._choose(heads)
         problem, lse = self.problem, self.lse
         if chosen == []:
-            listed = read_indices("rows", rows, self.rows), read_indices("columns", columns, self.keys)
+            listed = choose_indices("rows", rows, self.rows), choose_indices("columns", columns, self.keys)
             return np.zeros((0, *map(len, listed)), np.float32)
         if chosen is not None:
             problem, lse = take_heads(problem, chosen), self.lse[chosen]
@@ -205,10 +206,7 @@ class Call(CallRecord):
 
     def _choose(self, heads: Indices) -> list[int] | None:
         """Return the heads as a list; None, all of them."""
-        chosen = read_indices("heads", heads, self.heads)
-        wrong = [head for head in chosen if not 0 <= head < self.heads]
-        if wrong:
-            raise ValueError(f"heads: expected heads in 0..{self.heads - 1}, got {wrong}")
+        chosen = choose_indices("heads", heads, self.heads).tolist()
         return None if chosen == list(range(self.heads)) else chosen
 
     def _count(self, sizes: tuple[int, int], heads: tuple[int, ...] | None) -> Readout:
@@ -302,16 +300,6 @@ def options(problem: Problem) -> dict[str, Any]:
     """Return the options of `readouts.read` and `readouts.window` from a problem."""
     names = ("mask", "bias", "score", "scale", "sinks", "query_offset", "key_offset", "precision")
     return {name: getattr(problem, name) for name in names}
-
-
-def read_indices(name: str, index: Any, size: int) -> list[int]:
-    """Return what an index of rows, columns or heads chooses, as a list."""
-    if index is None or isinstance(index, slice):
-        return list(range(size)[index or slice(None)])
-    array = np.asarray(index)
-    if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"{name}: expected a slice or a list of integers, got {index!r}")
-    return array.reshape(-1).tolist()
 
 
 def _trust(readout: Readout, lse: np.ndarray) -> Any:

@@ -9,8 +9,9 @@ import numpy as np
 from regard import masks
 from regard.engine.call.problem import Problem
 from regard.inspection.tokens import Tokens
-from regard.inspection.traces.calls import Call, Indices, read_indices
+from regard.inspection.traces.calls import Call, Indices
 from regard.readouts import Readout
+from regard.readouts.reading import choose_indices
 
 SHORTEST = 64
 _OF_BLOCKS = ("block_mass", "block_max", "block_rows")
@@ -63,12 +64,8 @@ class PaddedCall(Call):
 
     def window(self, rows: Indices = None, columns: Indices = None, heads: Indices = None) -> np.ndarray:
         """Form weights as `Call.window`: of as many rows and columns as the next power of two."""
-        chosen = []
-        for name, selection, size in (("rows", rows, self.rows), ("columns", columns, self.keys)):
-            index = read_indices(name, selection, size)
-            if any(not 0 <= number < size for number in index):
-                raise ValueError(f"{name}: expected indices in 0..{size - 1}, got {index}")
-            chosen.append(index)
+        sides = ("rows", rows, self.rows), ("columns", columns, self.keys)
+        chosen = [choose_indices(*side).tolist() for side in sides]
         return self.whole.window(*map(_fill, chosen), heads)[:, : len(chosen[0]), : len(chosen[1])]
 
     def permit(self, rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
