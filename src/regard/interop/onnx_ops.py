@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard import linear
-from regard.arguments import check_kind, whole_number
+from regard.arguments import check_kind, integers, whole_number
 from regard.axes import Array, ArrayLike
 from regard.interop.onnx_softmax import AttentionOutputs as AttentionOutputs
 from regard.interop.onnx_softmax import attention as attention
@@ -93,9 +93,7 @@ def _per_token(name: str, cache: ArrayLike, position_ids: ArrayLike | None, rows
         if array.shape[:2] != rows:
             raise ValueError(f"{name}: expected one row per token, {rows}; got shape {array.shape}")
         return array
-    index = jnp.asarray(position_ids)
-    if not jnp.issubdtype(index.dtype, jnp.integer):
-        raise TypeError(f"position_ids: expected integers, got {index.dtype}")
+    index = integers("position_ids", position_ids)
     if index.shape != rows:
         raise ValueError(f"position_ids: expected one row of the table per token, {rows}; got {index.shape}")
     return jnp.where((index < 0)[..., None], jnp.nan, jnp.take(array, index, axis=0, mode="fill"))
