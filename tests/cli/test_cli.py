@@ -33,6 +33,8 @@ def test_errors_that_are_expected_are_mistakes_but_not_a_reader_that_leaves():
         told = BrokenPipeError if error is BrokenPipeError else UsageError
         with pytest.raises(told, match="no such disk"), expected_errors():
             raise error("no such disk")
+    with pytest.raises(UsageError, match=r"^ro/x\.regard: no such disk; name one"), expected_errors():
+        raise PermissionError(13, "no such disk", "ro/.x.regard.93891afb.draft")
 
 
 LIGHT = """
@@ -248,8 +250,7 @@ def test_a_step_is_described_by_its_metrics_rate_and_time_left():
 
 
 def test_a_sparkline_shows_the_range():
-    assert draw_sparkline([0.0, 7.0]) == "▁█"
-    assert draw_sparkline([3.0, float("nan"), 3.0]) == "▁▁"
+    assert [draw_sparkline(row) for row in ([0.0, 7.0], [3.0, float("nan"), 3.0])] == ["▁█", "▁▁"]
     assert len(draw_sparkline([float(step) for step in range(1000)], width=60)) == 60
 
 

@@ -31,15 +31,13 @@ def refuse(directory, error, message, **options):
 def test_a_new_directory_starts_from_scratch(tmp_path):
     for directory, resume in ((tmp_path / "missing", "never"), (tmp_path, "auto")):
         run = runs.open_run(directory, tiny_copy(), resume=resume, seed=2**63 - 1)
-        assert run.start is None
-        assert not run.is_finished
+        assert (run.start, run.is_finished) == (None, False)
     assert not (tmp_path / "missing").exists(), "opening writes nothing"
 
 
 def test_a_run_directory_holds_settings_metrics_and_checkpoints(whole):
     directory = whole[0]
-    files = sorted(path.name for path in directory.iterdir())
-    assert files == ["checkpoints", "config.json", "metrics.jsonl"]
+    assert {path.name for path in directory.iterdir()} == {"checkpoints", "config.json", "metrics.jsonl"}
     config = json.loads((directory / "config.json").read_text())
     assert (config["task"], config["seed"], config["versions"]["jax"]) == ("copy", 0, jax.__version__)
     assert tasks.from_settings("copy", config["settings"]) == tiny_copy()
@@ -51,8 +49,7 @@ def test_other_settings_are_listed_and_refused(run):
     message = refuse(run, RunError, "holds another run", task=other, seed=3)
     for told in ("optimization.steps: it has 17, asked for 23", "length: it has 3, asked for 5", "--force"):
         assert told in message
-    assert "seed: it has 0, asked for 3" in message
-    assert "vocab_size" not in message
+    assert ("seed: it has 0, asked for 3" in message, "vocab_size" in message) == (True, False)
     refuse(run, RunError, "holds a run already", resume="never")
 
 
@@ -82,12 +79,15 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_is_written(run
     shutil.rmtree(run / "checkpoints")
     checkpoints.save(run / "checkpoints", 9, arrays, {})
     before = snapshot(run)
-    message = r"another model or optimizer:\n.*float32\[6, 13\], found float32\[8, 13\]"
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=r"optimizer:\n.*float32\[6, 13\], found float32\[8, 13\]"):
         train(run, tiny_copy())
     with pytest.raises(CheckpointError, match="another model"):
         runs.load_run(run)
     assert snapshot(run) == before
+    params, average = ({name: {"w": np.ones(2)}} for name in ("params", "average"))
+    for state, template in ((params, params | average), (params | average, params)):
+        with pytest.raises(CheckpointError, match=r"holds (no .*leave out|a .*give the) ema_decay"):
+            checkpoints.fit(checkpoints.load(checkpoints.save(run / str(len(state)), 1, state, {})), template)
 
 
 def test_force_deletes_the_run_and_nothing_else(run):
@@ -149,8 +149,7 @@ def test_a_branch_goes_on_elsewhere_with_other_settings_of_training(whole, half,
 
 
 def test_a_branch_needs_a_checkpoint_of_the_same_model(half, tmp_path):
-    out = tmp_path / "out"
-    out.mkdir()
+    (out := tmp_path / "out").mkdir()
     refuse(out, RunError, "is not a Regard run", resume=str(tmp_path / "nowhere"))
     refuse(out, RunError, "length: it has 3, asked for 5", resume=str(half), task=tiny_copy(length=5))
     refuse(out, RunError, "is at step 9 already", resume=str(half), task=tiny_copy(steps=9))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.training.metrics import replace_nonfinite
@@ -27,6 +30,11 @@ LABEL_WIDTH = 11
 _UNSEEN = (*range(128, 160), 0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 VISIBLE |= dict.fromkeys(_UNSEEN, 0xFFFD)
+_SYSTEM_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; free some space"),
+    errno.EROFS: "; name a place where you may write",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "; name one that you may read and write"),
+}
 
 
 class UsageError(Exception):
@@ -48,8 +56,22 @@ def expected_errors() -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise  # the reader has seen enough; `main` knows
-    except (ValueError, TypeError, ImportError, OSError, OverflowError) as error:
+    except OSError as error:
+        raise UsageError(_describe_refusal(error)) from error
+    except (ValueError, TypeError, ImportError, OverflowError) as error:
         raise UsageError(str(error)) from error
+
+
+def _describe_refusal(error: OSError) -> str:
+    """Describe what the system refused, by the name of the file that was asked for."""
+    if error.strerror is None:
+        return str(error)
+    remedy = _SYSTEM_REMEDIES.get(error.errno or 0, "")
+    if error.filename is None:
+        return f"{error.strerror}{remedy}"
+    path = Path(os.fsdecode(error.filename))
+    draft = re.fullmatch(r"\.(.+?)(\.[0-9a-f]{8})?\.draft", path.name)  # what is written first
+    return f"{path.with_name(draft[1]) if draft else path}: {error.strerror}{remedy}"
 
 
 @contextmanager

@@ -225,6 +225,10 @@ def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "", places: Any 
     """
     expected = {f"{prefix}{name}": (leaf.shape, leaf.dtype) for name, leaf in _leaves(template).items()}
     saved = {name: kind for name, kind in checkpoint.kinds.items() if name.startswith(prefix)}
+    if not prefix and len(expected) != len(saved) and _drop_average(expected) == _drop_average(saved):
+        remedy = "leave out ema_decay" if len(expected) > len(saved) else "give the ema_decay of its run"
+        holds = "no" if len(expected) > len(saved) else "a"
+        raise CheckpointError(f"{checkpoint.path} holds {holds} moving average of the parameters; {remedy}")
     differences = [
         f"  {name}: expected {_describe(expected.get(name))}, found {_describe(saved.get(name))}"
         for name in sorted(expected.keys() | saved.keys())
@@ -322,3 +326,8 @@ def _sync_folder(directory: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _drop_average(kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays of a state without those of its moving average."""
+    return {name: kind for name, kind in kinds.items() if not name.startswith("average/")}
