@@ -182,10 +182,7 @@ def test_what_does_not_fit_is_refused():
         (lambda: layer(x[:1], cache=cache), "cache: expected the layer's own and x"),
         (lambda: layer(x, counts=[1, 1]), "counts: .* padding at the end of rows needs nothing"),
         (lambda: layer(x, cache=cache, segments=[0]), "segments: expected None with a cache"),
-        (
-            lambda: layer(jnp.ones((2, 10, 24)), cache=cache),
-            r"at most 9 tokens .* got \[10, 10\] with",
-        ),
+        (lambda: layer(jnp.ones((2, 10, 24)), cache=cache), r"at most 9 tokens .* got \[10, 10\] with"),
         (
             lambda: build_drawn(CompressedAttention, 24, 5, **SIZES, compress_rate=2),
             "output_groups: expected a",

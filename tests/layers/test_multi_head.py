@@ -250,11 +250,7 @@ def test_wrong_shapes_name_the_argument():
             trace(layer, *(None if shape is None else np.zeros(shape, np.float32) for shape in shapes))
     for options, error, message in (
         ({}, TypeError, r"query: expected a floating-point array, got int32"),
-        (
-            {"mask": np.ones((1, B, H, T, T), bool)},
-            ValueError,
-            r"mask: expected shape \(T, S\), \(\*B,",
-        ),
+        ({"mask": np.ones((1, B, H, T, T), bool)}, ValueError, r"mask: expected shape \(T, S\), \(\*B,"),
         ({"mask": np.zeros((T, T), np.float32)}, TypeError, "bias="),
     ):
         with pytest.raises(error, match=message):

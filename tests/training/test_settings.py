@@ -67,10 +67,7 @@ def test_values_out_of_range_are_named():
             lambda: settings.DecoderSizes(dense_layers=(4,)),
             r"must be below num_layers, got dense_layers=\(4,",
         ),
-        (
-            lambda: settings.DecoderSizes(expert_scale=2.0),
-            "expert_scale is of models with num_experts, got",
-        ),
+        (lambda: settings.DecoderSizes(expert_scale=2.0), "expert_scale is of models with num_experts, got"),
         (lambda: settings.DecoderSizes(delta_heads=2), "delta_heads is of mixers of the delta rule, got del"),
         (lambda: settings.DecoderSizes(experts_per_token=2), "at most num_experts, got experts_per_token=2"),
         (lambda: settings.Optimization(learning_rate=0), "learning_rate must be above 0"),
