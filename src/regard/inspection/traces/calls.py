@@ -62,7 +62,7 @@ class KnownPositions:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CallRecord:
-    """What is known of a call in memory and in a file alike: see `Call`."""
+    """Hold what is known of a call, in memory and in a file alike: see `Call`."""
 
     name: str
     layer: int
