@@ -106,6 +106,7 @@ def test_what_is_no_folder_is_refused_before_the_work(folder, tmp_path, capsys, 
         ([tmp_path / "it is kept.regard"], f"shown by: regard view '{tmp_path / 'it is kept.regard'}'"),
         ([tmp_path / "nowhere"], "there is no"),
         ([folder, "--save", tmp_path], "is a folder; give a file in it"),
+        ([folder, "--save", tmp_path / "README.md"], "--save: expected nothing, or a trace that may be repl"),
     ):
         code, _, errors = run(capsys, "--out", tmp_path / "out", *words)
         assert (code, message in errors) == (2, True), errors

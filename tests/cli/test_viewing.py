@@ -120,7 +120,7 @@ def test_inspect_refuses_what_makes_no_sense_for_a_run(copied, tmp_path, capsys)
         ("--text some", "--text is for models that read text; copy reads examples of its own"),
         ("--layer 0", "--word and --layer are for pretrained models of text"),
         ("--keep-qk", "give --save FILE.regard too"),
-        ("--save nowhere/x.regard", "there is no folder nowhere"),
+        ("--save nowhere/x.regard", "--save: expected a folder at nowhere, there is none"),
     ):
         assert main(["inspect", str(copied), "--out", str(tmp_path / "out"), *words.split()]) == 2
         assert message in capsys.readouterr().err

@@ -17,6 +17,7 @@ from regard.cli.commands import Inspect
 from regard.cli.console import Console, UsageError, expected_errors, new_table
 from regard.cli.pictures import Picture, draw_trace, save_pictures, shorten_name
 from regard.inspection import Trace, figures
+from regard.inspection.traces.files import check_target
 from regard.inspection.words import WordReading, join_pieces
 from regard.models import Decoder
 from regard.training import history, runs
@@ -92,8 +93,11 @@ def _check_arguments(command: Inspect, out: Path) -> None:
     if command.save is not None and command.save.is_dir():
         file = command.save / "trace.regard"
         raise UsageError(f"--save: {command.save} is a folder; give a file in it, such as {file}")
-    if command.save is not None and not command.save.parent.is_dir():
-        raise UsageError(f"--save: there is no folder {command.save.parent}")
+    if command.save is not None:
+        try:
+            check_target(command.save)
+        except OSError as error:
+            raise UsageError(str(error).replace("path:", "--save:", 1)) from error
     if command.model is not None and not command.model.is_dir():
         is_file = command.model.is_file()
         problem = f"{command.model} is a file" if is_file else f"there is no {command.model}"

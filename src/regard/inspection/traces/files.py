@@ -28,7 +28,7 @@ _MEMBER = re.compile(r"arrays/([a-z0-9_]{1,64})(\.bfloat16)?\.npy")  # NumPy its
 def write_archive(path: Any, meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Path:
     """Write plain data and arrays, named by letters and digits, as a file of a trace, whole or not at all."""
     path = read_path("path", path)
-    _check_target(path)
+    check_target(path)
     head = {"format": FORMAT, "version": VERSION, "trace": meta}
     text = json.dumps(head, sort_keys=True, allow_nan=False, separators=(",", ":"))
     with replacing(path) as draft, draft.open("xb") as file, zipfile.ZipFile(file, "w") as archive:
@@ -90,7 +90,7 @@ def _entry(name: str, array: np.ndarray) -> zipfile.ZipInfo:
     return entry
 
 
-def _check_target(path: Path) -> None:
+def check_target(path: Path) -> None:
     """Raise where there is anything but a trace, of whatever version, or no folder."""
     if not path.exists():
         if not path.parent.is_dir():
