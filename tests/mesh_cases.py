@@ -95,7 +95,7 @@ def make_mesh(**axes):
 
 def draw(*shapes, dtype=jnp.float32, seed=11):
     rng = np.random.default_rng(seed)
-    return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+    return [jnp.asarray(rng.normal(size=shape).astype(dtype), dtype) for shape in shapes]
 
 
 # Ways to run a call: the function, and what it is given besides.

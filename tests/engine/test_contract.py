@@ -35,7 +35,7 @@ class Case:
 
     def arrays(self):
         rng = np.random.default_rng(7)
-        draw = lambda shape: jnp.asarray(rng.normal(size=shape) * self.size, self.dtype)
+        draw = lambda shape: jnp.asarray((rng.normal(size=shape) * self.size).astype(self.dtype), self.dtype)
         query, key, value = draw(self.query), draw(self.key), draw(self.value)
         bias = None if self.bias is None else draw(self.bias)
         if self.bias_drops:

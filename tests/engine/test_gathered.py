@@ -27,7 +27,7 @@ def tabulate(lists, keys=S, group=1):
 
 def draw(leading, heads, rows=T, keys=S, dtype=float):
     shapes = (*leading, rows, 7), (*leading[:-1], *heads, keys, 7), (*leading[:-1], *heads, keys, 5)
-    return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+    return [jnp.asarray(rng.normal(size=shape).astype(dtype), dtype) for shape in shapes]
 
 
 two, row_ids = masks.segments(np.arange(T) // 20, np.arange(S) // 40), rng.integers(0, 99, (2, T))

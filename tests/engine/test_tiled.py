@@ -21,7 +21,8 @@ in_small_tiles = functools.partial(tiled.run, forward=Blocking(3, 2), backward=B
 
 def draw(*shapes, dtype=None):
     rng = np.random.default_rng(17)
-    return [jnp.asarray(rng.normal(size=shape), dtype or jnp.float32) for shape in shapes]
+    dtype = dtype or jnp.float32
+    return [jnp.asarray(rng.normal(size=shape).astype(dtype), dtype) for shape in shapes]
 
 
 def assert_close(actual, expected, rtol=2e-5, atol=2e-5):

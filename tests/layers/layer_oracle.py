@@ -175,6 +175,6 @@ def build_drawn(kind, /, *sizes, seed=0, **options):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.key(number)
         drawn = rng.normal(size=leaf.shape) * 0.5 if jnp.issubdtype(leaf.dtype, jnp.inexact) else 0
-        return jnp.asarray(np.broadcast_to(drawn, leaf.shape), leaf.dtype)
+        return jnp.asarray(np.broadcast_to(drawn, leaf.shape).astype(leaf.dtype), leaf.dtype)
 
     return nnx.merge(graph, tree.unflatten([fill(*pair) for pair in enumerate(leaves)]))
