@@ -148,7 +148,7 @@ def test_readouts_are_counted_once_and_heads_are_checked():
     short = padded.PaddedCall.cut(call, 3, inspection.Tokens(3))
     no_index = "expected a slice or a list of integers, got"
     check_refusals(
-        (lambda: call.window(heads=[6]), r"heads: expected heads in 0\.\.5"),
+        (lambda: call.window(heads=[6]), r"heads: expected indices in 0\.\.5"),
         (lambda: call.window(rows=[11]), r"rows: .* in 0\.\.10"),
         (lambda: call.window(heads=["a"]), f"^heads: {no_index}", TypeError),
         (lambda: call.window(rows=np.ones(11, bool)), f"^rows: {no_index}", TypeError),
