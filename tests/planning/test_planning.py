@@ -385,6 +385,7 @@ def test_what_is_spread_evenly_is_the_least_of_a_step():
         least = model.find_least(step.candidate.devices)
         assert 1 - 1e-9 < step.seconds_of["products"] / least.seconds < most
         assert 0.1 < least.bytes / sum(step.held.values()) < 1
+        assert model.find_least(10).bytes == pytest.approx(model.find_least(1).bytes / 10)
 
 
 def test_windows_of_a_step_are_weighed_each():
