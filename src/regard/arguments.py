@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.export import is_symbolic_dim
 
 LARGEST = np.iinfo(np.int32).max  # positions lie below: as a bound, it is none
 Guided = TypeVar("Guided", bound=Callable[..., Any])
@@ -148,7 +149,8 @@ def read_array(name: str, value: Any, dtype: Any = None) -> Any:
         return value
     if hasattr(value, "dtype"):
         return as_array(name, "an array", np.asarray, value)
-    is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))  # of a list
+    # A list may hold them, too. A symbolic size is known where an exported program is called.
+    is_traced = any(isinstance(leaf, Tracer) or is_symbolic_dim(leaf) for leaf in jax.tree.leaves(value))
     array: Any = as_array(name, "an array", jnp.asarray if is_traced else np.asarray, value, dtype)
     return array if array.size or dtype is not None else array.astype(np.int32)
 

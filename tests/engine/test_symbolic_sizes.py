@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import export
 
-from regard import attend, explain, linear, masks, scores
+from regard import attend, explain, linear, masks, readouts, scores
 from regard.engine.backends.symbolic import ROWS
 
 B, K, T, S = export.symbolic_shape("B, K, T, S")
@@ -128,6 +128,38 @@ def test_nan_beyond_reach_stays_where_it_is_in_a_short_last_block():
     output = program(shapes_of(), shapes_of(length=S)).call(query, key.at[ROWS + 3 :].set(jnp.nan))
     expected = attend(query, key, key, mask=masks.causal(), query_offset=0)
     np.testing.assert_allclose(output, expected, rtol=2e-4, atol=2e-5)
+
+
+def test_symbols_are_offsets_lengths_and_prefixes():
+    def look(query, key):
+        num_queries, num_keys = query.shape[0], key.shape[0]
+        mask = masks.causal() & masks.lengths(num_keys - 2) | masks.prefix(num_keys - 60)
+        return attend(query, key, key, mask=mask, query_offset=num_keys - num_queries)
+
+    query, key = (jax.random.normal(jax.random.key(0), (length, D)) for length in (5, 71))
+    output = export.export(jax.jit(look))(shapes_of(), shapes_of(length=S)).call(query, key)
+    np.testing.assert_allclose(output, look(query, key), rtol=2e-4, atol=2e-5)
+
+
+def test_an_indexer_chooses_among_any_number_of_keys():
+    def choose(query, key):
+        options = {"mask": masks.causal(), "query_offset": 2}
+        chosen = readouts.choose_keys(query, key, count=4, **options)
+        pair = {"attention": (query, key[:, None])}
+        divergence = readouts.index_divergence(query, key, **pair, **options)
+        return chosen, divergence, readouts.index_divergence(query, key, **pair, indices=chosen)
+
+    program = export.export(jax.jit(choose))(shapes_of(B, 2), shapes_of(B, length=S))
+    for num_keys in (3, 11):
+        rng = np.random.default_rng(num_keys)
+        query, key = (rng.standard_normal((3, *shape, D), np.float32) for shape in ((2, 5), (num_keys,)))
+        chosen, *nats = program.call(query, key)
+        expected, *expected_nats = choose(query, key)
+        np.testing.assert_array_equal(chosen[..., : expected.shape[-1]], expected)
+        assert np.all(chosen[..., num_keys:] == -1)
+        np.testing.assert_allclose(nats, expected_nats, rtol=2e-4, atol=2e-5)
+    with pytest.raises(NotImplementedError, match="expected sizes known before tracing"):
+        jax.eval_shape(readouts.read, shapes_of(B, 2), shapes_of(B, 2))
 
 
 def test_memory_of_gradients_is_linear_in_the_length():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax import export
 
 import drawn_weights
 from layer_oracle import assert_refused, build_drawn
@@ -158,6 +159,12 @@ def test_a_narrow_layer_keeps_its_dtype(wide):
         out, seen = jax.eval_shape(lambda x, layer=layer: layer(x, cache=layer.start_cache(2, 9)), x)
         assert (out.dtype, seen["cache"].recent.dtype) == (jnp.bfloat16, jnp.bfloat16)
         assert jax.eval_shape(layer, x[0]).shape == (2, 24)
+        sizes = export.symbolic_shape("batch, length", constraints=["length >= 5"])
+        symbols = jax.ShapeDtypeStruct((*sizes, 24), np.float32)
+        symbolic_ids = jax.ShapeDtypeStruct(sizes, np.int32)
+        read = lambda x, ids, layer=layer: layer(x, segments=ids)
+        assert jax.eval_shape(read, symbols, symbolic_ids).shape == symbols.shape
+        assert jax.eval_shape(layer, symbols).shape == symbols.shape
         ids = jnp.zeros((0, 0), jnp.int32)
         assert jax.eval_shape(layer, x[:0, :0], segments=ids).shape == (0, 0, 24)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax import export
 
 from layer_oracle import assert_refused, build_drawn, compiled, draw
 from regard import masks
@@ -47,6 +48,12 @@ def test_an_empty_cache_holds_what_the_layer_computes():
         assert jax.eval_shape(read).value.dtype == jnp.float32
         out, seen = jax.eval_shape(lambda: layer(jnp.ones((7, 24)), aux=("weights",)))
     assert (out.shape, seen["weights"].shape) == ((7, 24), (3, 7, 7))
+
+
+def test_an_indexer_takes_symbolic_sizes():
+    x = jax.ShapeDtypeStruct((*export.symbolic_shape("batch, length"), 24), np.float32)
+    layer = build_small(index_count=4, index_heads=19, index_dim=3)
+    assert jax.eval_shape(functools.partial(layer, mask=masks.causal()), x).shape == x.shape
 
 
 def test_what_does_not_fit_is_refused():

@@ -331,7 +331,7 @@ def test_another_number_of_heads_is_another_layer_under_jit():
 
 
 def test_empty_rows_and_nan_in_masked_memory_stay_out():
-    layer, x, lengths = build(memory_width=W), draw(37, B, T, M), np.array([0, 4])
+    layer, x, lengths = build(memory_width=W, query_key_norm=True), draw(37, B, T, M), np.array([0, 4])
     memory = draw(38, B, S, W)
     memory[0], memory[1, 4:] = np.nan, np.inf
 

@@ -13,7 +13,7 @@ from flax import nnx
 from regard import masks
 from regard.arguments import guided, integers, whole_number
 from regard.attention import attend, merge
-from regard.axes import Array, ArrayLike
+from regard.axes import Array, ArrayLike, Size
 from regard.cache.rows import divide_rows, row_integers
 from regard.engine.call.hooks import called_by
 from regard.layers.choices import check_counts, check_initializers, check_kind, check_options, check_rotary
@@ -310,7 +310,7 @@ def _attend(query: Array, key: Array, **options: Any) -> tuple[Array, Array]:
     return output, aux["lse"]
 
 
-def _number_documents(segments: ArrayLike, leading: tuple[int, ...], length: int) -> Array:
+def _number_documents(segments: ArrayLike, leading: tuple[Size, ...], length: Size) -> Array:
     """Return numbers of the documents, in order from 0, with as many leading axes as x."""
     ids = integers("segments", segments)
     check_rows("segments", ids.shape[:-1], leading)

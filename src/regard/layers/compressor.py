@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from regard.arguments import LARGEST
-from regard.axes import Array, ArrayLike, Float, Int
+from regard.axes import Array, ArrayLike, Float, Int, Size
 from regard.layers.residual import build_norm
 from regard.positions import Rotary
 
@@ -30,7 +30,7 @@ class Blocks(NamedTuple):
         return self.ends - (self.size - 1)
 
     @classmethod
-    def lay(cls, length: int, size: int) -> Blocks:
+    def lay(cls, length: Size, size: int) -> Blocks:
         """Lay blocks over a whole sequence, one after the other."""
         number = jnp.arange(length // size, dtype=jnp.int32)
         return cls(size, number * size + (size - 1), number > 0)

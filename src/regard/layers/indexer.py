@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.export import is_symbolic_dim
 
 from regard import masks, readouts
 from regard.axes import Array, ArrayLike
@@ -59,7 +60,7 @@ class Indexer(nnx.Module):
         self, x: Array, source: Array, index: ArrayLike, key: Array, mask: Mask | None, **offsets: Any
     ) -> Mask | None:
         """Return the mask of the keys that are chosen among those that the mask keeps, joined with it."""
-        if key.shape[-2] <= self.count:
+        if _is_all(key, self.count):
             return mask
         query = self._turn(split_heads(self.query_projection(source), self.num_heads), index)
         return _choose(query, key, self.weight_projection(x), self.count, mask, **offsets)
@@ -94,11 +95,16 @@ class BlockIndexer(nnx.Module):
         self, x: Array, source: Array, index: ArrayLike, entries: Array, mask: Mask, **places: Any
     ) -> Mask | None:
         """Return the mask of the entries that are chosen among those that the mask keeps, joined with it."""
-        if entries.shape[-2] <= self.count:
+        if _is_all(entries, self.count):
             return mask
         query = split_heads(self.query_projection(source), self.num_heads)
         query = turn_tail(query, index, self.compressor.rotary, self.compressor.rotary_dim)
         return _choose(query, entries, self.weight_projection(x), self.count, mask, **places)
+
+
+def _is_all(key: Array, count: int) -> bool:
+    """Return whether so many keys are all; of a symbolic number of keys, that is not known."""
+    return not is_symbolic_dim(key.shape[-2]) and key.shape[-2] <= count
 
 
 def _choose(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -237,7 +238,7 @@ class MultiHeadAttention(nnx.Module):
         elif key is None:
             key_positions = query_positions if key_positions is None else key_positions
             leading, query = query_leading, jax.lax.broadcast_to_rank(query, 3)
-            memory = self._project(query, query, nnx.Linear.__call__)
+            memory = self._project(query, query, operator.call)
         else:
             key = check_features("key", key, self.memory_width)
             value = key if value is None else check_features("value", value, self.memory_width)
@@ -296,14 +297,14 @@ class MultiHeadAttention(nnx.Module):
         """Project keys and values into heads, before positions."""
         key = split_heads(project(self.key_projection, key), self.num_key_heads)
         value = split_heads(project(self.value_projection, value), self.num_key_heads)
-        return Memory(key if self.key_norm is None else self.key_norm(key), value)
+        return Memory(key if self.key_norm is None else project(self.key_norm, key), value)
 
 
-def project_memory(linear: nnx.Linear, memory: Float[Array, "*B S W"]) -> Float[Array, "*B S X"]:
-    """Project a memory; a row that is not finite becomes NaN, and gives the kernel no gradient."""
+def project_memory(layer: nnx.Linear | nnx.RMSNorm, memory: Float[Array, "*B S W"]) -> Float[Array, "*B S X"]:
+    """Project a memory; a row that is not finite becomes NaN, and gives the layer no gradient."""
     # A kernel's gradient is input times gradient, and NaN times the 0 of a masked row would be NaN.
     finite = jnp.all(jnp.isfinite(memory), axis=-1, keepdims=True)
-    return jnp.where(finite, linear(jnp.where(finite, memory, jnp.zeros_like(memory))), jnp.nan)
+    return jnp.where(finite, layer(jnp.where(finite, memory, jnp.zeros_like(memory))), jnp.nan)
 
 
 def check_features(name: str, x: Any, width: int) -> Array:

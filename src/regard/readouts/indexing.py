@@ -9,10 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 from jax.sharding import PartitionSpec
 
 from regard.arguments import guided, integers, read_number, whole_number
-from regard.axes import Array, ArrayLike, Float, Int
+from regard.axes import Array, ArrayLike, Float, Int, Size
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.problem import Problem, accumulation_dtype
 from regard.engine.dispatch.explicit_axes import run_with_specs
@@ -21,6 +22,7 @@ from regard.masks.grid import Grid
 from regard.masks.spans import Span
 
 MOST_SCORES = 1 << 22  # of a step
+_SYMBOLIC_ROWS = 128  # of a step, where other sizes are known only when an exported program is called
 
 
 @guided
@@ -55,8 +57,9 @@ def choose_keys(
         query_offset, key_offset, query_positions, key_positions: as in `attend`.
 
     Returns:
-        int32 rows of key, ascending, `count` of them or S; -1 stands at the end where the mask keeps fewer,
-        or scores are NaN or -inf. Of equal scores the smaller row is chosen.
+        int32 rows of key, ascending, `count` of them or S (`count` where S is a symbol of `jax.export`); -1
+        stands at the end where the mask keeps fewer, or scores are NaN or -inf. Of equal scores the smaller
+        row is chosen.
 
     Raises:
         TypeError, ValueError: as `attend`; a count below 1, weights that do not fit.
@@ -77,7 +80,8 @@ def choose_keys(
     offsets = {"query_offset": query_offset, "key_offset": key_offset}
     positions = {"query_positions": query_positions, "key_positions": key_positions}
     problem = _pair_tokens(inputs, mask, **offsets, **positions)
-    choose = partial(_choose, count=min(whole_number("count", count, 1), problem.S))
+    count = whole_number("count", count, 1)
+    choose = partial(_choose, count=count if is_symbolic_dim(problem.S) else min(count, problem.S))
     return run_with_specs(choose, (*inputs, problem), _divide_rows(inputs[0]))
 
 
@@ -270,6 +274,7 @@ def _choose(query: Array, key: Array, weights: Any, scale: Any, problem: Problem
     *leading, _, length, _ = query.shape
     if 0 in (*query.shape[:-1], problem.S):
         return jnp.zeros((*leading, length, count), jnp.int32)
+    spare = count if is_symbolic_dim(problem.S) else 0  # there may be fewer keys than are chosen
 
     def step(rows: dict[str, Array]) -> Array:
         # Read where they lie: without a gradient, no copy is needed.
@@ -279,7 +284,9 @@ def _choose(query: Array, key: Array, weights: Any, scale: Any, problem: Problem
         scores = _score("...td,...sd->...ts", queries, key, row_weights, scale)
         keep = _keep(problem, rows)
         scores = scores if keep is None else jnp.where(keep, scores, -jnp.inf)
-        best, chosen = jax.lax.top_k(jnp.where(jnp.isnan(scores), -jnp.inf, scores), count)
+        scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
+        padding = [(0, 0)] * (scores.ndim - 1) + [(0, spare)]
+        best, chosen = jax.lax.top_k(jnp.pad(scores, padding, constant_values=-jnp.inf), count)
         chosen = jnp.sort(jnp.where(best == -jnp.inf, problem.S, chosen.astype(jnp.int32)), -1)
         return jnp.where(chosen == problem.S, -1, chosen)
 
@@ -287,15 +294,16 @@ def _choose(query: Array, key: Array, weights: Any, scale: Any, problem: Problem
 
 
 def _map_rows(
-    step: Callable[[dict[str, Array]], Array], length: int, size: int, **arrays: Array | None
+    step: Callable[..., Array], length: Size, size: Size, least: int = 1, **arrays: Array | None
 ) -> Array:
-    """Join what `step` makes of `size` rows of the arrays, (..., T, x) or weights (..., T), at a time.
+    """Join what `step` makes of `size` rows, at least `least`, of the arrays at a time.
 
-    `step` gets their numbers too, as "number". The last rows take up some of those before. Backward, each
-    step is computed once more.
+    Arrays are (..., T, x), weights (..., T); `step` gets rows' numbers too, as "number". The last rows take
+    up some of those before. Backward, each step is computed once more.
     """
     columns = {name: array for name, array in arrays.items() if array is not None}
-    size = min(max(size, 1), length)
+    size = _SYMBOLIC_ROWS if is_symbolic_dim(size) else max(size, least)
+    size = 1 if is_symbolic_dim(length) else min(size, length)
     if "weights" in columns:
         columns["weights"] = columns["weights"][..., None]
     first = jnp.minimum(jnp.arange(0, length, size, dtype=jnp.int32), length - size)
@@ -338,8 +346,7 @@ def _score_chosen(query: Array, key: Array, weights: Any, scale: Any, chosen: Ar
         return jnp.where((rows["chosen"] >= 0) & (rows["chosen"] < num_keys), scores, -jnp.inf)
 
     chosen = jnp.broadcast_to(chosen, (*query.shape[:-3], length, choices))
-    size = max(num_keys // choices, 8)
-    return _map_rows(step, length, size, query=query, weights=weights, chosen=chosen)
+    return _map_rows(step, length, num_keys // choices, 8, query=query, weights=weights, chosen=chosen)
 
 
 @jax.jit
@@ -351,7 +358,7 @@ def _diverge(inputs: Any, attention: Any, attention_scale: Any, chosen: Any, pro
     choices = problem.S if chosen is None else chosen.shape[-1]
     if 0 in (*leading, length, choices):
         return jnp.zeros((*leading, length), sums)
-    size = MOST_SCORES // (math.prod(leading) * choices) if chosen is None else max(problem.S // choices, 8)
+    size = MOST_SCORES // (math.prod(leading) * choices) if chosen is None else problem.S // choices
     subscripts = "...td,...sd->...ts" if chosen is None else "...td,...tcd->...tc"
     chosen = None if chosen is None else jnp.broadcast_to(chosen, (*leading, length, choices))
 
@@ -367,7 +374,7 @@ def _diverge(inputs: Any, attention: Any, attention_scale: Any, chosen: Any, pro
         return terms.sum(-1, keepdims=True)
 
     columns = {"query": query, "weights": weights, "chosen": chosen, "attention_query": attention_query}
-    return _map_rows(step, length, size, **columns)[..., 0]
+    return _map_rows(step, length, size, 1 if chosen is None else 8, **columns)[..., 0]
 
 
 def _average_weights(subscripts: str, rows: Any, key: Array, scale: Any, keep: Any) -> Array:

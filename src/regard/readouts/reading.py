@@ -80,6 +80,7 @@ def read(
         TypeError: as `attend`; tokens that are not integers.
         ValueError: as `attend`; a missing query_offset or query_tokens, a shape that does not fit, a top_k
             beyond the keys.
+        NotImplementedError: symbolic sizes, of a program to be exported.
 
     Example:
         >>> import jax.numpy as jnp
@@ -95,6 +96,11 @@ def read(
         them instead of differentiating them is ours.
     """
     problem = canonicalize_readable(query, key, **options)
+    if problem.is_symbolic:
+        raise NotImplementedError(
+            "query, key: expected sizes known before tracing, as weights are counted in tiles of them; got"
+            f" {tuple(problem.query.shape)} and {tuple(problem.key.shape)}; export one program per size"
+        )
     top_k, most = whole_number("top_k", top_k, 1), max(problem.S, _MOST_LISTED)
     if top_k > most:
         raise ValueError(f"top_k: expected at most {most} with {problem.S} keys, got {top_k}")
