@@ -71,10 +71,11 @@ def read(
 
     Returns:
         A `Readout`, in the accumulation dtype: float32, float64 for float64. It is constant under
-        differentiation. A query that may attend to nothing has `keys` 0, all its numbers are 0, its lse -inf
-        (or the sink's logit) and its top keys -1. T = 0 and S = 0 are allowed. A query whose scores hold NaN
-        has NaN for its own numbers and no top keys, and no part in sums and means over queries; `trust` is
-        NaN then. NaN in a key that no query may attend to reaches nothing.
+        differentiation. A query that may attend to nothing has `keys` 0, all its numbers are 0, its lse
+        -inf and its top keys -1; with sinks, its lse is the sink's logit and its `sink_mass` 1. T = 0 and S
+        = 0 are allowed. A query whose scores hold NaN has NaN for its own numbers and no top keys, and no
+        part in sums and means over queries; `trust` is NaN then. NaN in a key that no query may attend to
+        reaches nothing.
 
     Raises:
         TypeError: as `attend`; tokens that are not integers.

@@ -70,8 +70,8 @@ def _join(array: Array, axis: int, reduce: Callable[..., Array]) -> Array:
 class Readout:
     """Statistics of the weights p_ts of one call, before dropout, in float32 at least.
 
-    Rows that may attend to nothing have `keys` 0: their numbers are 0, their top keys -1, and they take no
-    part in the means over rows.
+    Rows that may attend to nothing have `keys` 0: their numbers are 0 (with sinks, `sink_mass` is 1), their
+    top keys -1, and they take no part in the means over rows.
 
     Example:
         >>> import jax.numpy as jnp
