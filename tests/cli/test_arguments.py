@@ -53,6 +53,11 @@ def test_a_mistake_names_what_is_near_and_the_help_of_its_own_command(capsys):
         ("train copy --mesh=", "--mesh needs a value, got an empty one", "regard"),
         ("generate run --prompt a\udcff", r"--prompt: expected text in UTF-8, got 'a\udcff'", "regard"),
         ("train copy --smoke --num-heads 3", "got --num-heads=3 and --d-model=16", "regard train copy"),
+        (
+            "train copy --smoke --warmup-steps 90",
+            "--warmup-steps must be at most --steps, got",
+            "regard train copy",
+        ),
         ("train copy --learning-rate inf", "--learning-rate must be above 0 and finite", "regard train copy"),
     ):
         text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", refuse(capsys, *words.split())).split())

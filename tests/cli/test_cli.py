@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import jax
 import pytest
@@ -22,10 +23,10 @@ from regard.cli.command_words import parse_arguments
 from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.declaration import Command, Output
 from regard.cli.displays import Bar, describe_step
-from regard.cli.training import draw_sparkline
+from regard.cli.training import advance_run, draw_sparkline
 from regard.loading import remedy
-from regard.training import loop, tasks
-from small_runs import COPY, snapshot
+from regard.training import loop, runs, tasks
+from small_runs import COPY, snapshot, tiny_copy
 
 
 def test_errors_that_are_expected_are_mistakes_but_not_a_reader_that_leaves():
@@ -175,7 +176,12 @@ def test_text_says_what_it_learns_from_and_what_a_byte_costs(tmp_path, capsys):
 
 def test_refusals_exit_with_2_and_change_nothing(copied, capsys):
     for arguments, message in (
-        ([*COPY, "--seed", "1"], "seed: it has 0, asked for 1"),
+        ([*COPY, "--seed", "1"], "  --seed: it has 0, asked for 1\n"),
+        (
+            [*COPY, "--ema-decay", "0.5"],
+            "  --ema-decay: it has 0.0, asked for 0.5\ngive another --out, with --res",
+        ),
+        ([*COPY, "--ema-decay", "0.5", "--d-model", "24"], "--d-model: it has 6, asked for 24\n"),
         ([*COPY, "--seed", f"{2**63}"], f"--seed: expected a number from -2**63 to 2**63 - 1, got {2**63}\n"),
         (["train", "threshold", "--smoke"], "task: it has 'copy', asked for 'threshold'"),
         ([*COPY, "--resume", "never", "--quiet"], "holds a run already"),
@@ -223,6 +229,12 @@ def test_a_divergence_exits_with_1(tmp_path, monkeypatch, capsys):
     assert json.loads(captured.out) == {"event": "diverged", "task": "copy", "metric": "loss", "step": 3}
 
 
+def test_a_reader_that_leaves_is_no_trouble_of_the_run(copied, monkeypatch):
+    monkeypatch.setattr(loop, "train", mock.Mock(side_effect=BrokenPipeError(32, "Broken pipe")))
+    with pytest.raises(BrokenPipeError):
+        advance_run(Console(quiet=True), runs.open_run(copied, tiny_copy()))
+
+
 def test_on_a_terminal_there_is_a_bar(monkeypatch):
     console = Console()
     monkeypatch.setattr(console, "human", RichConsole(file=io.StringIO(), force_terminal=True, width=100))
@@ -238,6 +250,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch):
     for words in ("compiled train step in", "20/20", "loss 1.5"):
         assert words in text
     assert "\x1b[?25h" in text, "the cursor comes back"
+    assert "[bold]" not in text, "as what is printed above a bar is printed without markup"
     bar.stepped(21, 90, {}, 1.0)  # as after a pause
     assert bar.describe(30, 90, {}).endswith("20 ms/step  1 s left"), "one slow step moves nothing"
 
@@ -295,6 +308,7 @@ def test_what_is_no_run_is_named_with_the_runs_inside(copied, tmp_path, capsys):
 
     (tmp_path / "notes").mkdir()
     (tmp_path / "my notes").mkdir()
+    (tmp_path / "torn" / "checkpoints").mkdir(parents=True)
     (tmp_path / "notes.md").write_text("notes")
     inside = f"{copied.parent} is not a run, but holds some; give one of them: {copied}"
     assert "at least one run" in refuse("plot")
@@ -303,6 +317,7 @@ def test_what_is_no_run_is_named_with_the_runs_inside(copied, tmp_path, capsys):
     for verb in ("plot", "view"):
         assert inside in refuse(verb, copied.parent)
         assert "notes is not a run; give one of `regard train`" in refuse(verb, tmp_path / "notes")
+        assert "config.json is damaged or gone; bring the file" in refuse(verb, tmp_path / "torn")
     told = refuse("view", tmp_path / "my notes").strip()
     assert told.endswith(f"regard inspect '{tmp_path / 'my notes'}' --save 'my notes.regard'")
 
@@ -329,6 +344,7 @@ def test_explain_says_which_backend_and_how_much_work(capsys):
 def test_explain_refuses_what_attend_would(capsys):
     for arguments, code, message in (
         ("--shape 1,8,9999999999,64", 2, "--shape must be whole numbers up to 2147483647"),
+        ("--shape 3,4,7 --key-shape 3,4,5", 2, "error: --key-shape: expected the head width of query"),
         ("--shape 3,5 --mask causl()", 2, "did you mean causal()?"),
         ("--shape 2,4,7 --key-shape 2,6,7 --mask causal()", 2, "Pass --query-offset=2 when the queries are"),
         ("--shape 2,4,7 --backend foo", 2, "error: --backend: expected one of cudnn"),

@@ -119,14 +119,16 @@ def test_settings_out_of_range_are_refused():
     for settings, message in (
         ({"temperature": -0.1}, r"temperature: expected a finite number of at least 0, got -0\.1; 0 takes"),
         ({"temperature": 1e-38}, "temperature: expected at least 1e-20, or 0, .*; got 1e-38"),
-        ({"temperature": 1.0, "top_k": 0}, "top_k: expected at least 1, got 0; None keeps all"),
+        ({"temperature": 1.0, "top_k": 0}, "top_k: expected at least 1, got 0; leave it out to keep all"),
         ({"temperature": 1.0, "top_p": 0.0}, r"top_p: expected a number in \(0, 1\], got 0\.0"),
+        ({"temperature": 1.0, "min_p": -0.1}, r"min_p: expected a number in \(0, 1\], got -0\.1"),
         ({"temperature": 1.0, "min_p": 1.5}, r"min_p: expected a number in \(0, 1\], got 1\.5"),
         ({"repetition_penalty": float("inf")}, "repetition_penalty: expected a number from 1e-20 to 1e20"),
         ({"top_k": 3, "min_p": 0.1}, "top_k, min_p: expected a temperature above 0 with it, got temperature"),
     ):
         with pytest.raises(ValueError, match=message):
             Sampling(**settings)
+    assert Sampling(temperature=1.0, min_p=0.0) == Sampling(temperature=1.0)
 
 
 def test_random_keys_are_asked_for_and_checked():

@@ -546,6 +546,7 @@ def test_the_command_plans_a_whole_model(capsys):
 def test_the_command_refuses_what_makes_no_sense(capsys):
     for arguments, code, message in (
         ([*MODEL, "--backward", "--width", "64"], 2, "leave out --width, --backward, for"),
+        ([*MODEL, "--model", "gpt2,num_layers=0"], 2, "--model: expected num_layers of at least 1, got 0"),
         ([*MODEL, "--model", "gpt2,depth=3"], 2, "such as num_layers=4; got 'depth=3'"),
         ([*MODEL, "--model", "gpt3"], 2, "--model: expected one of "),
         (["plan", *COMMAND[1:3], *COMMAND[5:]], 2, "plan needs --heads, or a --model that says them"),

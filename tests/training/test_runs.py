@@ -58,6 +58,7 @@ def test_a_directory_of_something_else_is_refused_also_with_force(tmp_path):
     file.parent.mkdir()
     file.write_bytes(b"cat")
     refuse(file, RunError, "is a file")
+    refuse(tmp_path / "no\udcffUTF-8", RunError, "expected a path in UTF-8")
     for force in (False, True):
         message = refuse(file.parent, RunError, r"not a Regard run \(it holds cat\.jpg\)", force=force)
         assert "--out" in message
@@ -151,6 +152,14 @@ def test_a_branch_goes_on_elsewhere_with_other_settings_of_training(whole, half,
 def test_a_branch_needs_a_checkpoint_of_the_same_model(half, tmp_path):
     (out := tmp_path / "out").mkdir()
     refuse(out, RunError, "is not a Regard run", resume=str(tmp_path / "nowhere"))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("mine")
+    refuse(
+        out,
+        RunError,
+        r"not a Regard run \(it holds a.txt\); give another --resume",
+        resume=str(tmp_path / "notes"),
+    )
     refuse(out, RunError, "length: it has 3, asked for 5", resume=str(half), task=tiny_copy(length=5))
     refuse(out, RunError, "is at step 9 already", resume=str(half), task=tiny_copy(steps=9))
     refuse(half, RunError, "holds another run", resume=str(half), task=tiny_copy(steps=23))

@@ -21,7 +21,7 @@ _STYLE = ("CascadeSubcommandArgs", "OmitArgPrefixes", "OmitSubcommandPrefixes", 
 _HELP = ("--help", "-h")
 ABOUT = "Attention for JAX: exact, composable, inspectable. `regard --version` prints versions."
 # Names of settings in a sentence about them: with an underscore, before "must", or before their value.
-_NAMES = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b|^[a-z]+(?= must)|\b[a-z]+(?==)")
+_NAMES = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b|^[a-z]+(?= must)|(?<=at most )[a-z]+(?=, got)|\b[a-z]+(?==)")
 
 
 def parse_arguments(words: Sequence[str]) -> Command:
@@ -81,13 +81,14 @@ def find_extra(words: Sequence[str]) -> str:
 
 def name_options(text: str, command: Command) -> str:
     """Return a message of the library with a command's options in place of the arguments that they are."""
-    names = [field.name for field in dataclasses.fields(command)]  # pyright: ignore[reportArgumentType]
+    names = dict.fromkeys(name for name, _ in _list_values(command))  # those of the task and its groups, too
     argument = text.partition(":")[0]
     text = command.ALIASES.get(argument, argument) + text[len(argument) :]
     inside = "|".join(name for name in names if "_" in name)
-    text = re.sub(rf"^({'|'.join(names)})(?=: expected)", _name_flag, text)
+    text = re.sub(rf"^({'|'.join(names)})(?=: | must )", _name_flag, text)
+    text = re.sub(rf"(?<=\n  )(?:\w+\.)?({'|'.join(names)})(?=: it has )", _name_flag, text)
     # Of columns of spaces, two are taken by the hyphens; what has slashes is a path.
-    pattern = rf"(?<![\w/\\.-])({inside})(?![\w/\\]|\.\w)(=\S+)?(?:  (?= ))?"
+    pattern = rf"(?<![\w/\\.'-])({inside})(?![\w/\\]|\.\w)(=\S+)?(?:  (?= ))?"
     return re.sub(pattern, _name_flag, text) if inside else text
 
 

@@ -116,9 +116,10 @@ class Console:
         if not self.is_live:
             yield lambda done, total, label: self.say(f"{done + 1}/{total} {label}")
             return
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(), "{task.description}")
+        label_column = TextColumn("{task.description}", markup=False)
+        columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(), label_column)
         with Progress(*columns, console=self.human, transient=True) as shown:
             bar = shown.add_task("", total=None)
             yield lambda done, total, label: shown.update(bar, completed=done, total=total, description=label)

@@ -74,7 +74,8 @@ class Bar(Display):
     def __init__(self, console: Console, label: str, steps: int, done: int):
         super().__init__(console, label)
         counted = (progress.BarColumn(bar_width=20), progress.MofNCompleteColumn())
-        columns = ("[bold]{task.description}", *counted, "{task.fields[status]}")
+        name = progress.TextColumn("{task.description}", style="bold", markup=False)
+        columns = (name, *counted, progress.TextColumn("{task.fields[status]}", markup=False))
         self._bar = progress.Progress(*columns, console=console.human, transient=True)
         self._task = self._bar.add_task(label, total=steps, completed=done, status="")
 
@@ -84,7 +85,8 @@ class Bar(Display):
     @contextmanager
     def compiling(self, what: str) -> Iterator[None]:
         self._bar.stop()
-        columns = (progress.SpinnerColumn(), "{task.description}", progress.TimeElapsedColumn())
+        what_column = progress.TextColumn("{task.description}", markup=False)
+        columns = (progress.SpinnerColumn(), what_column, progress.TimeElapsedColumn())
         ticking = progress.Progress(*columns, console=self._console.human, transient=True)
         with super().compiling(what), ticking:
             ticking.add_task(f"compiling {what} ...", total=None)

@@ -17,4 +17,6 @@ def demand_run(path: Path, remedy: str = "") -> None:
     inside = ", ".join(str(folder) for folder in sorted(path.iterdir()) if runs.is_run(folder))
     if inside:
         raise UsageError(f"{path} is not a run, but holds some; give one of them: {inside}")
+    if (path / "checkpoints").is_dir():
+        raise UsageError(f"{path / 'config.json'} is damaged or gone; bring the file back from a copy")
     raise UsageError(f"{path} is not a run; give one of `regard train`{remedy}")

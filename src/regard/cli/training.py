@@ -139,6 +139,8 @@ def advance_run(
         return None
     except (checkpoints.CheckpointError, runs.RunError, locks.LockError) as error:
         raise UsageError(str(error)) from error
+    except BrokenPipeError:
+        raise  # of what is printed, not of what is saved; `main` knows
     except OSError as error:
         raise RunFailedError(describe_trouble(error, run.directory, console.words)) from error
 

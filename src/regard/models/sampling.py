@@ -49,7 +49,7 @@ class Sampling:
     top_p: float | None = None
     """Only the fewest most probable tokens whose probabilities sum to this, in (0, 1]."""
     min_p: float | None = None
-    """Only tokens at least this many times as probable as the most probable one, in (0, 1]."""
+    """Only tokens at least this many times as probable as the most probable one, in (0, 1]; 0 is None."""
     repetition_penalty: float | None = None
     """Positive logits of tokens seen are divided by it, from 1e-20 to 1e20, negative ones multiplied."""
 
@@ -68,17 +68,21 @@ class Sampling:
                 f" {self.temperature}, by which logits cannot be divided"
             )
         if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k: expected at least 1, got {self.top_k}; None keeps all tokens")
+            raise ValueError(f"top_k: expected at least 1, got {self.top_k}; leave it out to keep all tokens")
         if self.top_k is not None:
             object.__setattr__(self, "top_k", min(self.top_k, LARGEST))  # more than any vocabulary
+        if self.min_p == 0:
+            object.__setattr__(self, "min_p", None)
         for name in ("top_p", "min_p"):
             share = getattr(self, name)
             if share is not None and not 0 < share <= 1:
-                raise ValueError(f"{name}: expected a number in (0, 1], got {share}; None keeps all tokens")
+                raise ValueError(
+                    f"{name}: expected a number in (0, 1], got {share}; leave it out to keep all"
+                )
         penalty = self.repetition_penalty
         if penalty is not None and not 1e-20 <= penalty <= 1e20:
             raise ValueError(
-                f"repetition_penalty: expected a number from 1e-20 to 1e20, got {penalty}; 1 or None is none"
+                f"repetition_penalty: expected a number from 1e-20 to 1e20, got {penalty}; 1 is none"
             )
         idle = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) is not None]
         if self.greedy and idle:

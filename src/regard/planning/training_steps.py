@@ -158,6 +158,8 @@ def plan_step(
     check_config(config)
     if config.vocab_size is None:
         raise ValueError("config: expected vocab_size, as a Decoder predicts tokens; got input_width")
+    if not config.num_layers:
+        raise ValueError("config: expected num_layers of at least 1, got 0")
     numbers = {"length": length, "batch": batch, "devices": devices, "accumulate_steps": accumulate_steps}
     sizes = read_sizes(numbers)
     batch, devices, parts = sizes["batch"], sizes["devices"], sizes["accumulate_steps"]

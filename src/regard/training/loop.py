@@ -14,7 +14,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from regard.arguments import check_kind
+from regard.arguments import check_kind, whole_number
 from regard.training import checkpoints, compilation, head_statistics, locks, metrics, processes
 from regard.training.programs import make_feed, make_program
 from regard.training.runs import Run
@@ -121,8 +121,7 @@ def train(
         OSError: when the system refuses to write; what was saved before is whole.
     """
     check_kind("run", run, Run, hint="open_run makes one")
-    if profile < 0:
-        raise ValueError(f"profile: expected a number of steps, at least 0, got {profile}")
+    profile = whole_number("profile", profile, 0)
     with locks.hold(run.directory):
         processes.alone(run.tidy)
         if run.is_finished:

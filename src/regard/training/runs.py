@@ -23,6 +23,7 @@ from regard.training import checkpoints, compilation, locks, metrics, run_config
 from regard.training.run_configs import RunConfig
 
 SEEDS = range(-(2**63), 2**63)
+FREE = ("optimization.", "cadence.", "seed")  # settings that may differ where a run starts from another one
 OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures", "profile")
 
 
@@ -219,7 +220,10 @@ def open_run(
     note, newest, damaged = None, None, {}
     if existing is not None:
         remedy = "give another --out, or --force to delete that run and start again"
-        _demand_same(directory, present, task, seed, remedy)
+        start = (
+            f"give another --out, with --resume {shlex.quote(str(directory))} to go on from this run there"
+        )
+        _demand_same(directory, present, task, seed, remedy, f"{start}, or --force to delete it")
         folder, skips = directory / "checkpoints", resume == "newest-whole"
         newest, damaged = checkpoints.load_newest(folder, check=check, skip_damaged=skips)
         changed = run_configs.compare_versions(existing.versions)
@@ -243,7 +247,7 @@ def load_run(directory: str | Path) -> tuple[tasks.Task, Any]:
         RunError: when this is not a run, or has no checkpoint yet.
         checkpoints.CheckpointError: when the checkpoint is damaged or holds another model.
     """
-    present = _read_config(directory := read_path("directory", directory))
+    present = _read_config(directory := read_path("directory", directory), "give the directory of a run")
     if present is None:
         raise RunError(f"{directory} is not a Regard run: it has no config.json")
     task = present[0].restore(_read_kept(directory, *present))
@@ -310,10 +314,13 @@ def _date_checkpoints(directory: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in saved}
 
 
-def _read_config(directory: Path) -> tuple[tasks.Task, RunConfig] | None:
+def _read_config(directory: Path, remedy: str = "give another --out") -> tuple[tasks.Task, RunConfig] | None:
     """Read task and config.json; None for a missing or empty directory, an error for anything but a run."""
+    path = str(directory.absolute())
+    if any("\ud800" <= letter <= "\udfff" for letter in path):
+        raise RunError(f"{path!r}: expected a path in UTF-8, as checkpoints need it; {remedy}")
     if file := find_file(directory):
-        raise RunError(f"{file} is a file, not a directory; give another --out")
+        raise RunError(f"{file} is a file, not a directory; {remedy}")
     if not directory.exists():
         return None
     names = sorted(path.name for path in directory.iterdir())
@@ -323,42 +330,47 @@ def _read_config(directory: Path) -> tuple[tasks.Task, RunConfig] | None:
     path = directory / "config.json"
     if not path.exists():
         holds = f"it holds {', '.join(entries[:5])}{', ...' if len(entries) > 5 else ''}"
-        raise RunError(f"{directory} is not empty and not a Regard run ({holds}); give another --out")
+        raise RunError(f"{directory} is not empty and not a Regard run ({holds}); {remedy}")
     try:
         config = run_configs.read_config(json.loads(path.read_text(encoding="utf-8")))
         return tasks.from_settings(config.task, config.settings), config
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         problem = f"is damaged or not Regard's ({type(error).__name__}: {error})"
-        remedy = "bring the file back from a copy, or train with another --out"
-        raise RunError(f"{path} {problem}; {remedy}") from error
+        raise RunError(f"{path} {problem}; bring the file back from a copy, or {remedy}") from error
 
 
-def _demand_same(directory: Path, present: Any, task: tasks.Task, seed: int, remedy: str, *free: str) -> None:
-    """Raise with every setting, but for the free ones, in which a run differs from the one asked for."""
+def _demand_same(
+    directory: Path, present: Any, task: tasks.Task, seed: int, remedy: str, remedy_of_free: str | None
+) -> None:
+    """Raise with every setting in which a run differs from the one asked for; free ones may have a remedy."""
     present_task, config = present
     saved = {"task": config.task, "seed": config.seed, **tasks.to_settings(present_task)}
     wanted = {"task": task.name, "seed": seed, **tasks.to_settings(task)}
     saved, asked = flatten_dict(saved, sep="."), flatten_dict(wanted, sep=".")
-    differences = [
-        f"  {name}: it has {saved.get(name)!r}, asked for {asked.get(name)!r}"
+    names = [
+        name
         for name in (asked | saved if config.task == task.name else ["task"])
-        if saved.get(name) != asked.get(name) and not name.startswith(free)
+        if saved.get(name) != asked.get(name) and (remedy_of_free or not name.startswith(FREE))
     ]
-    if differences:
-        raise RunError("\n".join([f"{directory} holds another run:", *differences, remedy]))
+    if names:
+        differences = [
+            f"  {name}: it has {saved.get(name)!r}, asked for {asked.get(name)!r}" for name in names
+        ]
+        is_free = all(name.startswith(FREE) for name in names)
+        then = remedy_of_free if is_free and remedy_of_free else remedy
+        raise RunError("\n".join([f"{directory} holds another run:", *differences, then]))
 
 
 def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, check: checkpoints.Check) -> Run:
     """Open a new run that starts from another run's checkpoint."""
     source = path.parent.parent if path.parent.name == "checkpoints" else path
-    present = _read_config(source)
+    present = _read_config(source, "give another --resume")
     if present is None:
         choices = "auto, newest-whole, never, a run directory or a checkpoint"
         raise RunError(f"--resume {path} is not a Regard run; give {choices}")
     if source.resolve() == directory.resolve():
         raise RunError(f"--resume {path} is inside --out; to go on in place, leave --resume out")
-    free = ("optimization.", "cadence.", "seed")
-    _demand_same(source, present, task, seed, "ask for the same data and model", *free)
+    _demand_same(source, present, task, seed, "ask for the same data and model", None)
     checkpoint = checkpoints.load(path, check=check) if path != source else None
     start = checkpoint or checkpoints.load_newest(source / "checkpoints", check=check)[0]
     if start is None:

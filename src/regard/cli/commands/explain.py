@@ -1,7 +1,7 @@
 """`regard explain`: the dispatcher's answer for shapes alone."""
 
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from regard.cli.console import Console, RunFailedError, UsageError, expected_errors
 from regard.cli.declaration import Command, Output, option
@@ -15,6 +15,7 @@ class Explain(Command):
     """
 
     EXTRA = None
+    ALIASES: ClassVar = {"query": "shape", "key": "key_shape", "value": "value_shape"}
 
     shape: Annotated[str, option("N,N,...")]
     """Shape of query: leading axes, heads, length, width."""

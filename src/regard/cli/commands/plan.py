@@ -26,7 +26,7 @@ class Plan(Command):
     """
 
     EXTRA = "train"
-    ALIASES: ClassVar = {"precision": "dtype", "preset": "model", "fixed": "fix"}
+    ALIASES: ClassVar = {"precision": "dtype", "preset": "model", "config": "model", "fixed": "fix"}
 
     length: Annotated[str, option("N")]
     """Tokens, such as 4096, 128k or 1M: powers of 1024."""

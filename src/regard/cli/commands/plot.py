@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.declaration import Command, Output, conf
@@ -16,6 +16,8 @@ class Plot(Command):
 
     Example: regard plot out/copy
     """
+
+    ALIASES: ClassVar = {"runs": "RUN"}
 
     runs: Annotated[
         conf.Positional[tuple[Path, ...]], conf.arg(metavar="RUN ...", help_behavior_hint="(required)")

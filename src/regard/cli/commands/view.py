@@ -9,7 +9,7 @@ import threading
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.declaration import Command, Output, conf, option
@@ -31,6 +31,8 @@ class View(Command):
 
     Example: regard view out/text
     """
+
+    ALIASES: ClassVar = {"path": "FILE"}
 
     source: Annotated[conf.Positional[Path], option("FILE|RUN|DIR")]
     """A run of text or a folder with a Hugging Face model of text, which read what is typed; a file of
