@@ -34,6 +34,17 @@ def describe_store(path: Path) -> str | None:
     )
 
 
+def name_final(path: Path) -> Path:
+    """Return the path that a draft is moved to when it is whole; any other as it is.
+
+    Example:
+        >>> name_final(Path("out/.config.json.draft")).as_posix()
+        'out/config.json'
+    """
+    draft = re.fullmatch(r"\.(.+?)(\.[0-9a-f]{8})?\.draft", path.name)
+    return path.with_name(draft[1]) if draft else path
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """Read the object of a JSON file; an empty one where there is none that can be read."""
     try:

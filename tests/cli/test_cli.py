@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import errno
 import importlib.metadata
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -196,7 +198,9 @@ def test_refusals_exit_with_2_and_change_nothing(copied, capsys):
         assert snapshot(copied) == before
 
 
-def test_a_finished_run_does_nothing_until_it_is_forced_and_json_is_json(copied, tmp_path, capsys):
+def test_a_finished_run_does_nothing_until_it_is_forced_and_json_is_json(
+    copied, tmp_path, monkeypatch, capsys
+):
     directory = shutil.copytree(copied, tmp_path / "a run")
     before, command = snapshot(directory), [*COPY, "--out", str(directory)]
     assert main(command) == 0
@@ -205,6 +209,10 @@ def test_a_finished_run_does_nothing_until_it_is_forced_and_json_is_json(copied,
     assert told.endswith(f"\nnext: regard plot '{directory}'\n"), "as a shell reads it"
     assert main([*command, "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
+    with monkeypatch.context() as patch:  # as on a file system that is read only
+        patch.setattr(os, "access", lambda *_: False)
+        patch.setattr(Path, "unlink", mock.Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
+        assert main([*command, "--quiet"]) == 0
     assert snapshot(directory) == before
     assert main([*command, "--force", "--json"]) == 0
     assert snapshot(directory) != before, "by the seconds that it took"

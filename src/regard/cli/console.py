@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.paths import name_final
 from regard.training.metrics import replace_nonfinite
 
 if TYPE_CHECKING:
@@ -69,9 +70,7 @@ def _describe_refusal(error: OSError) -> str:
     remedy = _SYSTEM_REMEDIES.get(error.errno or 0, "")
     if error.filename is None:
         return f"{error.strerror}{remedy}"
-    path = Path(os.fsdecode(error.filename))
-    draft = re.fullmatch(r"\.(.+?)(\.[0-9a-f]{8})?\.draft", path.name)  # what is written first
-    return f"{path.with_name(draft[1]) if draft else path}: {error.strerror}{remedy}"
+    return f"{name_final(Path(os.fsdecode(error.filename)))}: {error.strerror}{remedy}"
 
 
 @contextmanager

@@ -1,10 +1,12 @@
 """The command that goes on with a run, and what is said where training could not go on."""
 
 import errno
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from regard.paths import name_final
 from regard.training.mesh_specs import read_mesh
 
 MEMBERSHIP = ("--coordinator", "--processes", "--process")
@@ -63,7 +65,8 @@ def describe_next(words: Sequence[str]) -> str:
 def describe_trouble(error: OSError, directory: Path, words: Sequence[str]) -> str:
     """Describe what the system refused to write, and how to go on."""
     remedy = REMEDIES.get(error.errno or 0, "see to it, then give the same command again")
-    refusal = f"{error.filename or directory}: {error.strerror or error}; {remedy}"
+    path = name_final(Path(os.fsdecode(error.filename or directory)))
+    refusal = f"{path}: {error.strerror or error}; {remedy}"
     if error.errno not in BEGUN:
         return refusal
     again = f"this {describe_start(directory)}\n  {spell_continuation(words)}"

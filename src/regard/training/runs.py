@@ -84,7 +84,9 @@ class Run:
         """
         checkpoints.tidy(self.checkpoints_path)
         for name in (*OWN_ENTRIES, *self.task.keeps):
-            (self.directory / f".{name}.draft").unlink(missing_ok=True)
+            draft = self.directory / f".{name}.draft"
+            if draft.exists():  # unlink raises where nothing may be written, even for what is not there
+                draft.unlink(missing_ok=True)
         if _date_checkpoints(self.directory) != self.saved:
             raise RunError(f"{self.directory} has changed since it was opened; give the same command again")
 
