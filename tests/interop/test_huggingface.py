@@ -540,7 +540,8 @@ def test_a_model_that_was_not_loaded_is_saved_less_1_in_its_norms(tmp_path):
 
 
 KINDS = {"minilm-l6": "bert", "vit": "vit", "gemma-2-2b": "gemma2", "gemma-3-1b": "gemma3_text"}
-KINDS |= {"qwen3-30b-a3b": "qwen3_moe", "gpt-oss-20b": "gpt_oss"}
+KINDS |= {"qwen3-30b-a3b": "qwen3_moe", "qwen3-next-80b-a3b": "qwen3_next"}
+KINDS |= {"deepseek-v3": "deepseek_v3", "gpt-oss-20b": "gpt_oss"}
 
 
 def test_presets_have_a_config_of_their_kind():

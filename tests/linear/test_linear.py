@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import oracle
+from mesh_cases import on_eight_devices
 from regard import linear
 
 B, H, K, T, D, E = 2, 6, 3, 11, 7, 5
@@ -392,3 +393,34 @@ def test_bad_input_is_explained():
     for call, message in WRONG:
         with pytest.raises((ValueError, TypeError), match=message):
             call()
+
+
+DIVIDED = """
+from collectives import count_kinds
+from jax.sharding import NamedSharding, PartitionSpec
+from regard import linear
+mesh = jax.make_mesh((2, 1, 4), ("rows", "sequence", "heads"), axis_types=(AUTO,) * 3)
+query, key, value, *logs, memory = draw((4, 8, 37, 6), (4, 4, 37, 6), (4, 4, 37, 5), *[(4, 4, 37)] * 2, (4, 4, 6, 5))
+arrays = query, key / 3, value, -abs(logs[0]), abs(logs[1][:1]), memory
+def call(query, key, value, decay, rate, memory):
+    options = {"decay": decay, "rate": rate, "segments": np.arange(37) // 17, "return_state": True}
+    return linear.attend(query, key, value, initial=linear.State(memory), **options)
+def differentiate(*arrays):
+    results, pull = jax.vjp(call, *arrays)
+    return results, pull(results)
+specs = [PartitionSpec("rows" if len(array) > 1 else None, "heads") for array in arrays]
+placed = [jax.device_put(array, NamedSharding(mesh, spec)) for array, spec in zip(arrays, specs)]
+odd = [array[:3, :2, :5] for array in (query, key, value)]
+expected = jax.jit(differentiate)(*arrays), linear.attend(*odd)
+with parallel.use(mesh, "sequence", batch_axis="rows", head_axis="heads"):
+    program = jax.jit(differentiate).lower(*placed).compile()
+    found = program(*placed), linear.attend(*odd)
+for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+print(count_kinds(program.as_text()))
+"""
+
+
+def test_each_device_runs_rows_and_heads_of_its_own():
+    """Sent are the gradients of the rates that rows share, and nothing else."""
+    assert on_eight_devices(DIVIDED).strip() == "{'all-reduce': 1}"

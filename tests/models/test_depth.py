@@ -11,6 +11,7 @@ from flax import nnx
 
 from layer_oracle import build_drawn
 from regard.models import Decoder, Encoder, TransformerConfig
+from regard.models.depth import lend_to_blocks
 
 SIZES = {"d_model": 6, "num_heads": 3, "d_ff": 7, "num_layers": 5, "vocab_size": 13}
 TOKENS = jnp.array([[3, 12, 0, 7], [5, 5, 2, 9]])
@@ -124,3 +125,16 @@ def test_a_deeper_model_multiplies_no_more_matrices_in_its_program():
 def test_neither_weights_nor_gradients_are_held_twice():
     lowered, num_bytes = lower(17)
     assert lowered.compile().memory_analysis().temp_size_in_bytes < num_bytes / 2
+
+
+def test_a_loop_keeps_no_kernels_of_experts_for_the_backward_pass():
+    """What was gathered for a block is gathered again, and then taken apart tile by tile."""
+    sizes = {"d_ff": 11, "num_experts": 4, "experts_per_token": 2, "num_layers": 3, "gated": True}
+    config = TransformerConfig(**{**SIZES, **sizes, **SCAN})
+    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+    with lend_to_blocks(lambda tree: tree, lambda tree: tree):
+        kept = jax.eval_shape(
+            lambda state: jax.vjp(lambda state: nnx.merge(graph, state)(TOKENS), state)[1], state
+        )
+    kernels = [leaf.shape for leaf in jax.tree.leaves(kept) if leaf.shape[-2:] == (6, 11)]
+    assert kernels == [(4, 6, 11)] * 3 * 2

@@ -302,6 +302,7 @@ def test_many_devices_are_planned_by_looking_at_few_meshes(monkeypatch):
 TINY = TransformerConfig(d_model=12, num_heads=4, d_ff=40, num_layers=3, vocab_size=31, num_key_heads=2)
 EXPERTS = {"num_experts": 7, "experts_per_token": 2, "expert_width": 20, "gated": True}
 MIXED = dataclasses.replace(TINY, **EXPERTS, dense_layers=(0,))
+LATENT = {"latent_dim": 10, "latent_rotary_dim": 4, "num_key_heads": None, "head_dim": 3}
 
 
 def test_parameters_are_those_of_the_model():
@@ -310,8 +311,10 @@ def test_parameters_are_those_of_the_model():
         ("gemma-2-2b", {"sinks": True, "tied_output": False, "attention_bias": True}),
         ("qwen3-30b-a3b", {}),
         ("gpt-oss-20b", {"first_norm": False, "tied_output": True, "dense_layers": (0,)}),
+        ("deepseek-v3", {"dense_layers": (1,)}),
+        ("qwen3-next-80b-a3b", {"mixers": ("gated_delta", "attention")}),
     ):
-        config = dataclasses.replace(PRESETS[name].config, num_layers=2, **changes)
+        config = dataclasses.replace(PRESETS[name].config, **{"num_layers": 2, **changes})
         model = nnx.eval_shape(lambda config=config: Decoder(config, rngs=nnx.Rngs(0)))
         sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
         assert sum(planning.count_parameters(config).values()) == sum(sizes), name
@@ -359,6 +362,10 @@ def test_a_step_of_experts_is_what_is_counted_by_hand():
     once = parts["attention"] + parts["feed_forward"] + parts["routers"]
     flops = 3 * 2 * ((tokens * once + rows * 2 * one) / 2 + tokens * 12 * 31)  # 31 logits are not divided
     assert step.seconds_of["products"] == pytest.approx(flops / 1e9)
+    # Its own sums over heads are among those below.
+    call = {"heads": 4, "key_heads": 2, "width": 3, "devices": 4, "fixed": {"data": 2, "heads": 2}}
+    alone = plan(length=256, batch=4, mask=CAUSAL, backward=True, **call).best
+    assert step.seconds_of["attention"] == pytest.approx(3 * alone.memory_seconds)
     # Behind attention and one branch for all tokens, forward and back; of experts all rows.
     assert step.sent["sums"] == 2 / 2 * 2 * 12 * (2 * (3 + 1) * tokens + 2 * 2 * rows)
     assert step.seconds_of["sums"] == pytest.approx(step.sent["sums"] / 1e5)
@@ -376,6 +383,37 @@ def test_a_step_of_experts_is_what_is_counted_by_hand():
     words = shlex.split(command.splitlines()[-1])[1:]
     arguments = parse_arguments(words)
     assert (arguments.mesh, arguments.task.model.dense_layers) == ("expert=7,tensor=2", (0,))
+
+
+def test_latents_a_shared_expert_and_the_delta_rule_are_counted_by_hand():
+    sizes = {"delta_heads": 6, "delta_key_heads": 2, "delta_head_dim": 8, "delta_value_dim": 5}
+    config = dataclasses.replace(
+        TINY, **EXPERTS, shared_width=30, mixers=("gated_delta", "attention"), **sizes
+    )
+    options = {**STEP, "devices": 4, "fixed": {"expert": 1, "fsdp": 2, "tensor": 2}}
+    step, apart = (
+        planning.plan_step(one, **options) for one in (config, dataclasses.replace(config, shared_width=None))
+    )
+    tokens, parts = 2 * 256, planning.count_parameters(config)
+    assert parts["feed_forward"] == 3 * (3 * 12 * 30 + 2 * 30 + 12)
+    # A shared expert's outputs are summed forward, and gradients of its inputs back.
+    assert step.sent["sums"] - apart.sent["sums"] == 2 / 2 * 2 * 12 * 2 * 3 * tokens
+    rows = (1024 + 7 * 146) // 147 * 147
+    of_delta = 2 * 6 * (2 * 32 * (8 + 5) + 3 * 8 * 5)  # two layers; chunks of 32 tokens are run again
+    own = parts["attention"] + parts["feed_forward"] + parts["routers"] + rows / tokens * parts["experts"] / 7
+    assert step.seconds_of["products"] == pytest.approx(
+        2 * tokens * ((3 * own + 4 * of_delta) / 2 + 3 * 12 * 31) / 1e9
+    )
+    one = {"heads": 4, "key_heads": 2, "width": 3, "devices": 4, "fixed": {"data": 2, "heads": 2}}
+    alone = plan(length=256, batch=4, mask=CAUSAL, backward=True, **one).best
+    assert step.seconds_of["attention"] == pytest.approx(alone.memory_seconds)
+    # Of latents, gradients are summed where they enter the maps that heads divide.
+    for made_of in (None, 6):
+        latent = dataclasses.replace(TINY, **LATENT, latent_query_dim=made_of)
+        sums = planning.plan_step(latent, **options).sent["sums"]
+        assert sums == 2 / 2 * 2 * tokens * 3 * (3 * 12 + (made_of or 12) + 10 + 4)
+    with pytest.raises(ValueError, match="sequence=1"):
+        planning.plan_step(config, **STEP, devices=2, fixed={"sequence": 2})
 
 
 def test_what_is_spread_evenly_is_the_least_of_a_step():
@@ -473,14 +511,13 @@ def test_a_step_refuses_what_a_plan_refuses_and_models_without_tokens():
         planning.plan_step(TINY, **STEP, devices=2, accumulate_steps=3)
     with pytest.raises(ValueError, match="config: expected vocab_size, as"):
         planning.plan_step(dataclasses.replace(TINY, vocab_size=None, input_width=3), **STEP, devices=2)
-    latent = {"latent_dim": 5, "latent_rotary_dim": 2, "num_key_heads": None}
+    indexer = {"index_count": 3, "index_heads": 2, "index_dim": 4}
     for changes, named in (
-        (latent, "latent_dim=None"),
-        ({**EXPERTS, "shared_width": 3}, "shared_width=None"),
-        ({"mixers": ("kimi_delta",)}, "attention in every lay"),
+        ({**LATENT, **indexer}, "index_count=None, as nothing is planned of it; got 3"),
+        ({"mixers": ("kimi_delta",)}, r"a layer of attention, got mixers=\('kimi_delta',\)"),
     ):
         with pytest.raises(ValueError, match=f"config: expected {named}"):
-            planning.count_parameters(dataclasses.replace(TINY, **changes))
+            planning.plan_step(dataclasses.replace(TINY, **changes), **STEP, devices=2)
 
 
 def test_too_little_memory_says_how_many_devices_would_do():
@@ -620,6 +657,7 @@ def test_bytes_and_memory_are_those_of_compiled_programs(length, mesh, count, le
         [20],
         *(pytest.param(range(s, s + 5), marks=pytest.mark.slow) for s in range(0, 30, 5)),
         pytest.param([30, 62], marks=pytest.mark.slow),
+        pytest.param([100, 109], marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -121,13 +121,19 @@ class _Delta(nnx.Module):
             check_rows("segments", documents.shape[:-1], leading)
             check_width("segments", "x", documents.shape[-1], T)
             segments = spread(documents, len(leading) + 1, trailing=1)
+        # First: the gradients of the maps that devices divide by heads are then added, and summed, at once.
+        forget = x if self.forget_entry is None else self.forget_entry(x)
+        gate = x if self.gate_entry is None else self.gate_entry(x)
         projections = (self.query_projection, self.key_projection, self.value_projection)
-        features = jnp.concatenate([project(x) for project in projections], axis=-1)
-        taps = jnp.concatenate([self.query_taps[...], self.key_taps[...], self.value_taps[...]], axis=-1)
-        before = None if cache is None else cache.recent
-        mixed = jax.nn.silu(convolve(features, taps.astype(features.dtype), before, segments))
+        features = [project(x) for project in projections]
         width = self.query_taps.shape[-1]
-        query, key, value = jnp.split(mixed, [width, 2 * width], axis=-1)
+        before = [None] * 3 if cache is None else jnp.split(cache.recent, [width, 2 * width], axis=-1)
+        taps = (self.query_taps[...], self.key_taps[...], self.value_taps[...])
+        # Each by itself: side by side, heads that devices divide would travel.
+        query, key, value = [
+            jax.nn.silu(convolve(rows, weights.astype(rows.dtype), earlier, segments))
+            for rows, weights, earlier in zip(features, taps, before, strict=True)
+        ]
         wide = np.promote_types(x.dtype, jnp.float32)
         query, key = self._spread_heads(query.astype(wide)), self._spread_heads(key.astype(wide))
         options: Any = {"precision": self.precision}
@@ -140,7 +146,7 @@ class _Delta(nnx.Module):
             query,
             key,
             split_heads(value, self.num_heads),
-            decay=self._decay(x, wide),
+            decay=self._decay(forget, wide),
             rate=jnp.moveaxis(jax.nn.sigmoid(self.rate_projection(x).astype(wide)), -1, -2),
             initial=None if cache is None else linear.State(cache.memory.astype(wide)),
             return_state=True,
@@ -148,12 +154,12 @@ class _Delta(nnx.Module):
         )
         size = jnp.mean(output * output, axis=-1, keepdims=True) + jnp.asarray(self.norm_epsilon, wide)
         scale = _align(self.norm_scale[...].astype(wide), output)
-        output = output * jax.lax.rsqrt(size) * scale * self._gate(x, wide)
+        output = output * jax.lax.rsqrt(size) * scale * self._gate(gate, wide)
         output = self.output_projection(merge_heads(output).astype(x.dtype))
         if cache is None:
             return output
         added = jnp.full(leading, T, jnp.int32) if counts is None else jnp.clip(counts, 0, T)
-        recent = keep_newest(cache.recent, features, added)
+        recent = keep_newest(cache.recent, jnp.concatenate(features, axis=-1), added)
         memory = state.memory.astype(cache.memory.dtype)
         return output, {"cache": DeltaCache(cache.lengths + added, memory, recent)}
 
@@ -162,17 +168,16 @@ class _Delta(nnx.Module):
         heads = _normalise(split_heads(features, self.num_key_heads))
         return jnp.repeat(heads, self.num_heads // self.num_key_heads, axis=-3)
 
-    def _decay(self, x: Array, wide: Any) -> Array:
+    def _decay(self, entry: Array, wide: Any) -> Array:
         """Return the log of what is kept, per channel `(*B, H, T, D)`, or without an entry `(*B, H, T)`."""
-        entry = x if self.forget_entry is None else self.forget_entry(x)
-        amount = self.forget_projection(entry).astype(wide) + _align(self.forget_bias[...].astype(wide), x)
+        bias = _align(self.forget_bias[...].astype(wide), entry)
+        amount = self.forget_projection(entry).astype(wide) + bias
         speed = jnp.exp(self.log_speed[...].astype(wide))[:, None, None]
-        speed = jnp.expand_dims(speed, range(x.ndim - 2))
+        speed = jnp.expand_dims(speed, range(entry.ndim - 2))
         decay = -speed * jax.nn.softplus(split_heads(amount, self.num_heads))
         return decay[..., 0] if self.forget_entry is None else decay
 
-    def _gate(self, x: Array, wide: Any) -> Array:
-        entry = x if self.gate_entry is None else self.gate_entry(x)
+    def _gate(self, entry: Array, wide: Any) -> Array:
         return self._activate_gate(split_heads(self.gate_projection(entry), self.num_heads).astype(wide))
 
     def _check_cache(self, cache: Any, x: Array) -> None:

@@ -32,9 +32,10 @@ class Carried(NamedTuple):
 
 @jax.jit
 def run(problem: LinearProblem) -> tuple[Array, Carried]:
-    """Compute the output and the state after the last row."""
+    """Compute the output and the state after the last row, with the axes of the call."""
     config = problem.config
-    carried = _vary(Carried(problem.memory, problem.key_sum), problem)
+    lines = partial(_join_lines, config)
+    carried = _vary(Carried(*jax.tree.map(lines, (problem.memory, problem.key_sum))), problem)
     chunks = _cut(problem)
     advance = partial(_advance, config, problem.scale)
     if chunks.key.shape[0] == 1:
@@ -46,6 +47,7 @@ def run(problem: LinearProblem) -> tuple[Array, Carried]:
     output = _read_all(problem, carried) if output is None else _mend(output, config)
     # In two steps, each of which explicitly divided axes survive.
     output = output.reshape((*config.batch, *output.shape[1:]))
+    carried = jax.tree.map(lambda array: array.reshape((*config.batch, *array.shape[1:])), carried)
     return output.reshape((*config.leading, *output.shape[-2:])), carried
 
 
@@ -149,8 +151,11 @@ def _prepare(config: LinearConfig, chunk: Chunk) -> tuple[Any, Array, Array, Any
 
 def _line_up(config: LinearConfig, array: Array) -> Array:
     """Spread over *B and K, which become one axis: matrix products of many batch axes fail on some CPUs."""
-    own = array.shape[len(config.batch) :]
-    return jnp.broadcast_to(array, (*config.batch, *own)).reshape((math.prod(config.batch), *own))
+    return _join_lines(config, jnp.broadcast_to(array, (*config.batch, *array.shape[len(config.batch) :])))
+
+
+def _join_lines(config: LinearConfig, array: Array) -> Array:
+    return array.reshape((math.prod(config.batch), *array.shape[len(config.batch) :]))
 
 
 def _meet(config: LinearConfig, rows: Array, key: Array, decay: Array | None) -> tuple[Array, Any, Any]:

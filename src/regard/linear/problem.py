@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,8 +82,8 @@ class LinearProblem:
     decay: Array | None  # (..., K, S, 1 or D)
     rate: Array | None  # (..., K, S, 1)
     valid: Array | None  # (..., K, S, 1)
-    memory: Array  # (L, D, E) where L = all of *B, K
-    key_sum: Array | None  # (L, D)
+    memory: Array  # (*B, K, D, E)
+    key_sum: Array | None  # (*B, K, D)
     scale: Any
     config: LinearConfig = field(metadata={"static": True})
 
@@ -250,10 +249,11 @@ def _check_rate(rate: Any, per_token: tuple[int, ...]) -> Any:
 def _check_initial(
     initial: Any, problem: Problem, batch: tuple[int, ...], width: int, normalise: bool
 ) -> tuple[Any, Any]:
-    dtype, count = problem.accumulation, math.prod(batch)
-    shapes = (count, width, problem.E), (count, width)
+    dtype, lines = problem.accumulation, batch or (1,)
+    shapes = {"memory": (*batch, width, problem.E), "key_sum": (*batch, width)}
     if initial is None:
-        return jnp.zeros(shapes[0], dtype), jnp.zeros(shapes[1], dtype) if normalise else None
+        key_sum = jnp.zeros((*lines, width), dtype) if normalise else None
+        return jnp.zeros((*lines, width, problem.E), dtype), key_sum
     if not isinstance(initial, State):
         raise TypeError(
             f"initial: expected a regard.linear.State or None, got {type(initial).__name__}; `step` takes it"
@@ -265,7 +265,7 @@ def _check_initial(
             " normalise=True have one"
         )
     arrays = []
-    for name, expected in (("memory", (*batch, width, problem.E)), ("key_sum", (*batch, width))):
+    for name, expected in shapes.items():
         array = getattr(initial, name)
         if name == "key_sum" and not normalise:
             arrays.append(None)
@@ -273,7 +273,7 @@ def _check_initial(
         array = canonicalization.float_array(f"initial.{name}", array, 0)
         if array.shape != expected:
             raise ValueError(f"initial.{name}: expected shape {expected}, got {array.shape}")
-        arrays.append(array.astype(dtype).reshape((count, *expected[len(batch) :])))
+        arrays.append(array.astype(dtype).reshape((*lines, *expected[len(batch) :])))
     return arrays[0], arrays[1]
 
 

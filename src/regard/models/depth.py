@@ -17,7 +17,7 @@ Call = Callable[[int, Any, Array], tuple[Array, Any]]  # of a block by its numbe
 Weights = list[Array]
 _MOVES = (
     "sharding_constraint", "convert_element_type", "reshape", "transpose", "squeeze", "broadcast_in_dim",
-    "pvary",
+    "gather", "pvary",
 )  # fmt: skip
 
 

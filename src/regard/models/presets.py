@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -174,6 +175,22 @@ PRESETS: dict[str, Preset] = {
         "decoder", f"Yang et al., Qwen3 Technical Report, 2025, table 2; {_RELEASED}",
         (2048, 32, 6144, 48, 151_936), _QWEN3, num_key_heads=4, num_experts=128, experts_per_token=8,
         expert_width=768,
+    ),
+    "qwen3-next-80b-a3b": _build(
+        "decoder", "Qwen Team, Qwen3-Next, 2025; all sizes from the released configuration",
+        (2048, 16, 5120, 48, 151_936), QWEN3_5, num_key_heads=2, head_dim=256, rotary_width=64,
+        rotary_base=10_000_000.0, mixers=("gated_delta",) * 3 + ("attention",), delta_heads=32,
+        delta_key_heads=16, delta_head_dim=128, delta_value_dim=128, num_experts=512, experts_per_token=10,
+        expert_width=512, shared_width=512, shared_gate=True,
+    ),
+    "deepseek-v3": _build(
+        "decoder", f"DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 4.2; {_RELEASED}",
+        (7168, 128, 18_432, 61, 129_280), LLAMA, head_dim=128, latent_dim=512, latent_rotary_dim=64,
+        latent_value_dim=128, latent_query_dim=1536,
+        attention_scale=192**-0.5 * (1 + 0.1 * math.log(40)) ** 2,
+        rotary_scaling=YaRN(40.0, 4096, sharpness=1.0), num_experts=256, experts_per_token=8,
+        expert_width=2048, shared_width=2048, router_kind="sigmoid", expert_groups=8, groups_per_token=4,
+        expert_scale=2.5, dense_layers=(0, 1, 2),
     ),
     "gpt-oss-20b": _build(
         "decoder", f"OpenAI, gpt-oss Model Card, 2025, table 1; {_RELEASED}",

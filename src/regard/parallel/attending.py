@@ -247,8 +247,9 @@ def use(
     """Let every `regard.attend` inside run over a mesh: layers and models need no change.
 
     What was compiled outside is compiled anew inside, as `jax.jit` sees the context. Calls with `backend=`
-    are left alone. Inside `jax.shard_map` over these axes arrays are this device's part, as in `ring_attend`;
-    as calls there know only their own lengths, masks must be without data per position.
+    are left alone; of `regard.linear.attend` each device runs rows and heads of its own, whole sequences.
+    Inside `jax.shard_map` over these axes arrays are this device's part, as in `ring_attend`; as calls there
+    know only their own lengths, masks must be without data per position.
 
     Args:
         mesh, axis, batch_axis, head_axis, plan: as in `attend`.

@@ -169,8 +169,13 @@ class Weighing:
         later += 4 * self.statistic + self.tiles
         return round(caller + max(forward, later))
 
-    def estimate(self, cells: np.ndarray, chip: Chip, assumptions: Assumptions) -> Estimate:
-        """Return what the call costs on chips of a kind, from the cells of each member of the ring."""
+    def estimate(
+        self, cells: np.ndarray, chip: Chip, assumptions: Assumptions, *, projects: bool = True
+    ) -> Estimate:
+        """Return what the call costs on chips of a kind, from the cells of each member of the ring.
+
+        With what the projection behind it sums over heads, or, if that is counted elsewhere, without.
+        """
         problem, candidate, division = self.problem, self.candidate, self.division
         memory, steps = self.peak(), len(division.rounds)
         heads = problem.leading[-1] / (candidate.heads * candidate.exchange)
@@ -190,7 +195,7 @@ class Weighing:
         # All have all rows of the output, and of the gradients.
         gathered = (self.copies - 1) * (self.output + (self.query + self.keys if self.backward else 0))
         # The projection gives every device a part of each row: as wide as all heads together.
-        summed = round(trips * 2 * (candidate.heads - 1) * self.output)
+        summed = round(projects * trips * 2 * (candidate.heads - 1) * self.output)
         return Estimate(
             candidate=candidate,
             memory_bytes=memory,

@@ -18,14 +18,21 @@ if TYPE_CHECKING:
 
 # Parts by what the path of a parameter matches first.
 _PARTS = {
-    r"/attention/": "attention",
-    r"/feed_forward/(gate|widen|narrow)/(kernel|bias)$": "feed_forward",
+    r"/(attention|delta)/": "attention",
+    r"/feed_forward/(shared/|shared_gate/|(gate|widen|narrow)/(kernel|bias)$)": "feed_forward",
     r"/feed_forward/(gate|widen|narrow)/": "experts",
     r"/router/": "routers",
     r"/blocks/": "norms",
     r"^trunk/": "embedding",
     r"^head/": "head",
 }
+
+
+class Kind(NamedTuple):
+    """What layers that are alike consist of."""
+
+    mixer: str
+    is_dense: bool  # one feed-forward branch for all tokens; else experts
 
 
 class Parameter(NamedTuple):
@@ -81,17 +88,9 @@ def count_parameters(config: TransformerConfig) -> dict[str, int]:
 
 
 def check_config(config: Any) -> None:
-    """Raise for what is no `TransformerConfig`, and for layers of which nothing is planned."""
+    """Raise for what is no `TransformerConfig`."""
     if not hasattr(config, "vocab_size"):
         raise TypeError(f"config: expected a TransformerConfig, got {type(config).__name__}")
-    if config.is_hybrid:
-        expected = "attention in every layer, of the rest nothing is planned"
-        raise ValueError(f"config: expected {expected}; got {config.mixers}")
-    for name in ("latent_dim", "shared_width"):
-        if getattr(config, name) is not None:
-            raise ValueError(
-                f"config: expected {name}=None, as nothing is planned of it; got {getattr(config, name)}"
-            )
 
 
 @functools.lru_cache(64)
@@ -101,13 +100,13 @@ def list_parameters(config: Any) -> tuple[Parameter, ...]:
 
     from regard.models.decoder import Decoder
 
-    # Layers with experts and without, and the first where its norm is left out: in this order, one of each.
+    # Of layers that are alike, and of the first where its norm is left out: in this order, one of each.
     kinds = collections.Counter(
-        (config.num_experts is None or layer in config.dense_layers, config.first_norm or layer > 0)
-        for layer in range(config.num_layers)
+        (find_kind(config, layer), config.first_norm or layer > 0) for layer in range(config.num_layers)
     )
-    dense = tuple(number for number, (is_dense, _) in enumerate(kinds) if is_dense and config.num_experts)
-    fewer = dataclasses.replace(config, num_layers=len(kinds), dense_layers=dense)
+    dense = tuple(number for number, (kind, _) in enumerate(kinds) if kind.is_dense and config.num_experts)
+    mixers = tuple(kind.mixer for kind, _ in kinds)
+    fewer = dataclasses.replace(config, num_layers=len(kinds), dense_layers=dense, mixers=mixers)
     state = nnx.state(nnx.eval_shape(lambda: Decoder(fewer, rngs=nnx.Rngs(0))), nnx.Param)
     leaves, counts = [], list(kinds.values())
     for keys, leaf in jax.tree_util.tree_leaves_with_path(state):
@@ -118,10 +117,19 @@ def list_parameters(config: Any) -> tuple[Parameter, ...]:
     return tuple(leaves)
 
 
-def count_branches(config: Any) -> tuple[int, int]:
-    """Return how many layers have one feed-forward branch for all tokens, and how many have experts."""
-    dense = config.num_layers if config.num_experts is None else len({*config.dense_layers})
-    return dense, config.num_layers - dense
+def find_kind(config: Any, layer: int) -> Kind:
+    """Return what a layer consists of."""
+    return Kind(config.mixer(layer), config.num_experts is None or layer in config.dense_layers)
+
+
+def count_kinds(config: Any) -> collections.Counter[Kind]:
+    """Count the layers of each kind."""
+    return collections.Counter(find_kind(config, layer) for layer in range(config.num_layers))
+
+
+def count_sparse(config: Any) -> int:
+    """Count the layers that have experts."""
+    return sum(layers for kind, layers in count_kinds(config).items() if not kind.is_dense)
 
 
 def share_parameters(config: Any, sizes: Mapping[str, int]) -> tuple[Share, Share, Share]:

@@ -15,6 +15,7 @@ from flax import nnx
 from regard import masks, parallel
 from regard.models.decoder import Decoder
 from regard.models.depth import recompute
+from regard.planning.parameters import Kind
 
 _LONGEST = 4096  # beyond this what is kept grows with the tokens alone
 
@@ -27,7 +28,7 @@ def count_residuals(
     precision: str,
     *,
     remat: Any,
-    is_dense: bool,
+    kind: Kind,
     has_rows: bool,
     expert_shards: int = 1,
 ) -> float:
@@ -39,21 +40,22 @@ def count_residuals(
         head_shards: devices that divide the heads and the feed-forward width.
         precision: the dtype in which is computed.
         remat: what the backward pass computes again, as in the config.
-        is_dense: True for a block with one feed-forward branch, False for one with experts.
+        kind: what the block consists of.
         has_rows: True where a device has whole rows of scores, which short calls keep.
         expert_shards: devices that divide the experts, each with tokens of its own.
     """
     length = min(length, _LONGEST)
-    own = _divide(config, head_shards, is_dense=is_dense)
+    own = _divide(config, head_shards, kind)
     block = nnx.eval_shape(lambda: Decoder(own, rngs=nnx.Rngs(0))).trunk.stack.blocks[0]
     graph, params, rest = nnx.split(block, nnx.Param, ...)
     params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, precision), params)
     x = jax.ShapeDtypeStruct((expert_shards, length, config.d_model), precision)
     mesh = jax.sharding.AbstractMesh((expert_shards, 1), ("expert", "sequence"))
+    mask = {"mask": masks.causal()} if kind.mixer == "attention" else {}
     along = parallel.use(mesh, "sequence", batch_axis="expert", plan="whole", expert_axis="expert")
 
     def run(params: Any, x: Any, rest: Any) -> Any:
-        return nnx.merge(graph, params, rest)(x, mask=masks.causal())
+        return nnx.merge(graph, params, rest)(x, **mask)
 
     def pull(params: Any, x: Any, rest: Any) -> Any:
         call = recompute(run, remat, prevent_cse=False)
@@ -74,18 +76,22 @@ def _count(tree: Any) -> collections.Counter[tuple[tuple[int, ...], Any]]:
     return collections.Counter((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree))
 
 
-def _divide(config: Any, head_shards: int, *, is_dense: bool) -> Any:
+def _divide(config: Any, head_shards: int, kind: Kind) -> Any:
     """Return the config of one block of a device that has its part of the heads and widths."""
+    names = ("num_heads", "d_ff", "expert_width", "shared_width", "delta_heads", "delta_key_heads")
+    names += ("num_key_heads",) if config.latent_dim is None else ()
+    whole = {name: getattr(config, name) for name in names}
+    whole["delta_heads"] = config.delta_heads or config.num_heads
+    if config.latent_dim is None:
+        whole["num_key_heads"] = config.num_key_heads or config.num_heads
+    experts = {"num_experts": None, "experts_per_token": 1} if kind.is_dense else {}
     return dataclasses.replace(
         config,
         num_layers=1,
-        num_heads=config.num_heads // head_shards,
-        num_key_heads=max((config.num_key_heads or config.num_heads) // head_shards, 1),
+        **{name: width and max(width // head_shards, 1) for name, width in whole.items()},
         head_dim=config.head_width,
-        d_ff=max(config.d_ff // head_shards, 1),
-        expert_width=config.expert_width and max(config.expert_width // head_shards, 1),
-        num_experts=None if is_dense else config.num_experts,
-        experts_per_token=1 if is_dense else config.experts_per_token,
+        mixers=(kind.mixer,),
+        **experts,
         dense_layers=(),
         windows=(None,),
     )

@@ -95,6 +95,7 @@ class Search:
     also: tuple[Search, ...] = ()  # other calls on the same mesh
     adapt: Callable[[Candidate], Candidate] = lambda candidate: candidate  # how such a call is divided there
     serves: Callable[[Candidate], bool] = lambda _: True  # which meshes the caller runs on
+    projects: bool = True  # the sums of the projection behind it count, too
 
     def chip_of(self, devices: int) -> Chip:
         """Return what each of so many devices has."""
@@ -126,7 +127,8 @@ class Search:
         problem = candidate.pad(self.problem)
         division, cells = self.rings.divide(candidate.cut(problem))
         weighing = Weighing(problem, candidate, division, self.backward)
-        return weighing.estimate(cells, self.chip_of(candidate.devices), self.assumptions)
+        chip = self.chip_of(candidate.devices)
+        return weighing.estimate(cells, chip, self.assumptions, projects=self.projects)
 
     def total(self, item: Estimate) -> float:
         """Return the seconds of all calls and of what is beside them."""

@@ -9,11 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard.engine.flash.measurements import Tuning
+from regard.linear.problem import CHUNK_OF_DELTA
 from regard.parallel.meshes import divide_slices
 from regard.planning.candidates import Candidate, name_outer
 from regard.planning.chips import Chip, Line, sum_seconds
 from regard.planning.estimates import Assumptions
-from regard.planning.parameters import Share, count_branches, count_parameters, share_parameters
+from regard.planning.parameters import (
+    Kind,
+    Share,
+    count_kinds,
+    count_parameters,
+    count_sparse,
+    share_parameters,
+)
 from regard.planning.search import Beside
 
 AXES = ("data", "fsdp", "expert", "sequence", "tensor")  # as `regard train --mesh` has them
@@ -47,6 +55,16 @@ class StepModel:
         """Parameters by where they are."""
         return count_parameters(self.config)
 
+    @functools.cached_property
+    def delta_products(self) -> float:
+        """Multiplications per token of the delta rule in all its layers, beside its projections."""
+        config, size = self.config, CHUNK_OF_DELTA
+        width = config.delta_head_dim or config.head_width
+        value_width = config.delta_value_dim or width
+        of_head = 2 * size * (width + value_width) + 3 * width * value_width
+        layers = sum(config.mixer(layer) != "attention" for layer in range(config.num_layers))
+        return layers * (config.delta_heads or config.num_heads) * of_head
+
     def weigh(self, candidate: Candidate) -> Beside:
         """Return seconds and bytes beside attention."""
         return self.divide(candidate).weigh()
@@ -60,16 +78,18 @@ class StepModel:
 
         config, asked = self.config, self.sizes
         multiplied = sum(self.parts[name] for name in ("attention", "feed_forward", "routers"))
-        if count_branches(config)[1]:
+        if count_sparse(config):
             multiplied += self.parts["experts"] * config.experts_per_token / config.num_experts
         products = (3 if config.remat is None else 4) * multiplied + 3 * config.d_model * config.vocab_size
         rate = self.chip.divide(devices).flops[self.precision] * self.shares.compute_efficiency
         seconds = 2 * asked["batch"] * asked["length"] * products / (devices * rate)
-        dense, sparse = count_branches(config)
-        how = {"remat": config.remat, "is_dense": True, "has_rows": False}
-        block = dense and count_residuals(config, asked["length"], 1, self.precision, **how)
         tokens = asked["batch"] // asked["accumulate_steps"] * asked["length"] / devices
-        activations = tokens * (dense * block + sparse * self.size * config.d_model)
+        activations, how = 0.0, {"remat": config.remat, "has_rows": False}
+        for kind, layers in count_kinds(config).items():
+            block = self.size * config.d_model
+            if kind.is_dense:
+                block = count_residuals(config, asked["length"], 1, self.precision, kind=kind, **how)
+            activations += tokens * layers * block
         stored = sum(self.parts.values()) / devices
         averaged = _FLOAT * stored if asked["accumulate_steps"] > 1 else 0.0
         working = max(tokens * config.vocab_size * self.logit_bytes, self.size * stored)
@@ -175,18 +195,16 @@ class StepOnMesh:
         model, config, size, tokens = self.model, self.model.config, self.model.size, self.tokens
         outside, blocks, block = self.shares
         averaged = _FLOAT * self.stored if model.sizes["accumulate_steps"] > 1 else 0.0
-        branches = dict(zip((True, False), count_branches(config), strict=True))
-        residuals = {
-            is_dense: self.keep(is_dense, config.remat) for is_dense, layers in branches.items() if layers
-        }
+        kinds = count_kinds(config)
         loss = {
             "gradients": averaged + size * (outside.used + outside.stored),  # as they come, and summed
             "gathered": size * (outside.copies(size) + (not config.scan_layers) * blocks.copies(size)),
-            "activations": tokens * sum(branches[is_dense] * count for is_dense, count in residuals.items()),
+            "activations": tokens
+            * sum(layers * self.keep(kind, config.remat) for kind, layers in kinds.items()),
             "attention": 0.0,
             "working": tokens * self.vocabulary * model.logit_bytes,
         }
-        inside = tokens * max((self.keep(is_dense, None) for is_dense in residuals), default=0.0)
+        inside = tokens * max((self.keep(kind, None) for kind in kinds), default=0.0)
         attention = model.peak(self.candidate)
         gradient = loss | {
             "gradients": averaged + size * self.stored,
@@ -198,7 +216,7 @@ class StepOnMesh:
             gradient["gathered"] += _FLOAT * block.stored + size * block.copies(size)
         if self.expert > 1:  # Of all tokens that travel the gradients, in and out, and sums in float32.
             gradient["working"] += tokens * self.expert * config.d_model * (2 * size + 4)
-        elif False in residuals:  # Of experts one map's of all tiles.
+        elif count_sparse(config):  # Of experts one map's of all tiles.
             width = (config.expert_width or config.d_ff) / self.candidate.heads
             gradient["gathered"] += size * self.tiles[0] * config.d_model * width
         # Gradients, and as they are clipped.
@@ -206,7 +224,7 @@ class StepOnMesh:
         fullest = max(loss, gradient, update, key=lambda held: sum(held.values()))
         return {"parameters": _FLOAT * self.stored, "optimizer": 2 * _FLOAT * self.stored, **fullest}
 
-    def keep(self, is_dense: bool, remat: Any) -> float:
+    def keep(self, kind: Kind, remat: Any) -> float:
         """Return the bytes per token that a block keeps."""
         from regard.planning.residuals import count_residuals  # which loads models
 
@@ -214,8 +232,8 @@ class StepOnMesh:
         # Few scores are computed at once, and kept.
         scores = self.tokens * model.sizes["length"] * model.config.num_heads / candidate.heads
         has_rows = self.sizes["sequence"] == 1 and scores <= Tuning().dense_scores
-        sizes, how = (model.sizes["length"], candidate.heads), {"remat": remat, "is_dense": is_dense}
-        how |= {"expert_shards": 1 if is_dense else self.expert, "has_rows": has_rows}
+        sizes, how = (model.sizes["length"], candidate.heads), {"remat": remat, "kind": kind}
+        how |= {"expert_shards": 1 if kind.is_dense else self.expert, "has_rows": has_rows}
         return count_residuals(model.config, *sizes, model.precision, **how)
 
     def send(self) -> dict[str, float]:
@@ -226,14 +244,18 @@ class StepOnMesh:
         trips = 2 if config.scan_layers else 1
         weights = outside.gathered + trips * blocks.gathered + outside.summed + blocks.summed
         # Behind both branches, forward and back; behind attention, where it runs again. Of experts all rows.
-        dense, sparse = count_branches(config)
+        sparse = count_sparse(config)
         again = config.remat in ("full", "nothing_saveable")
-        rows = (2 + again + 2) * (dense + sparse) * self.tokens
+        rows = (1 + again + 2) * config.num_layers * self.tokens
         if sparse and self.expert == 1:
-            rows += 2 * sparse * (self.expert_rows - self.tokens)
+            # Run again, for the gradient of the weights of what experts give.
+            rows += sparse * ((2 + again) * self.expert_rows - 2 * self.tokens)
+        if config.shared_width is not None:
+            rows += 2 * sparse * self.tokens
         if self.vocabulary < config.vocab_size:
             rows += 2 * self.tokens  # of embedded tokens, of the head's gradient
-        summed = 2 * (head_shards - 1) / head_shards * rows * config.d_model
+        entering = sum(layers * _count_entries(config, kind) for kind, layers in count_kinds(config).items())
+        summed = 2 * (head_shards - 1) / head_shards * (rows * config.d_model + self.tokens * entering)
         steps = model.sizes["accumulate_steps"] * model.size
         sent = {"weights": steps * weights, "sums": steps * summed}
         if self.expert > 1:
@@ -251,11 +273,12 @@ class StepOnMesh:
         shares, parts, head_shards = model.shares, model.sizes["accumulate_steps"], self.candidate.heads
         chip = model.chip.divide(self.candidate.devices)
         trips = 3 if config.remat is None else 4
-        sparse = count_branches(config)[1]
+        sparse = count_sparse(config)
         multiplied = self.tokens * sum(model.parts[name] for name in ("attention", "feed_forward", "routers"))
         of_experts = self.expert_rows * model.parts["experts"] / (config.num_experts or 1) if sparse else 0
-        # Divided experts compute their tiles again in the backward pass.
+        # Divided experts compute their tiles again in the backward pass, and the delta rule its chunks.
         multiplied = trips * multiplied + (trips if self.expert == 1 else 4) * of_experts
+        multiplied += (trips + 1) * self.tokens * model.delta_products
         products = multiplied / head_shards + 3 * self.tokens * config.d_model * self.vocabulary
         line = self.candidate.line(chip, "data", "sequence", "exchange")
         along = self.candidate.line(chip, "heads")
@@ -273,3 +296,12 @@ class StepOnMesh:
             seconds = sum_seconds(chip, travel, sent["experts"])
             times["experts"] = shares.reach(seconds, 5 * parts * sparse)
         return times
+
+
+def _count_entries(config: Any, kind: Kind) -> int:
+    """Count the features of a token, as they enter the maps that heads divide: their gradients are summed."""
+    if kind.mixer == "kimi_delta":  # Decay and gate are made of vectors as wide as a head.
+        return config.d_model + 2 * (config.delta_head_dim or config.head_width)
+    if kind.mixer == "gated_delta" or config.latent_dim is None:
+        return config.d_model
+    return (config.latent_query_dim or config.d_model) + config.latent_dim + config.latent_rotary_dim

@@ -124,6 +124,7 @@ def plan_step(
     rows that `layers.Experts` lays for the tokens of a device, up to twice those that its tokens choose.
     Along `expert` they are divided: tokens are gathered in their place, and a device computes its share, if
     tokens choose all experts alike, and half a tile more of each expert; in the backward pass once more.
+    Of a hybrid, heads of the delta rule are divided as those of attention, and no sequence is.
 
     Args:
         config: the decoder's `TransformerConfig`; `remat` says whether blocks are run again.
@@ -140,7 +141,8 @@ def plan_step(
 
     Raises:
         TypeError: as in `plan`; a config that is none.
-        ValueError: as in `plan`; a config without `vocab_size`; parts that do not divide the batch.
+        ValueError: as in `plan`; a config without `vocab_size`, attention, or with an indexer; parts that do
+            not divide the batch.
         MemoryTooSmallError: no mesh holds the step.
 
     Example:
@@ -160,6 +162,12 @@ def plan_step(
         raise ValueError("config: expected vocab_size, as a Decoder predicts tokens; got input_width")
     if not config.num_layers:
         raise ValueError("config: expected num_layers of at least 1, got 0")
+    if config.index_count is not None:
+        problem = f"expected index_count=None, as nothing is planned of it; got {config.index_count}"
+        raise ValueError(f"config: {problem}")
+    attending = [layer for layer in range(config.num_layers) if config.mixer(layer) == "attention"]
+    if not attending:
+        raise ValueError(f"config: expected a layer of attention, got mixers={config.mixers}")
     numbers = {"length": length, "batch": batch, "devices": devices, "accumulate_steps": accumulate_steps}
     sizes = read_sizes(numbers)
     batch, devices, parts = sizes["batch"], sizes["devices"], sizes["accumulate_steps"]
@@ -172,21 +180,29 @@ def plan_step(
         wanted = f"expert to divide num_experts={config.num_experts}" if config.num_experts else "expert=1"
         model = "" if config.num_experts else ", as the model has no experts"
         raise ValueError(f"fixed: expected {wanted}{model}, got expert={fixed['expert']}")
-    key_heads = config.num_key_heads or config.num_heads
-    query = jax.ShapeDtypeStruct(
-        (batch // parts, config.num_heads, sizes["length"], config.head_width), precision
-    )
-    key = jax.ShapeDtypeStruct((batch // parts, key_heads, sizes["length"], config.head_width), precision)
+    if config.is_hybrid and fixed.get("sequence", 1) > 1:
+        problem = "as of the delta rule over parts of a sequence nothing is planned"
+        raise ValueError(f"fixed: expected sequence=1, {problem}; got sequence={fixed['sequence']}")
+    heads, key_heads = config.num_heads, config.num_key_heads or config.num_heads
+    width = config.head_width + (config.latent_rotary_dim or 0)  # of latents all heads have keys of their own
+    of_arrays = (heads, width), (key_heads, width), (key_heads, config.latent_value_dim or config.head_width)
+    query, key, value = [
+        jax.ShapeDtypeStruct((batch // parts, count, sizes["length"], size), precision)
+        for count, size in of_arrays
+    ]
     runs = 9 / 7 if _runs_again(config) else 1.0  # of 2 products forward and 5 back, the 2 once more
-    windows = collections.Counter(config.window(layer) for layer in range(config.num_layers))
+    windows = collections.Counter(map(config.window, attending))
     ordered = sorted(windows, key=lambda window: float("inf") if window is None else window, reverse=True)
     calls = []
     for window in ordered:
         mask = masks.causal() if window is None else masks.causal() & masks.sliding_window(window)
-        search = prepare(canonicalize(query, key, key, mask=mask), chip, shares, True, _fix_attention(fixed))
+        search = prepare(
+            canonicalize(query, key, value, mask=mask), chip, shares, True, _fix_attention(fixed)
+        )
         chip = search.chip  # measured once
         adapt = functools.cache(functools.partial(_adapt, search))
-        calls.append(replace(search, times=windows[window] * parts * runs, adapt=adapt))
+        times = windows[window] * parts * runs
+        calls.append(replace(search, times=times, adapt=adapt, projects=False))
     first, *others = calls
     model = StepModel(config, sizes, first.chip, shares, precision, fixed, first.peak)
     serves = functools.partial(_is_chosen, config, first, fixed)
@@ -236,12 +252,15 @@ def _fix_attention(fixed: Mapping[str, int]) -> dict[str, int]:
 
 def _is_chosen(config: Any, search: Search, fixed: Mapping[str, int], candidate: Candidate) -> bool:
     """Return whether the trainer runs on the mesh, and divides attention like this."""
-    widths = config.num_key_heads, config.d_ff, config.num_experts and config.expert_width
+    names = ("num_key_heads", "d_ff", "shared_width", "delta_heads", "delta_key_heads")
+    widths = *(getattr(config, name) for name in names), config.num_experts and config.expert_width
     if candidate.rows or candidate.data % fixed.get("expert", 1):
         return False
     if any((width or 0) % candidate.heads for width in widths):
         return False  # which it refuses
     shared = candidate.sequence * candidate.exchange
+    if config.is_hybrid and shared > 1:
+        return False
     return fixed.get("sequence", shared) == shared and search.adapt(candidate) == candidate
 
 

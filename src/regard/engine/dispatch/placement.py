@@ -32,6 +32,11 @@ class Placement(Protocol):
         whose first axis has a part for each."""
         ...
 
+    def divide_lines(self, batch: tuple[int, ...]) -> tuple[Any, tuple[tuple[str, ...], ...]]:
+        """Return the mesh on which each device runs rows and heads `(*B, K)` of its own, and the axes of it
+        that divide each of these; None and no axes where it does not."""
+        ...
+
     def divide_experts(self, shape: tuple[int, int, int], count: int, width: int) -> ExpertAxes | None:
         """Return the axes for so many experts of a width, applied to tokens `(B, T, M)`; None for none."""
         ...
