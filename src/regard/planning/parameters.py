@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -46,7 +45,12 @@ class Parameter(NamedTuple):
     @property
     def part(self) -> str:
         """Return where it is, of the keys of `count_parameters`."""
-        return next(part for pattern, part in _PARTS.items() if re.search(pattern, self.path))
+        return _find_part(self.path)
+
+
+@functools.lru_cache(4096)
+def _find_part(path: str) -> str:
+    return next(part for pattern, part in _PARTS.items() if re.search(pattern, path))
 
 
 class Share(NamedTuple):
@@ -122,26 +126,31 @@ def find_kind(config: Any, layer: int) -> Kind:
     return Kind(config.mixer(layer), config.num_experts is None or layer in config.dense_layers)
 
 
+@functools.lru_cache(64)
 def count_kinds(config: Any) -> collections.Counter[Kind]:
     """Count the layers of each kind."""
     return collections.Counter(find_kind(config, layer) for layer in range(config.num_layers))
 
 
+@functools.lru_cache(64)
 def count_sparse(config: Any) -> int:
     """Count the layers that have experts."""
     return sum(layers for kind, layers in count_kinds(config).items() if not kind.is_dense)
 
 
-def share_parameters(config: Any, sizes: Mapping[str, int]) -> tuple[Share, Share, Share]:
+@functools.lru_cache(4096)
+def share_parameters(
+    config: Any, devices: int, fsdp: int, expert: int, tensor: int
+) -> tuple[Share, Share, Share]:
     """Return what a device of a mesh has of all outside of blocks, of blocks, and of the largest one.
 
-    Gradients are summed over all devices with tokens of their own. Where these store parts, each is sent the
-    sums of its part, and those are summed over the devices that store the same: the fewest bytes that do.
+    Gradients are summed over all devices with tokens of their own: so many, times `expert`. Where these
+    store parts, each is sent the sums of its part, and those are summed over the devices that store the same:
+    the fewest bytes that do.
     """
     groups = collections.defaultdict(lambda: np.zeros(len(Share._fields)))
-    devices = sizes["data"] * sizes["fsdp"] * sizes["sequence"]
-    for leaf, stored, used in _divide(config, sizes["fsdp"], sizes["expert"], sizes["tensor"]):
-        adding = devices * (1 if leaf.part == "experts" else sizes["expert"])
+    for leaf, stored, used in _divide(config, fsdp, expert, tensor):
+        adding = devices * (1 if leaf.part == "experts" else expert)
         parts = min(used / stored, adding)
         summed = used * (parts - 1) / parts + 2 * (used / parts) * (1 - parts / adding)
         groups[leaf.block, leaf.layers] += stored, used, used * (used > stored), used - stored, summed

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from regard import masks, parallel
@@ -18,6 +19,7 @@ from regard.models.depth import recompute
 from regard.planning.parameters import Kind
 
 _LONGEST = 4096  # beyond this what is kept grows with the tokens alone
+_FEW = 4  # devices that divide experts; what more of them keep follows
 
 
 @functools.lru_cache(256)
@@ -44,6 +46,16 @@ def count_residuals(
         has_rows: True where a device has whole rows of scores, which short calls keep.
         expert_shards: devices that divide the experts, each with tokens of its own.
     """
+    if remat in ("full", "nothing_saveable"):
+        return float(np.dtype(precision).itemsize * config.d_model)
+    if (
+        expert_shards > _FEW and config.num_experts % _FEW == 0
+    ):  # with each device, all get as many tokens more
+        count = functools.partial(
+            count_residuals, config, length, head_shards, precision, remat=remat, kind=kind
+        )
+        half, few = [count(has_rows=has_rows, expert_shards=shards) for shards in (_FEW // 2, _FEW)]
+        return few + (few - half) / (_FEW // 2) * (expert_shards - _FEW)
     length = min(length, _LONGEST)
     own = _divide(config, head_shards, kind)
     block = nnx.eval_shape(lambda: Decoder(own, rngs=nnx.Rngs(0))).trunk.stack.blocks[0]

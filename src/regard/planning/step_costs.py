@@ -147,7 +147,9 @@ class StepOnMesh:
     @functools.cached_property
     def shares(self) -> tuple[Share, Share, Share]:
         """Parameters outside of blocks, of blocks, and of the largest one."""
-        return share_parameters(self.model.config, self.sizes)
+        sizes = self.sizes
+        devices = sizes["data"] * sizes["fsdp"] * sizes["sequence"]
+        return share_parameters(self.model.config, devices, self.fsdp, self.expert, sizes["tensor"])
 
     @property
     def stored(self) -> float:

@@ -204,7 +204,7 @@ def plan_step(
         times = windows[window] * parts * runs
         calls.append(replace(search, times=times, adapt=adapt, projects=False))
     first, *others = calls
-    model = StepModel(config, sizes, first.chip, shares, precision, fixed, first.peak)
+    model = StepModel(config, sizes, first.chip, shares, precision, fixed, functools.cache(first.peak))
     serves = functools.partial(_is_chosen, config, first, fixed)
     beside = functools.cache(model.weigh)
     search = replace(first, beside=beside, least=model.find_least, also=tuple(others), serves=serves)
