@@ -32,9 +32,7 @@ class Instruction(NamedTuple):
     @property
     def size(self):
         shapes = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", self.shape)
-        return sum(
-            SIZES[dtype] * prod(map(int, sizes.split(",") if sizes else ())) for dtype, sizes in shapes
-        )
+        return sum(SIZES[dtype] * prod(map(int, re.findall(r"\d+", sizes))) for dtype, sizes in shapes)
 
 
 class Computation:

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import functools
 import io
 import json
 import os
@@ -175,15 +176,11 @@ def check_against_definition(way, shapes, mask, dtype=jnp.float32, **options):
     if mask is not None:
         where = {name: options[name] for name in options if name.endswith(("_offset", "_positions"))}
         where = where or {"query_offset": 0}
-        keep = mask.number_leading(leading).dense(
-            shapes[0][-2], shapes[1][-2], leading_axes=len(leading), **where
-        )
-        keep = np.asarray(keep)
+        T, S = shapes[0][-2], shapes[1][-2]
+        keep = np.asarray(mask.number_leading(leading).dense(T, S, leading_axes=len(leading), **where))
     spelled = {"keep": keep, "cotangent": np.asarray(cotangent, np.float64)}
     inputs = [np.asarray(array, np.float64) for array in arrays]
-    truth, same = (
-        vars(oracle.batched(*inputs, **spelled, dtype=dtype)) for dtype in (np.float64, np.float32)
-    )
+    truth, same = (vars(oracle.batched(*inputs, **spelled, dtype=dtype)) for dtype in ("float64", "float32"))
     found = evaluate(lambda *arrays: run(way, *arrays, mask=mask, **options), arrays, cotangent)
     for part, array in zip(PARTS, found, strict=True):
         assert array.dtype == dtype
@@ -210,9 +207,7 @@ def check_against_one_device(way, arrays, options, rtol=2e-5, atol=5e-6):
         return lambda *arrays: function(*arrays[:3], **options(*arrays[3:]))
 
     found = evaluate(call(lambda *arrays, **options: run(way, *arrays, **options)), arrays, cotangent)
-    expected = evaluate(
-        call(lambda *arrays, **options: attend(*arrays, backend="dense", **options)), arrays, cotangent
-    )
+    expected = evaluate(call(functools.partial(attend, backend="dense")), arrays, cotangent)
     for place, (one, other) in enumerate(zip(found, expected, strict=True)):
         np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, err_msg=f"{way}, result {place}")
     return found
