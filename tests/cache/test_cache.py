@@ -40,11 +40,8 @@ def paged(dtype=jnp.float32, garbage=NAN):
     return spoil(cache, garbage).assign(1, [7]).assign(0, [3, 9]).assign(1, [0, 5]).assign(0, 1)
 
 
-CACHES = {
-    "contiguous": contiguous,
-    "windowed": functools.partial(contiguous, capacity=11, window=WINDOW),
-    "paged": paged,
-}
+windowed = functools.partial(contiguous, capacity=11, window=WINDOW)
+CACHES = {"contiguous": contiguous, "windowed": windowed, "paged": paged}
 
 
 @functools.partial(jax.jit, static_argnames="careful")
