@@ -28,10 +28,8 @@ def spell(token):
 
 def offer(monkeypatch, model, start_token=None):
     """What every directory holds from now on."""
-    spelling = {
-        "encode": lambda text: [MARK, *text.encode()],
-        "spell": lambda _, tokens: spell_bytes(spell, tokens),
-    }
+    encode = lambda text: [MARK, *text.encode()]
+    spelling = {"encode": encode, "spell": lambda _, tokens: spell_bytes(spell, tokens)}
     options = {"title": "a test", "stop_tokens": (MARK,), "start_token": start_token}
     found = text_models.TextModel(model=model, **spelling, **options)
     monkeypatch.setattr(generating, "open_text_model", lambda directory: found)
