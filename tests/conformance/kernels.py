@@ -80,16 +80,13 @@ def attention(
         sink = sink + np.log(-(-S // block))
     peak = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), sink.astype(dtype))
     peak = np.where(np.isfinite(peak) if fault == "NaN lost" else peak != -np.inf, peak, 0)
-    weights = np.exp(scores - peak)
-    if fault == "no maximum":
-        weights = np.exp(scores)
+    shift = 0 if fault == "no maximum" else peak
+    weights = np.exp(scores - shift)
     if fault == "exponentials of five digits":
         weights = weights * (1 + 1e-5 * np.sin(column)).astype(dtype)
     if fault == "NaN lost":
         weights = np.where(np.isnan(weights), 0, weights)
-    total = weights.sum(-1, keepdims=True) + np.exp(
-        sink.astype(dtype) - (0 if fault == "no maximum" else peak)
-    )
+    total = weights.sum(-1, keepdims=True) + np.exp(sink.astype(dtype) - shift)
     if fault == "empty rows are means":
         weights = np.where(total == 0, 1, weights)
         total = np.where(total == 0, S, total)
@@ -166,10 +163,9 @@ def differentiable(
     if fault == "NaN in gradients of empty rows":
         weights = jnp.where(keep.any(-1, keepdims=True), jax.nn.softmax(scores, -1), 0)
     if dropout:
-        survives = jax.random.bernoulli(
-            rng, dropout if fault == "the rate survives" else 1 - dropout, weights.shape
-        )
-        grown = survives / (dropout if fault == "the rate survives" else 1 - dropout)
+        rate = dropout if fault == "the rate survives" else 1 - dropout
+        survives = jax.random.bernoulli(rng, rate, weights.shape)
+        grown = survives / rate
         dropped = weights * (survives if fault == "dropout does not grow" else grown)
         if fault == "dropout renormalised":
             dropped = dropped / dropped.sum(-1, keepdims=True)
