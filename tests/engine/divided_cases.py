@@ -114,9 +114,7 @@ def _specs(places, division, key_heads):
 
 
 def _put(mesh, arrays, specs):
-    return [
-        jax.device_put(array, NamedSharding(mesh, spec)) for array, spec in zip(arrays, specs, strict=True)
-    ]
+    return jax.device_put(list(arrays), [NamedSharding(mesh, spec) for spec in specs])
 
 
 def _call(case, backend, aux):
@@ -137,10 +135,7 @@ def _differentiable(arrays):
 def _measure(results):
     """A number that every result moves; empty rows count nothing."""
     weights = [jnp.cos(jnp.arange(one.size, dtype=one.dtype)).reshape(one.shape) for one in results]
-    parts = (
-        jnp.sum(weight * jnp.where(jnp.isfinite(one), one, 0))
-        for weight, one in zip(weights, results, strict=True)
-    )
+    parts = map(lambda weight, one: jnp.sum(weight * jnp.where(jnp.isfinite(one), one, 0)), weights, results)
     return functools.reduce(jnp.add, parts)
 
 
@@ -323,9 +318,7 @@ KERNEL_CASES = {
         lambda lengths: {"mask": masks.lengths(lengths)},
     ),
     # Another number of them in each row, all known to the program; each device takes its own.
-    "documents": (
-        list, [], lambda: {"mask": masks.segments(np.arange(7) // np.asarray([[4], [3], [9], [2]]))}
-    ),
+    "documents": (list, [], lambda: {"mask": masks.segments(np.arange(7) // np.array([[4], [3], [9], [2]]))}),
     "sinks": (lambda: draw((HEADS,), seed=3), [lambda b, h: P(h)], lambda sinks: {"sinks": sinks}),
 }  # fmt: skip
 

@@ -228,10 +228,7 @@ def test_a_wrong_call_is_told_what_is_wrong(name, monkeypatch):
     if isinstance(wrong, dict):
         arguments = {"query": Q, "key": K, "value": V} | wrong
         query, key, value = (arguments.pop(part) for part in ("query", "key", "value"))
-        calls = [
-            lambda: attend(query, key, value, **arguments),
-            lambda: explain(query, key, value, **arguments),
-        ]
+        calls = [lambda call=call: call(query, key, value, **arguments) for call in (attend, explain)]
         if isinstance(query, jax.Array) and isinstance(value, jax.Array):
             traced = lambda *arrays: attend(*arrays, **arguments)
             calls.append(lambda: jax.eval_shape(traced, query, key, value))

@@ -119,18 +119,15 @@ def test_transforms_and_what_nobody_may_attend_to():
 
     hidden = [array[None] if place else array for place, array in enumerate(hidden)]
     visible = [array[None] if place else array for place, array in enumerate(arrays)]
-    truth = jax.jit(twice, static_argnums=0)("dense", visible, lists)
-    for actual, expected in zip(
-        jax.jit(twice, static_argnums=0)("gathered", hidden, lists), truth, strict=True
-    ):
+    run = jax.jit(twice, static_argnums=0)
+    truth = run("dense", visible, lists)
+    for actual, expected in zip(run("gathered", hidden, lists), truth, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=2e-5)
         assert not actual[..., 7, :].any()
     lists[lists == 5] = -1
     lists[:, :, 9, 2] = 5  # in row 9 alone
     hidden = (array.reshape(array.shape[-4:]) for array in hidden)
-    call = jax.jit(
-        lambda *arrays: attend(*arrays, mask=masks.chosen_keys(lists), backend="gathered", aux=STATS)
-    )
+    call = jax.jit(lambda *a: attend(*a, mask=masks.chosen_keys(lists), backend="gathered", aux=STATS))
     found, stats = call(*hidden)
     ninth = np.arange(T) == 9
     assert (np.isnan(np.asarray(found)).all(-1) == ninth).all()
@@ -152,13 +149,9 @@ def test_memory_is_linear_and_what_is_done_is_told():
     assert explain(query, query, query, mask=mask).reason == "64 of 4,096 keys are gathered for each query"
     assert "gathered" not in explain(query, query, query).refusals
     short = jax.ShapeDtypeStruct((8, 128, 64), "bfloat16")
-    assert (
-        explain(short, short, short, mask=masks.chosen_keys(np.zeros((128, 64), int))).backend != "gathered"
-    )
-    for options, reason in (
-        ({"mask": ~mask}, "no chosen_keys"),
-        ({"mask": mask, "aux": ("weights",)}, "weights"),
-    ):
+    assert explain(*[short] * 3, mask=masks.chosen_keys(np.zeros((128, 64), int))).backend != "gathered"
+    refused = ({"mask": ~mask}, "no chosen_keys"), ({"mask": mask, "aux": ("weights",)}, "weights")
+    for options, reason in refused:
         with pytest.raises(NotImplementedError, match=f"'gathered' cannot serve this call: {reason}"):
             explain(query, query, query, backend="gathered", **options)
 
@@ -169,9 +162,8 @@ def divide():
     arrays = draw((4, 4), (2,), 64, 64, "float32")
 
     def loss(*arrays, **options):
-        return jnp.sum(
-            jnp.sin(attend(*arrays[:3], mask=masks.chosen_keys(arrays[3]) & masks.causal(), **options))
-        )
+        mask = masks.chosen_keys(arrays[3]) & masks.causal()
+        return jnp.sum(jnp.sin(attend(*arrays[:3], mask=mask, **options)))
 
     truth = jax.jit(lambda *arrays: jax.grad(loss, (0, 1, 2))(*arrays, backend="dense"))(*arrays, lists)
     for kind in jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit:

@@ -81,11 +81,8 @@ def test_factors_without_numbers_make_a_product_of_zeros():
 def kernels(compiled):
     """Return the shapes of products, and whether a maximum is part of their kernel."""
     found = []
-    for computation in compiled.as_text().split("\n}\n"):
-        found += [
-            (shape, " reduce(" in computation)
-            for shape in re.findall(r"= \w+(\[[\d,]*\])\S* dot\(", computation)
-        ]
+    for text in compiled.as_text().split("\n}\n"):
+        found += [(shape, " reduce(" in text) for shape in re.findall(r"= \w+(\[[\d,]*\])\S* dot\(", text)]
     return found
 
 

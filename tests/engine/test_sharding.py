@@ -52,9 +52,7 @@ def divide_in_context():
     arrays = draw((2, 4, 12, 7), (2, 4, 12, 7), (2, 4, 12, 5))
 
     def call(**options):
-        part = jax.shard_map(
-            lambda *arrays: attend(*arrays, **options), mesh=mesh, in_specs=(spec,) * 3, out_specs=spec
-        )
+        part = jax.shard_map(functools.partial(attend, **options), mesh=mesh, in_specs=spec, out_specs=spec)
         return jax.jit(part)(*arrays)
 
     with parallel.use(mesh, "seq"):

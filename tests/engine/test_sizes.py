@@ -76,9 +76,8 @@ def program(run, T, S, masked=True):
 
 def define(arrays, T, S, masked=True):
     """Scores (-inf where a pair does not count), the statistics, and the number that is differentiated."""
-    query, key, value, bias, cap = (
-        arrays[name].astype(np.float64) for name in ("query", "key", "value", "bias", "cap")
-    )
+    names = "query", "key", "value", "bias", "cap"
+    query, key, value, bias, cap = (arrays[name].astype(np.float64) for name in names)
     found = np.einsum("bhtd,bhsd->bhts", query, np.repeat(key, H // K, 1)) / np.sqrt(D)
     if masked:
         lengths = np.array([S - 3, 0])[:, None, None, None]
@@ -158,9 +157,7 @@ def test_a_row_is_nan_where_it_meets_nan_and_no_other_row_is(run, size, masked):
         for part in ("key", "value"):
             assert np.isnan(grads[part][seen]).any(-1).all(), (words, part)
             apart = ~seen.any(-1)
-            np.testing.assert_array_equal(
-                grads[part][apart], clean_grads[part][apart], err_msg=f"{words}: {part}"
-            )
+            np.testing.assert_array_equal(grads[part][apart], clean_grads[part][apart], f"{words}: {part}")
 
 
 @pytest.mark.parametrize(("run", "size"), CALLS, ids=str)

@@ -172,10 +172,8 @@ def test_masks_offsets_and_patterns_may_vary_along_any_axis_of_theirs():
     )
 
     def call(run, lengths, offset, rng):
-        options = {"query_offset": offset, "dropout_rate": 0.3, "rng": rng}
-        return run(canonicalize(query, key, value, mask=masks.causal() & masks.lengths(lengths), **options))[
-            0
-        ]
+        rest = {"query_offset": offset, "dropout_rate": 0.3, "rng": rng}
+        return run(canonicalize(query, key, value, mask=masks.causal() & masks.lengths(lengths), **rest))[0]
 
     found = jax.jit(jax.vmap(functools.partial(call, in_small_tiles), (1, 0, 0)))(*varying)
     whole = jax.jit(functools.partial(call, dense.run))
