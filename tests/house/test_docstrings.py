@@ -67,9 +67,7 @@ def test_public_names_are_documented():
 def test_a_published_idea_names_its_source():
     """With the year; and no fewer do than did."""
     told = {name: " ".join((inspect.getdoc(value) or "").split()) for name, value in NAMES.items()}
-    references = {
-        name: text.partition("Reference:")[2] for name, text in told.items() if "Reference:" in text
-    }
+    references = {name: doc.partition("Reference:")[2] for name, doc in told.items() if "Reference:" in doc}
     papers = {n: text for n, text in references.items() if not any(word in text for word in SOFTWARE)}
     year = re.compile(r"\b(1[5-9]|20)\d\d\b")
     assert [name for name, text in papers.items() if not year.search(text)] == []

@@ -174,9 +174,7 @@ def test_a_module_is_of_one_size_and_name():
         text = path.read_text()
         assert len(text.splitlines()) <= LINES, f"{path}: a second concept may live here"
         assert not set(path.relative_to(ROOT).with_suffix("").parts) & set(BANNED), path
-        assert not re.search(rf"^def {path.stem}\(", text, re.M), (
-            f"{path}: a function shares its module's name"
-        )
+        assert not re.search(rf"^def {path.stem}\(", text, re.M), f"{path}: a function has its module's name"
 
 
 LOADED = """

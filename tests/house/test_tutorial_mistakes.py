@@ -136,9 +136,7 @@ def test_a_layer_built_from_a_key_shares_no_numbers_with_data_split_from_it():
 
 
 def test_the_package_leaves_the_settings_of_jax_alone():
-    sets = re.compile(
-        r"config\.update\(|config\.jax_\w+ = |(?<!with jax\.)enable_x64\(|environ\[.JAX_\w+.\] = "
-    )
+    sets = re.compile(r"config\.(update\(|jax_\w+ = )|(?<!with jax\.)enable_x64\(|environ\[.JAX_\w+.\] = ")
     assert sets.search('jax.config.update("jax_enable_x64", True)')
     sources = sorted(pathlib.Path(regard.__file__).parent.rglob("*.py"))
     assert len(sources) > 20
