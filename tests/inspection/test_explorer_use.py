@@ -19,10 +19,8 @@ pytestmark = pytest.mark.browser
 CELL = "#row=30&key=12"
 TABS = ("attention", "lines", "positions", "compare", "training")
 # Roles that say nothing without a name.
-NAMED = (
-    "application button checkbox combobox dialog grid gridcell link listbox option radio region searchbox "
-)
-NAMED += "slider spinbutton switch tab table tablist textbox toolbar"
+NAMED = "application button checkbox combobox dialog grid gridcell link listbox option radio region "
+NAMED += "searchbox slider spinbutton switch tab table tablist textbox toolbar"
 
 
 def test_keys_are_listed_move_the_page_and_are_not_taken_while_typing(open_page):

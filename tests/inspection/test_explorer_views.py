@@ -17,9 +17,7 @@ STEPS = np.arange(0, 310, 10)  # so many are listed one by one
 LOSS = 3 * np.exp(-STEPS / 170)
 ENTROPY = np.random.default_rng(0).random((4, len(STEPS)))
 TABLE = np.random.default_rng(1).standard_normal((31, 7))
-ROWS = (
-    "[...document.querySelectorAll('{0} tbody tr')].map((row) => [...row.cells].map((one) => one.innerText))"
-)
+ROWS = "[...document.querySelectorAll('{0} tbody tr')].map((row) => [...row.cells].map((td) => td.innerText))"
 LINES = ROWS.format(".lines-table")
 
 
@@ -221,9 +219,8 @@ def test_on_paper_cells_lie_under_their_labels_and_nothing_is_cut(open_page, cas
             assert not visit.probe("cut"), (tab, width)
             if tab == "compare":
                 # Cells of the darkest orange, counted by the labels of the axis.
-                for cell, (axis, places) in zip(
-                    largest, visit.probe("underLabels", [122, 52, 3]), strict=True
-                ):
+                labels = visit.probe("underLabels", [122, 52, 3])
+                for cell, (axis, places) in zip(largest, labels, strict=True):
                     scale, start = np.polyfit(*zip(*axis, strict=True), 1)
                     found = (np.array(places) - start) / scale
                     assert (abs(found - cell) < 0.8).sum() > 0.2 * found.size, (width, cell, found)
