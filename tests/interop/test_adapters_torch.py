@@ -57,10 +57,8 @@ def test_masks_mean_what_they_say():
     mask = masks.lengths(np.array([3, 7])) & masks.sliding_window(2)
     t, s = np.arange(3)[:, None], np.arange(7)
     keep = (s < np.reshape([3, 7], (2, 1, 1, 1))) & (t - 2 <= s) & (s <= t)
-    expected = oracle.batched(query, key, value, keep=keep).output
-    np.testing.assert_allclose(
-        run(query, key, value, mask, is_causal=True, query_offset=0), expected, atol=1e-6
-    )
+    truth = oracle.batched(query, key, value, keep=keep).output
+    np.testing.assert_allclose(run(query, key, value, mask, is_causal=True, query_offset=0), truth, atol=1e-6)
     alone = jax.jit(sdpa)(query, key[:, :1], value[:, :1])
     expected = oracle.batched(query, key[:, :1], value[:, :1]).output
     np.testing.assert_allclose(alone, expected, atol=1e-6)

@@ -99,9 +99,7 @@ def assert_same(actual, truth, name):
     assert error <= rounding * np.abs(truth).max(), f"{name}: error {error:.3g} of {np.abs(truth).max():.3g}"
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in NAMES]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in NAMES])
 def test_float64_is_that_of_torch(name, checkpoint, wide):
     facts, arrays = drawn_weights.read_reference(name)
     pretrained = huggingface.load(checkpoint(name), dtype=jnp.float64)

@@ -190,10 +190,8 @@ def draw_inputs(name, config, length):
     if name == "vit":
         return {"pixel_values": drawn_weights.uniform("pixels", (2, 3, *config.image_size))}
     mask = (np.arange(length) < np.array([[length], [length - 5]])).astype(np.int32)
-    arrays = {
-        "input_ids": drawn_weights.tokens(f"{name} tokens", (2, length), config.vocab_size),
-        "attention_mask": mask,
-    }
+    tokens = drawn_weights.tokens(f"{name} tokens", (2, length), config.vocab_size)
+    arrays = {"input_ids": tokens, "attention_mask": mask}
     if name == "bert":
         arrays["token_type_ids"] = drawn_weights.tokens("types", (2, length), 2)
     if name.startswith("t5"):
