@@ -112,9 +112,8 @@ def choose_experts(layer, scores):
     """The best experts of one token, and their weights."""
     if layer.choice_bias is None:
         chosen = np.argsort(-scores)[: layer.experts_per_token]
-        return chosen, np.exp(scores[chosen]) / np.exp(
-            scores[chosen] if layer.normalize_chosen else scores
-        ).sum()
+        rivals = scores[chosen] if layer.normalize_chosen else scores
+        return chosen, np.exp(scores[chosen]) / np.exp(rivals).sum()
     shares = 1 / (1 + np.exp(-scores))
     groups = (shares + float64(layer.choice_bias)).reshape(layer.expert_groups, -1)
     groups[np.argsort(-np.sort(groups)[:, -2:].sum(1))[layer.groups_per_token :]] = -np.inf

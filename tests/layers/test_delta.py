@@ -27,10 +27,7 @@ def build(kind, dtype=jnp.float64):
 
 def define(layer, x):
     """One row (T, M) in NumPy, a token at a time."""
-    numbers = {
-        ".".join(path): np.asarray(leaf[...], np.float64)
-        for path, leaf in nnx.to_flat_state(nnx.state(layer))
-    }
+    numbers = {".".join(at): np.asarray(leaf[...], float) for at, leaf in nnx.to_flat_state(nnx.state(layer))}
     sigmoid = lambda array: 1 / (1 + np.exp(-array))
     project = lambda array, name: array @ numbers[f"{name}.kernel"]
     heads, width, value_width = layer.num_heads, layer.head_dim, layer.value_dim
@@ -126,9 +123,7 @@ def test_gradients_and_their_transforms_are_those_of_the_recurrence(wide):
 def test_bfloat16_keeps_states_in_float32():
     layer, x = build("gated", jnp.float32), draw(5, M).astype(np.float32)
     narrow = build_drawn(LAYERS["gated"], dtype=jnp.bfloat16, seed=5)
-    out, seen = nnx.jit(lambda layer, x: layer(x, cache=layer.start_cache(1)))(
-        narrow, x[None].astype(jnp.bfloat16)
-    )
+    out, seen = nnx.jit(lambda m, x: m(x, cache=m.start_cache(1)))(narrow, x[None].astype(jnp.bfloat16))
     found = out.dtype, seen["cache"].memory.dtype, seen["cache"].recent.dtype
     assert found == (jnp.bfloat16, jnp.float32, jnp.bfloat16)
     truth = define(layer, x)

@@ -26,9 +26,7 @@ def build(**options):
 def test_the_branch_is_the_definition():
     layers, x = [build(**options) for options in (GPT_OSS, QWEN, DEEPSEEK)], draw(0, B, T, M)
     few = x[:1, :1]  # fewer choices than experts
-    outputs = nnx.jit(lambda layers, *inputs: [[layer(x) for x in inputs] for layer in layers])(
-        layers, x, few
-    )
+    outputs = nnx.jit(lambda layers, *xs: [[layer(x) for x in xs] for layer in layers])(layers, x, few)
     for layer, out in zip(layers, outputs, strict=True):
         assert_close(out[0], experts(layer, x))
         assert_close(out[1], experts(layer, few))
