@@ -68,9 +68,7 @@ def leaves(batch, length, queries, opaque):
     if opaque:
         makers.append(block_tables(batch, queries, length))
         grid = st.integers(0, 2**length - 1).map(
-            lambda bits: np.array(
-                [[bits >> (t * s) % length & 1 for s in range(length)] for t in range(queries)]
-            )
+            lambda n: np.array([[n >> (t * s) % length & 1 for s in range(length)] for t in range(queries)])
         )
         makers += [st.just(masks.predicate(within_two)), st.builds(masks.from_array, grid)]
     return st.one_of(makers)

@@ -69,9 +69,8 @@ def draw(*leading):
 def test_a_function_takes_the_numbers_that_it_names_or_four_in_order():
     some = by_all, shuffled, as_in_flex_attention, positional, with_a_default, functools.partial(by_all)
     made = [masks.predicate(fn).number_leading((B, H)) for fn in some]
-    for fn, kept in zip(
-        some, jax.jit(lambda: [m.dense(T, S, query_offset=OFFSET) for m in made])(), strict=True
-    ):
+    tables = jax.jit(lambda: [m.dense(T, S, query_offset=OFFSET) for m in made])()
+    for fn, kept in zip(some, tables, strict=True):
         np.testing.assert_array_equal(kept, truth(by_all, (B, H)), str(fn))
 
 
@@ -128,12 +127,10 @@ def test_by_itself_it_is_that_of_row_0_and_head_0():
 
 
 def test_a_mask_that_reads_no_query_needs_no_offset():
-    query, key, value = draw(B, H)
+    arrays = draw(B, H)
     keep = np.broadcast_to(np.arange(S) % 3 == np.arange(B)[:, None, None, None], (B, 1, T, S))
-    got = jax.jit(functools.partial(attend, mask=masks.predicate(of_batch), backend="tiled"))(
-        query, key, value
-    )
-    np.testing.assert_allclose(got, oracle.batched(query, key, value, keep=keep).output, atol=1e-6)
+    got = jax.jit(functools.partial(attend, mask=masks.predicate(of_batch), backend="tiled"))(*arrays)
+    np.testing.assert_allclose(got, oracle.batched(*arrays, keep=keep).output, atol=1e-6)
 
 
 # Classification

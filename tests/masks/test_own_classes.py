@@ -106,9 +106,7 @@ class Counted(Mask):
         return grid.query_position - grid.key_position == jnp.asarray(self.distance)
 
 
-@pytest.mark.parametrize(
-    "look", [lambda mask: mask.dense(5), lambda mask: mask.tiles(5, query_block=2, key_block=2)]
-)
+@pytest.mark.parametrize("look", [lambda m: m.dense(5), lambda m: m.tiles(5, query_block=2, key_block=2)])
 def test_other_data_run_the_program_that_a_mask_has(look):
     first = look(Counted(np.int32(1)))
     LOOKED.clear()

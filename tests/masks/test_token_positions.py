@@ -126,9 +126,7 @@ def test_a_score_reads_the_position_of_each_token(name, where, backend):
     truth = vars(oracle.batched(*inputs, keep=keep, bias=bias, cotangent=cotangent))
     found |= dict(zip(("d_query", "d_key", "d_value"), grads, strict=True))
     for part, array in found.items():
-        np.testing.assert_allclose(
-            array, truth[part].reshape(array.shape), rtol=3e-5, atol=3e-5, err_msg=part
-        )
+        np.testing.assert_allclose(array, truth[part].reshape(array.shape), 3e-5, 3e-5, err_msg=part)
 
 
 def test_tokens_at_one_position_drop_different_weights():
@@ -156,10 +154,8 @@ def test_a_second_derivative_and_rows_of_the_weights():
     inputs, places = arrays(), PLACES["by head"]
     score, chosen = [score for score, _ in SCORES.values()], {"rows": [5, 2], "heads": [4, 1]}
     options = {"mask": masks.causal(), "score": score, **placed(places)}
-    pairs = over_pairs(places)
-    truth = oracle.batched(
-        *inputs, keep=pairs[1] <= pairs[0], bias=sum(add(*pairs) for _, add in SCORES.values())
-    )
+    at = over_pairs(places)
+    truth = oracle.batched(*inputs, keep=at[1] <= at[0], bias=sum(add(*at) for _, add in SCORES.values()))
 
     @jax.jit
     def run(query, lse):
@@ -167,15 +163,13 @@ def test_a_second_derivative_and_rows_of_the_weights():
         for call in BACKENDS.values():
             loss = lambda query, call=call: jnp.sum(jnp.sin(causal_at(query, *inputs[1:], places, call)))
             curvatures.append(jax.jvp(jax.grad(loss), (query,), (jnp.cos(query),))[1])
-        part = attend(query, *inputs[1:], aux=("weights",), backend="tiled", **chosen, **options)[1][
-            "weights"
-        ]
+        few = attend(query, *inputs[1:], aux=("weights",), backend="tiled", **chosen, **options)[1]["weights"]
         seen = readouts.window(query, inputs[1], lse, rows=[5, 2], columns=[28, 0, 3], **options)
-        return curvatures, part, seen
+        return curvatures, few, seen
 
-    curvatures, part, seen = run(inputs[0], jnp.asarray(truth.lse, jnp.float32))
+    curvatures, few, seen = run(inputs[0], jnp.asarray(truth.lse, jnp.float32))
     np.testing.assert_allclose(*curvatures, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(part, truth.weights[:, [4, 1]][:, :, [5, 2]], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(few, truth.weights[:, [4, 1]][:, :, [5, 2]], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(seen, truth.weights[:, :, [5, 2]][..., [28, 0, 3]], rtol=1e-5, atol=1e-6)
 
 
@@ -285,9 +279,7 @@ def test_a_layer_turns_packed_rows_by_their_own_positions():
 
     @nnx.jit
     def both(layer, x):
-        return layer(x, **options), jnp.concatenate(
-            [layer(part, mask=masks.causal()) for part in pack(x)], -2
-        )
+        return layer(x, **options), jnp.concatenate([layer(row, mask=masks.causal()) for row in pack(x)], -2)
 
     found, apart = both(layer, x)
     np.testing.assert_allclose(found, apart, rtol=1e-5, atol=1e-5)
