@@ -105,14 +105,10 @@ def run_tests(
         ]  # fmt: skip
         if tests[0].endswith(".test.js"):
             command = prepare_scripts(pathlib.Path(folder), tests, fault)
-        environment, limit = (
-            os.environ | {"PYTHONPATH": str(package.parent), "OPENBLAS_NUM_THREADS": "1"},
-            None if fault is None else SECONDS,
-        )
+        env = os.environ | {"PYTHONPATH": str(package.parent), "OPENBLAS_NUM_THREADS": "1"}
+        limit = None if fault is None else SECONDS
         try:
-            done = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=limit
-            )
+            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit)
         except subprocess.TimeoutExpired:
             return "an endless loop", ""
     if done.returncode not in (0, 1, 2, 5):
@@ -172,9 +168,7 @@ def write_report(faults: list[Fault], results: dict) -> None:
     late = [fault for fault in killed if results[fault.name]["slow"]]
 
     def row(name: str, own: list[Fault], mark: str = "") -> str:
-        counts = [
-            len([fault for fault in kind if fault in own]) for kind in (faults, killed, late, survivors)
-        ]
+        counts = [sum(fault in own for fault in kind) for kind in (faults, killed, late, survivors)]
         quick = counts[1] - counts[2]
         cells = [name, counts[0], f"{quick}, {quick / counts[0]:.1%}", *counts[2:]]
         return "| " + " | ".join(f"{mark}{cell}{mark}" for cell in cells) + " |"
@@ -198,10 +192,8 @@ def write_report(faults: list[Fault], results: dict) -> None:
         *(f"- `{fault.file}`: {fault.fault} {fault.unseen or '**No test sees it.**'}" for fault in survivors),
         *([] if survivors else ["None."]),
     ]
-    titles = {
-        "Killed by slow cases alone": late,
-        "Killed, and by what first": [f for f in killed if f not in late],
-    }
+    others = [fault for fault in killed if fault not in late]
+    titles = {"Killed by slow cases alone": late, "Killed, and by what first": others}
     for title, kind in titles.items():
         lines += ["", f"## {title}", "", "| file | fault | test |", "|---|---|---|"]
         for fault in kind:
