@@ -35,9 +35,7 @@ def test_axes_span_slices_the_first_ones_unless_told(slices, each, sizes, outer,
     assert {device.id for device in mesh.devices.flat} == {device.id for device in devices}
     assert tuple(measure_spans(mesh).values()) == spans
     slice_of = np.vectorize(lambda device: device.slice_index)(mesh.devices)
-    parts = [
-        count for size, span in zip(sizes.values(), spans, strict=True) for count in (span, size // span)
-    ]
+    parts = [n for size, span in zip(sizes.values(), spans, strict=True) for n in (span, size // span)]
     blocks = slice_of.reshape(parts).transpose(*range(0, len(parts), 2), *range(1, len(parts), 2))
     assert (np.ptp(blocks.reshape(slices, each), 1) == 0).all(), "each slice has a block of the mesh"
 

@@ -76,9 +76,7 @@ def layers(way):
     from regard.positions import Rotary
 
     del way
-    layer = MultiHeadAttention(
-        12, num_heads=4, num_key_heads=2, rotary=Rotary(3 + 1), head_dim=4, rngs=nnx.Rngs(0)
-    )
+    layer = MultiHeadAttention(12, 4, num_key_heads=2, rotary=Rotary(4), head_dim=4, rngs=nnx.Rngs(0))
     (hidden,) = draw((2, 21, 12))
 
     @nnx.jit
@@ -273,11 +271,8 @@ def test_nothing_that_is_not_a_number_leaves_a_row_without_keys():
     def total(key, value, call):
         output, aux = call(query, key, value, **options)
         length = jnp.sqrt(jnp.sum(output**2, -1))
-        parts = (
-            jnp.where(length > 0, output[..., 0] / length, 0),
-            jnp.sin(aux["lse"]),
-            jnp.sqrt(aux["entropy"]),
-        )
+        share = jnp.where(length > 0, output[..., 0] / length, 0)
+        parts = share, jnp.sin(aux["lse"]), jnp.sqrt(aux["entropy"])
         return sum(jnp.sum(jnp.where(jnp.arange(5) > 1, part, 0)) for part in parts)
 
     alone = functools.partial(attend, score=scores.softcap(5.0), backend="tiled")
