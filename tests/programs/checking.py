@@ -17,11 +17,7 @@ from definition import Expected, step
 # one of 131 keys is nearly a hundredth. The plain evaluation for float64 is in float32, at its roundings.
 # Products of bfloat16 are rounded in another order, so that errors of sums are others altogether.
 FACTOR, NARROW_FACTOR, FLOOR = 4, 8, 32
-WORLD = vars(definition) | {
-    "inf": np.inf,
-    "where": np.where,
-    "linear": SimpleNamespace(State=lambda *one: one),
-}
+WORLD = vars(definition) | {"inf": np.inf, "where": np.where, "linear": SimpleNamespace(State=lambda *x: x)}
 HEADS = {"linear": "Recurrence(query, key, value", "read": "read(query, key"}
 
 
@@ -148,10 +144,8 @@ class Truth:
     def compare(self, name, got):
         """Return words for the first wrong number, or None."""
         exact, epsilon = self.exact[name], self.epsilon
-        want, own = (
-            np.asarray(exact.value, float),
-            0.0 if got.dtype.kind in "iub" else ml_dtypes.finfo(got.dtype).eps,
-        )
+        want = np.asarray(exact.value, float)
+        own = 0.0 if got.dtype.kind in "iub" else ml_dtypes.finfo(got.dtype).eps
         if got.shape != want.shape:
             return f".shape)  # expected {want.shape}, got {got.shape}"
         got, checked = got.astype(float), ~np.broadcast_to(exact.free, want.shape)

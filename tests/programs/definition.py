@@ -126,11 +126,9 @@ def block_diffusion(length, size):
     def keep(at):
         clean, clean_key = (at.query >= length, at.key >= length)
         block, key_block = (one % length // size for one in (at.query, at.key))
-        found = np.where(
-            clean_key, np.where(clean, key_block <= block, key_block < block), block == key_block
-        )
+        seen = np.where(clean_key, np.where(clean, key_block <= block, key_block < block), block == key_block)
         inside = (at.query >= 0) & (at.query < 2 * length) & (at.key >= 0) & (at.key < 2 * length)
-        return found & inside & ~(clean & ~clean_key)
+        return seen & inside & ~(clean & ~clean_key)
 
     return Mask(keep)
 
@@ -180,9 +178,7 @@ def relative_bias(table, bidirectional, max_distance):
 
     def score(x, at):
         found, index = np.unique(at.key - at.query, return_inverse=True)
-        entries = table[
-            np.array([bucket(int(one)) for one in found])[index].reshape((at.key - at.query).shape)
-        ]
+        entries = table[np.array([*map(bucket, found.tolist())])[index].reshape((at.key - at.query).shape)]
         if table.shape[1] == 1:
             return x + entries[..., 0]
         return x + sum(entries[..., head] * (at.head == head) for head in range(table.shape[1]))
@@ -210,10 +206,7 @@ scores = SimpleNamespace(
 def join_leading(*arrays):
     """Return the call's leading axes: those of all arrays, as many heads as the most."""
     shapes = [array.shape[:-2] for array in arrays]
-    return (
-        *np.broadcast_shapes(*(one[:-1] for one in shapes)),
-        *max((one[-1:] for one in shapes), default=()),
-    )
+    return (*np.broadcast_shapes(*(x[:-1] for x in shapes)), *max((x[-1:] for x in shapes), default=()))
 
 
 def expand(array, leading):
@@ -334,9 +327,7 @@ class Attention:
         """Return everything that a call may return."""
         row, odd = self.nan_row, self.odd_row
         rows = {"lse": self.lse, "max_score": self.largest, "entropy": self.entropy}
-        found = {
-            name: Expected(np.where(row, np.nan, one)[..., 0], odd[..., 0]) for name, one in rows.items()
-        }
+        found = {name: Expected(np.where(row, np.nan, x)[..., 0], odd[..., 0]) for name, x in rows.items()}
         weights = np.where(row & (self.weights > 0), np.nan, self.weights)
         argmax = np.where(row, 0, self.argmax)[..., 0]
         output = np.where(self.spoiled, np.nan, self.output)
@@ -529,9 +520,9 @@ class Recurrence:
             found = self.run(self.arrays | {name: moved}, (array.size,))
             grad = np.zeros(array.size)
             for result, cotangent in cotangents.items():
-                change = found[result].imag * cotangent / abs(step(array))
+                part = found[result].imag * cotangent / abs(step(array))
                 grad += (
-                    np.broadcast_to(change, (array.size, *cotangent.shape)).reshape((array.size, -1)).sum(-1)
+                    np.broadcast_to(part, (array.size, *cotangent.shape)).reshape((array.size, -1)).sum(-1)
                 )
             grads[name] = Expected(grad.reshape(array.shape))
         return grads

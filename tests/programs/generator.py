@@ -119,9 +119,7 @@ class Draft:
         sides, front = (whole(1, T), whole(1, S)), rows()
         grid = (-(-T // sides[0]), -(-S // sides[1]))
         full = tuple(self.pick((1, size)) for size in (*self.leading, T, S))
-        ids, sorted_ids = (
-            data(text.format(f"@.integers(0, 3, {rows(S)})")) for text in ("{}", "np.sort({})")
-        )
+        ids, sorted_ids = (data(fmt.format(f"@.integers(0, 3, {rows(S)})")) for fmt in ("{}", "np.sort({})"))
         chosen = data(f"@.integers(-1, {grid[1] + 1}, {(*front, grid[0], 2)})")
         listed = (*self.pick((front, self.leading)), T, whole(1, 6))
         texts = [
@@ -222,10 +220,8 @@ class Draft:
         self.derivative = self.pick(derivatives or usual)
         self.wrap = self.pick(wraps or {None: 10, "checkpoint": 3, "vmap": 2, "vmap of all": 1, "scan": 2})
         if any("= nan" in change or "= inf" in change for change in self.changes):
-            self.derivative, self.wrap = (
-                (self.pick((None, "vjp")) if derivatives is None else self.derivative),
-                None,
-            )
+            self.derivative = self.pick((None, "vjp")) if derivatives is None else self.derivative
+            self.wrap = None
         if self.derivative == "jvp":
             self.smooth = [name for name in self.smooth if name in ("output", "lse", "entropy")]
         if self.wrap in ("vmap", "vmap of all", "scan"):
