@@ -64,9 +64,8 @@ def test_the_divergence_of_indexer_and_attention(chosen, monkeypatch):
     kept = (indices[..., None] == np.arange(S)).any(-2) if chosen else keep
 
     def define(query, key, weights, own, read):
-        scores = jnp.einsum(
-            "bhts,bht->bts", jax.nn.relu(jnp.einsum("bhtd,bsd->bhts", query, key) / 7**0.5), weights
-        )
+        products = jax.nn.relu(jnp.einsum("bhtd,bsd->bhts", query, key) / 7**0.5)
+        scores = jnp.einsum("bhts,bht->bts", products, weights)
         products = jnp.einsum("bntd,bnsd->bnts", own, jnp.repeat(read, 3, 1)) / 5**0.5
         target = jax.nn.softmax(jnp.where(kept[:, None], products, -1e300), -1).mean(1)
         logs = jax.nn.log_softmax(jnp.where(kept, scores, -1e300), -1)
@@ -88,9 +87,7 @@ def test_the_divergence_of_indexer_and_attention(chosen, monkeypatch):
 
 
 def test_memory_is_linear_and_wrong_calls_are_told():
-    shapes = [
-        jax.ShapeDtypeStruct(shape, "float32") for shape in ((4, 1 << 17, 64), (1 << 17, 64), (4, 1 << 17))
-    ]
+    shapes = [jax.ShapeDtypeStruct(s, "float32") for s in ((4, 1 << 17, 64), (1 << 17, 64), (4, 1 << 17))]
     choose, diverge = partial(readouts.choose_keys, count=64, mask=masks.causal()), readouts.index_divergence
     assert jax.jit(choose).lower(*shapes).compile().memory_analysis().temp_size_in_bytes < 1 << 28
     arrays = [np.ones(shape, "float32") for shape in ((3, 5, 7), (5, 7), (3, 5))]

@@ -349,12 +349,8 @@ def repeated_tokens(T):
 def read_bias(bias, causal, tokens=None):
     """Heads whose weights are those of a bias, of tokens that come twice."""
     x, T = jnp.zeros((*bias.shape[:2], 1)), bias.shape[1]
-    options = {
-        "tokens": repeated_tokens(T) if tokens is None else tokens,
-        "delimiters": [0],
-        "grid": 8,
-        "top_k": 1,
-    }
+    tokens = repeated_tokens(T) if tokens is None else tokens
+    options = {"tokens": tokens, "delimiters": [0], "grid": 8, "top_k": 1}
     mask = CAUSAL if causal else None
     return readouts.read(x, x, mask=mask, bias=jnp.asarray(bias, jnp.float32), **options)
 
