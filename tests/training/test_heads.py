@@ -63,8 +63,6 @@ def test_a_run_has_curves_the_rate_is_that_of_the_clock_and_nothing_logged_is_no
     assert curve["name"] == "steps_per_second"
     assert curve["points"].tolist() == [[3.0, 11.0], [4.0, 2.0]]
     metrics.append(tmp_path / "metrics.jsonl", [{"step": 13, "loss": 0.5, "held_out_loss": 0.75}])
-    found = {
-        (curve["name"], curve["split"]): curve["points"] for curve in training_document(tmp_path)["curves"]
-    }
+    found = {(line["name"], line["split"]): line["points"] for line in training_document(tmp_path)["curves"]}
     assert found["loss", "train"].tolist() == [[13.0], [0.5]]
     assert found["loss", "test"].tolist() == [[13.0], [0.75]]

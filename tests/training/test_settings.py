@@ -63,10 +63,7 @@ def test_values_out_of_range_are_named():
         (lambda: settings.DecoderSizes(head_dim=5), "head_dim must be even, got head_dim=5"),
         (lambda: settings.DecoderSizes(latent_dim=5, head_dim=3), "rotary_dim must be there and even, as r"),
         (lambda: settings.DecoderSizes(delta_key_heads=3), "must divide num_heads, got delta_key_heads=3 an"),
-        (
-            lambda: settings.DecoderSizes(dense_layers=(4,)),
-            r"must be below num_layers, got dense_layers=\(4,",
-        ),
+        (lambda: settings.DecoderSizes(dense_layers=(4,)), r"must be below num_layers, got dense_layers=\(4"),
         (lambda: settings.DecoderSizes(expert_scale=2.0), "expert_scale is of models with num_experts, got"),
         (lambda: settings.DecoderSizes(delta_heads=2), "delta_heads is of mixers of the delta rule, got del"),
         (lambda: settings.DecoderSizes(experts_per_token=2), "at most num_experts, got experts_per_token=2"),
