@@ -37,15 +37,10 @@ for number, handler in {signal.SIGINT: signal.default_int_handler, signal.SIGHUP
 # Shapes and dtypes are checked on every internal call. The public boundary is left out, so that its own
 # error messages are what a wrong call meets, and so are the pytrees, whose leaves JAX
 # replaces by placeholders.
-CHECKED = (
-    "regard.engine.backends.dense",
-    "regard.engine.softmax.dropout",
-    "regard.linear.halving",
-    "regard.layers",
-    "regard.models",
-)
+CHECKED = ["regard.engine.backends.dense", "regard.engine.softmax.dropout", "regard.linear.halving"]
+CHECKED += ["regard.layers", "regard.models"]
 # A borrowed python, as `make gpu-check` may take, need not have beartype.
-_hook = install_import_hook(list(CHECKED), "beartype.beartype") if find_spec("beartype") else None
+_hook = install_import_hook(CHECKED, "beartype.beartype") if find_spec("beartype") else None
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -38,13 +38,9 @@ class EightDevices:
     """A process with eight devices, which runs code for the tests of one worker until they end."""
 
     def __init__(self):
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "import mesh_cases; mesh_cases.serve()"],
-            env=pretend(8),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-c", "import mesh_cases; mesh_cases.serve()"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=pretend(8), **pipes)
 
     def run(self, code):
         """What the code prints; a failure there is a failure here."""
