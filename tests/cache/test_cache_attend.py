@@ -235,10 +235,8 @@ def test_a_step_copies_neither_int8_nor_pages():
     query = jnp.zeros((batch, heads, 1, width))
     whole = 2 * batch * heads * length * width * 4
     pages = {"num_pages": batch * 16, "page_size": 64, "pages_per_row": 16}
-    for cache in (
-        KVCache.create(batch, heads, length, width, dtype=jnp.int8),
-        PagedKVCache.create(batch, heads, width, **pages),
-    ):
+    integers = KVCache.create(batch, heads, length, width, dtype=jnp.int8)
+    for cache in (integers, PagedKVCache.create(batch, heads, width, **pages)):
         run = jax.jit(lambda cache: cache.attend(query, mask=masks.causal()))
         memory = run.lower(cache).compile().memory_analysis()
         assert memory is not None
