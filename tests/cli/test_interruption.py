@@ -66,10 +66,8 @@ def test_a_terminal_that_is_closed_loses_nothing(tmp_path):
     import pty
 
     own, other = pty.openpty()
-    code = (
-        "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
-        "from regard.cli import main; sys.exit(main())"
-    )
+    code = "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    code += "from regard.cli import main; sys.exit(main())"
     words = ["--steps", "100000", "--log-every", "1", "--checkpoint-every", "100000"]
     command = [sys.executable, "-c", code, *COPY, *words, "--out", str(tmp_path / "run")]
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), other)
