@@ -131,10 +131,8 @@ def differentiable(
     if fault == "shared heads averaged":
         key, value = (x * K / H + stop(x * (1 - K / H)) for x in (key, value))
     if fault in ("no query gradient", "no key gradient", "no value gradient"):
-        query, key, value = (
-            stop(x) if fault == f"no {name} gradient" else x
-            for name, x in (("query", query), ("key", key), ("value", value))
-        )
+        part = lambda name, x: stop(x) if fault == f"no {name} gradient" else x
+        query, key, value = part("query", query), part("key", key), part("value", value)
     factor = D**-0.5 if scale is None else scale
     products = jnp.einsum("bhtd,bhsd->bhts", query, key)
     scores = products * factor
