@@ -121,12 +121,8 @@ def test_every_contraction_is_what_its_subscripts_say():
     options = {"mask": masks.causal(), "query_offset": 2, "dropout_rate": 0.2, "rng": jax.random.key(0)}
     derivation = regard.derive(*draw(key=(B, H, S, D), value=(B, H, S, E)), **options)
     values = {step.name: np.asarray(step.value, np.float64) for step in derivation}
-    operands = {
-        "products": ("query", "key"),
-        "lse": ("scores",),
-        "entropy": ("weights",),
-        "output": ("kept_weights", "value"),
-    }
+    operands = {"products": ("query", "key"), "lse": ("scores",), "entropy": ("weights",)}
+    operands["output"] = ("kept_weights", "value")
     before = {"lse": np.exp, "entropy": lambda p: -p * np.log(np.where(p > 0, p, 1))}
     after = {"lse": np.log}
     found = [step.name for step in derivation if step.subscripts]
@@ -237,9 +233,8 @@ def test_a_derivation_is_a_sequence_of_steps():
     assert derivation[0] is derivation["query"]
     assert derivation["softcap"] is derivation["scores"]
     assert "nothing" not in derivation
-    assert repr(derivation).startswith(
-        "Derivation(Attention, step by step: query -> key -> value -> products"
-    )
+    beginning = "Derivation(Attention, step by step: query -> key -> value -> products"
+    assert repr(derivation).startswith(beginning)
     assert repr(derivation[0]) == "Step(query: Q^{ia}, (2, 2) float32, features)"
     with pytest.raises(dataclasses.FrozenInstanceError):
         derivation.title = ""
@@ -334,11 +329,8 @@ def test_names_from_outside_are_escaped():
 def test_html_leaves_ink_and_ground_to_the_page():
     style = re.search(r"<style>\n(.*?)</style>", small()._repr_html_(), re.S)[1]
     assert set(re.findall(r"background:([^;}]*)", style)) == {"none"}
-    assert all(
-        rule.startswith((".regard-derivation", "display", "padding", "font-variant", "color"))
-        for rule in style.split("\n")
-        if rule
-    )
+    rules = ".regard-derivation", "display", "padding", "font-variant", "color"
+    assert all(rule.startswith(rules) for rule in style.split("\n") if rule)
     shades = re.findall(r"rgba\((\d+),(\d+),(\d+),([.\d]+)\)", small().to_html())
     assert shades
     assert all(float(alpha) <= 0.5 for *_, alpha in shades)
