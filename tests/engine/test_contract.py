@@ -177,12 +177,9 @@ def test_values_and_gradients_are_those_of_the_definition(name, backend, request
         return call(case, backend, arrays, asked) if asked else (output, {}), grads
 
     (output, aux), grads = evaluate(arrays)
-    spelled = {
-        "keep": case.keep(),
-        "bias": None if bias is None else np.asarray(bias, np.float64),
-        "scale": case.scale,
-        "cotangent": np.asarray(jnp.asarray(cotangent, output.dtype), np.float64),
-    }
+    spelled = {"cotangent": np.asarray(jnp.asarray(cotangent, output.dtype), np.float64)}
+    spelled |= {"keep": case.keep(), "scale": case.scale}
+    spelled["bias"] = None if bias is None else np.asarray(bias, np.float64)
     inputs = [np.asarray(x, np.float64) for x in (query, key, value)]
     assert output.shape == shape
     if 0 in shape[:-2]:
@@ -251,11 +248,8 @@ def test_what_nobody_may_attend_to_changes_no_bit(name, backend):
             np.testing.assert_array_equal(dirty, expected)
 
 
-LARGE = {
-    "temperature": scores.temperature(0.7),
-    "softcap": scores.softcap(1e12),
-    "modifier": scores.modifier(lambda s, b, h, q, k: s * 1.1),
-}
+LARGE = {"temperature": scores.temperature(0.7), "softcap": scores.softcap(1e12)}
+LARGE["modifier"] = scores.modifier(lambda s, b, h, q, k: s * 1.1)
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -307,10 +301,9 @@ def test_scales_of_either_sign_and_zero_are_differentiated_in_bfloat16(backend):
         return jax.grad(weigh, argnums=(0, 1), has_aux=True)(scale, query)
 
     for scale in (-0.7, 0.0, 0.4):
-        found, expected = (
-            jax.tree.map(np.float64, run(jnp.float32(scale), *(array.astype(dtype) for array in arrays)))
-            for dtype in (jnp.bfloat16, jnp.float32)
-        )
+        narrow = run(jnp.float32(scale), *arrays)
+        wide = run(jnp.float32(scale), *(array.astype(jnp.float32) for array in arrays))
+        found, expected = jax.tree.map(np.float64, (narrow, wide))
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-2, atol=3e-2), found, expected)
 
 
@@ -405,10 +398,8 @@ RETURNED = {"nothing": {}, "a mask": {"mask": masks.lengths([90, 0])}}
 def test_statistics_that_a_program_returns_change_no_bit_beside_them(options, kind, backend):
     """XLA makes one kernel of a call that nobody looks into, which rounds otherwise than several."""
     rng = np.random.default_rng(7)
-    query, key, value, cotangent = (
-        jnp.asarray(rng.standard_normal(shape), kind)
-        for shape in ((2, 4, 131, 8), (2, 2, 127, 8), (2, 2, 127, 16), (2, 4, 131, 16))
-    )
+    shapes = (2, 4, 131, 8), (2, 2, 127, 8), (2, 2, 127, 16), (2, 4, 131, 16)
+    query, key, value, cotangent = (jnp.asarray(rng.standard_normal(shape), kind) for shape in shapes)
 
     @functools.partial(jax.jit, static_argnums=0)
     def step(aux, *arrays):

@@ -10,24 +10,7 @@ import pytest
 from flax import nnx
 
 import regard
-from regard import (
-    KVCache,
-    attend,
-    explain,
-    inspection,
-    interop,
-    layers,
-    linear,
-    masks,
-    merge,
-    models,
-    parallel,
-    planning,
-    positions,
-    readouts,
-    scores,
-    theory,
-)
+from regard import attend, explain, layers, linear, masks, merge, models, parallel, positions, scores
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.options import DEFAULTS
 
@@ -39,12 +22,12 @@ def array(*shape, dtype=jnp.float32):
 
 
 def capture_nothing(*shape):
-    with inspection.capture():
+    with regard.inspection.capture():
         attend(array(*shape), array(*shape), array(*shape))
 
 
 def trace_of(*weights, **given):
-    return inspection.Trace.from_arrays(weights or None, **given)
+    return regard.inspection.Trace.from_arrays(weights or None, **given)
 
 
 EVEN = np.full((2, 3, 5, 11), 1 / 11, np.float32)
@@ -141,11 +124,11 @@ WRONG = {
     "no parts": (ValueError, "expected at least one pair", lambda: merge([])),
     "a traced rate": (TypeError, "dropout_rate: expected a number known before tracing", lambda: jax.eval_shape(lambda rate: attend(Q, K, V, dropout_rate=rate, rng=jax.random.key(0)), 0.5)),
     "a turn wider than heads": (ValueError, r"rotary\.width: expected an even number in 2\.\.2, .* got 4", lambda: layers.MultiHeadAttention(6, 3, rotary=positions.Rotary(width=4), rngs=nnx.Rngs(0))),
-    "heads of a cache": (ValueError, r"key: expected shape \(2, 2, n, 7\), the cache's rows, key heads", lambda: KVCache.create(2, 2, 9, 7).append(Q, Q)),
-    "more than a cache holds": (ValueError, "key: expected at most 4 tokens, the capacity; got 5", lambda: KVCache.create(2, 3, 4, 7).append(Q, Q)),
+    "heads of a cache": (ValueError, r"key: expected shape \(2, 2, n, 7\), the cache's rows, key heads", lambda: regard.KVCache.create(2, 2, 9, 7).append(Q, Q)),
+    "more than a cache holds": (ValueError, "key: expected at most 4 tokens, the capacity; got 5", lambda: regard.KVCache.create(2, 3, 4, 7).append(Q, Q)),
     "text for a generator": (TypeError, "prompts: expected lists of tokens, got text", lambda: models.generate(models.Decoder(CONFIG, rngs=nnx.Rngs(0)), "hello", max_tokens=3)),
     "a share above 1": (ValueError, r"top_p: expected a number in \(0, 1\], got 1\.5", lambda: models.Sampling(top_p=1.5)),
-    "a model of the network": (ValueError, r"bert-base-uncased: expected the config\.json of a model, found nothing", lambda: interop.huggingface.load("bert-base-uncased")),
+    "a model of the network": (ValueError, r"bert-base-uncased: expected the config\.json of a model, found nothing", lambda: regard.interop.huggingface.load("bert-base-uncased")),
     "a name that is not there": (AttributeError, "module 'regard' has no attribute 'mask'; it has .*masks", lambda: regard.mask),
     "dense of more": (ValueError, "segments: expected 8 entries on the last axis, one per key; got 3", lambda: PACKED.dense(8)),
     "prepared for more": (ValueError, "segments: expected 6 entries on the last axis", lambda: (masks.causal() & PACKED).prepare(6)),
@@ -155,7 +138,7 @@ WRONG = {
     "dense of a shape": (TypeError, "mask: expected arrays to evaluate it with, got the shape of one", lambda: masks.lengths(jax.ShapeDtypeStruct((2,), int)).dense(4)),
     "a number for a mesh axis": (ValueError, "axis: expected an axis of the mesh, 'x'; got 5", lambda: parallel.use(jax.sharding.AbstractMesh((4,), ("x",)), 5)),
     "a word for devices": (TypeError, "devices: expected an integer .* got 'all'", lambda: parallel.to_zigzag(Q, "all")),
-    "a chip that does not multiply": (ValueError, r"flops\['float32'\]: expected a number above 0, got 0", lambda: planning.Chip("slow", {"float32": 0}, 1, 1, 1, 1, 1, 1, {})),
+    "a chip that does not multiply": (ValueError, r"flops\['float32'\]: expected a number above 0, got 0", lambda: regard.planning.Chip("slow", {"float32": 0}, 1, 1, 1, 1, 1, 1, {})),
     "a shape for linear attention": (TypeError, "query: expected an array, got a shape", lambda: linear.attend(jax.ShapeDtypeStruct((5, 7), "float32"), Q[0, 0], Q[0, 0])),
     "ids beyond int32": (ValueError, "key_ids: expected integers that int32 holds, got 8589934592", lambda: masks.segments([1], np.array([2**33]))),
     "dense beyond int32": (ValueError, "query_offset: expected positions below 2147483647", lambda: masks.causal().dense(3, query_offset=2**31 - 3)),
@@ -163,7 +146,7 @@ WRONG = {
     "a modifier of two": (TypeError, r"fn: expected fn\(score, batch, head, query_position, key_position\), got .*\(s, q\); ", lambda: scores.modifier(lambda s, q: s)),
     "an activation of another name": (ValueError, r"activation: .* got 'swish' \(did you mean silu\?\)", lambda: layers.FeedForward(6, 11, activation="swish", rngs=nnx.Rngs(0))),
     "a shape to compute with": (TypeError, "bias: expected an array, got a shape; explain takes shapes", lambda: attend(Q, K, V, bias=jax.ShapeDtypeStruct((5, 11), "float32"))),
-    "more slots than int32 counts": (ValueError, "capacity: expected positions below 2147483647, which int32 holds", lambda: KVCache.create(1, 1, 2**31, 1)),
+    "more slots than int32 counts": (ValueError, "capacity: expected positions below 2147483647, which int32 holds", lambda: regard.KVCache.create(1, 1, 2**31, 1)),
     "precision of a layer": (ValueError, "precision: expected None, .* got 'best'", lambda: layers.FeedForward(6, 11, precision="best", rngs=nnx.Rngs(0))),
     "no heads of a layer": (TypeError, "num_heads: expected an integer .* got None", lambda: layers.MultiHeadAttention(6, None, rngs=nnx.Rngs(0))),
     "an epsilon below 0": (ValueError, "norm_epsilon: expected a number of at least 0, got -1", lambda: layers.MultiHeadAttention(6, 3, query_key_norm=True, norm_epsilon=-1, rngs=nnx.Rngs(0))),
@@ -195,27 +178,27 @@ WRONG = {
     "a score beside a mask": (TypeError, "&: .* got Softcap & Causal$", lambda: scores.softcap(2.0) & masks.causal()),
     "four by position": (TypeError, "attend: expected at most query, key, value by position, all others by name, such as mask=; got 4 by position", lambda: attend(Q, K, V, masks.causal())),
     "a width for a window": (TypeError, "window: expected an option among before, after; write before=", lambda: masks.sliding_window(window=3)),
-    "a cache not created": (TypeError, r"batch: .*; write KVCache\.create\(\.\.\.\)", lambda: KVCache(batch=2)),
-    "heads to create a cache with": (TypeError, "heads: expected an option among batch, .*; write key_heads=", lambda: KVCache.create(2, heads=3, capacity=8, key_width=7)),
+    "a cache not created": (TypeError, r"batch: .*; write KVCache\.create\(\.\.\.\)", lambda: regard.KVCache(batch=2)),
+    "heads to create a cache with": (TypeError, "heads: expected an option among batch, .*; write key_heads=", lambda: regard.KVCache.create(2, heads=3, capacity=8, key_width=7)),
     "a mask of linear attention": (TypeError, "mask: .*; write valid=, .* and causal=", lambda: linear.attend(Q, Q, Q, mask=masks.causal())),
     "heads of a configuration": (TypeError, "heads: .*; write num_heads=", lambda: models.TransformerConfig(**SIZES, heads=3)),
     "temperature of generate": (TypeError, r"temperature: .*; write sampling=Sampling\(temperature=0\.8, top_p", lambda: models.generate(None, [[1]], max_tokens=3, temperature=0.5)),
-    "length of a step": (TypeError, "seq_len: .*; write length=", lambda: planning.plan_step(CONFIG, seq_len=8)),
+    "length of a step": (TypeError, "seq_len: .*; write length=", lambda: regard.planning.plan_step(CONFIG, seq_len=8)),
     "causal of a layer": (TypeError, r"causal: .*; write MultiHeadAttention\(...\)\(x, mask=masks.causal", lambda: layers.MultiHeadAttention(6, 3, causal=True, rngs=nnx.Rngs(0))),
     "causal of a layer's call": (TypeError, r"is_causal: .*; write mask=masks\.causal\(\)", lambda: layers.MultiHeadAttention(6, 3, rngs=nnx.Rngs(0))(Q[..., :6], is_causal=True)),
     "heads of a block's attention": (TypeError, r"attention\['heads'\]: .*; write num_heads=", lambda: layers.EncoderBlock(6, 3, 11, attention={"heads": 3}, rngs=nnx.Rngs(0))),
     "a word for a layer's scale": (ValueError, "scale: expected one number .* got 'text'", lambda: layers.MultiHeadAttention(6, 3, scale="text", rngs=nnx.Rngs(0))),
     "a dictionary for a configuration": (TypeError, r"config: expected TransformerConfig, got dict; write TransformerConfig\(", lambda: models.Decoder(SIZES, rngs=nnx.Rngs(0))),
     "a preset for a configuration": (TypeError, "config: expected TransformerConfig, got Preset; pass its config", lambda: models.EncoderDecoder(models.preset("gpt2"), rngs=nnx.Rngs(0))),
-    "parameters of nothing": (TypeError, "config: expected a TransformerConfig, got NoneType", lambda: planning.count_parameters(None)),
+    "parameters of nothing": (TypeError, "config: expected a TransformerConfig, got NoneType", lambda: regard.planning.count_parameters(None)),
     "a number for sampling": (TypeError, "sampling: expected Sampling, got float", lambda: models.sampling.adjust(Q, 0.5)),
     "parts of nothing": (TypeError, r"parts: expected Iterable, got NoneType; pass pairs \(output, lse\)", lambda: merge(None)),
-    "a readout of weights": (TypeError, "readout: expected Readout, got ndarray", lambda: readouts.average(EVEN)),
-    "changes in a list": (TypeError, "changes: expected Mapping, got list", lambda: inspection.intervene([3]).__enter__()),
-    "heads of no trace": (TypeError, "trace: expected a Trace, as of capture; got str", lambda: inspection.find_heads("r", trace_of(EVEN))),
-    "texts of a trace without tokens": (ValueError, r"query, key: .*, as the trace has no tokens; got 'r'", lambda: inspection.find_heads(trace_of(EVEN), query="r")),
-    "a number to observe": (TypeError, "fn: expected Callable, got int", lambda: inspection.observe(3)(Q)),
-    "text to contract": (TypeError, "scores: expected numbers, got str", lambda: theory.gibbs.equilibrium("many")),
+    "a readout of weights": (TypeError, "readout: expected Readout, got ndarray", lambda: regard.readouts.average(EVEN)),
+    "changes in a list": (TypeError, "changes: expected Mapping, got list", lambda: regard.inspection.intervene([3]).__enter__()),
+    "heads of no trace": (TypeError, "trace: expected a Trace, as of capture; got str", lambda: regard.inspection.find_heads("r", trace_of(EVEN))),
+    "texts of a trace without tokens": (ValueError, r"query, key: .*, as the trace has no tokens; got 'r'", lambda: regard.inspection.find_heads(trace_of(EVEN), query="r")),
+    "a number to observe": (TypeError, "fn: expected Callable, got int", lambda: regard.inspection.observe(3)(Q)),
+    "text to contract": (TypeError, "scores: expected numbers, got str", lambda: regard.theory.gibbs.equilibrium("many")),
     "an option of weights of another library": (TypeError, "is_causal: expected an option among mask", lambda: trace_of(EVEN, is_causal=True)),
 }  # fmt: skip
 

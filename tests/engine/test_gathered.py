@@ -90,10 +90,8 @@ def test_lists_of_any_order_are_those_of_the_definition_at_length():
     repeats = lists[..., 1:] == lists[..., :-1]
     lists[..., 1:][repeats] = -1
     cotangent = rng.normal(size=(3, 331, 5)).astype("float32")
-    truth, plain = (
-        oracle.batched(*arrays, keep=tabulate(lists, 1031), cotangent=cotangent, dtype=dtype)
-        for dtype in (float, "float32")
-    )
+    spelled = {"keep": tabulate(lists, 1031), "cotangent": cotangent}
+    truth, plain = (oracle.batched(*arrays, **spelled, dtype=dtype) for dtype in (float, "float32"))
     shuffled = rng.permuted(lists, axis=-1)
     for mask in (masks.chosen_keys(lists, ascending=True), masks.chosen_keys(np.tile(shuffled, 2))):
         loss = lambda *arrays, mask=mask: (jnp.sum((o := attend(*arrays, mask=mask)) * cotangent), o)

@@ -12,10 +12,8 @@ from regard.engine.softmax import products
 from regard.engine.softmax.products import product
 
 CONTRACTS = ((-1, -1), (-1, -2))
-helped = pytest.mark.skipif(
-    not products.BATCH_ON_ONE_CORE or jax.default_backend() != "cpu",
-    reason="this XLA divides a batch of products by itself",
-)
+divided = not products.BATCH_ON_ONE_CORE or jax.default_backend() != "cpu"
+helped = pytest.mark.skipif(divided, reason="this XLA divides a batch of products by itself")
 
 
 def draw(contract, dtype=np.float32, sizes=(13, 17, 19), batch=(2, 3)):

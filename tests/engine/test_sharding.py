@@ -16,12 +16,8 @@ def agree():
     mesh, axes = make_mesh(seq=2, heads=2), jax.sharding.PartitionSpec(None, "heads", "seq")
     pairs = jax.sharding.PartitionSpec("heads", "seq")
     arrays = draw((2, 4, 12, 7), (2, 4, 12, 7), (2, 4, 12, 5), (4, 12, 12))
-    options = {
-        "mask": masks.causal() & masks.segments(np.repeat([0, 1, 2], [5, 4, 3])),
-        "sinks": jnp.asarray([0.3, -1.0, 2.0, 0.1]),
-        "dropout_rate": 0.3,
-        "rng": jax.random.key(5),
-    }
+    options = {"mask": masks.causal() & masks.segments(np.repeat([0, 1, 2], [5, 4, 3]))}
+    options |= {"sinks": jnp.asarray([0.3, -1.0, 2.0, 0.1]), "dropout_rate": 0.3, "rng": jax.random.key(5)}
 
     def part(query, key, value, bias):
         more = {"axis": "seq", "head_axis": "heads", "plan": "ring"}
@@ -35,10 +31,8 @@ def agree():
     inside = jax.shard_map(differentiate(part, (0, 1, 2)), out_specs=(axes,) * 3, **specs)
     whole = lambda query, key, value, bias: attend(query, key, value, bias=bias, **options)
     with jax.set_mesh(mesh):
-        placed = [
-            jax.device_put(array, jax.sharding.NamedSharding(mesh, own))
-            for array, own in zip(arrays, specs["in_specs"], strict=True)
-        ]
+        shardings = [jax.sharding.NamedSharding(mesh, own) for own in specs["in_specs"]]
+        placed = jax.device_put(list(arrays), shardings)
         run = jax.jit(lambda *arrays: (divided(*arrays), *differentiate(divided)(*arrays), *inside(*arrays)))
         found = run(*placed)
     output, *grads = jax.jit(lambda *arrays: (whole(*arrays), *differentiate(whole)(*arrays)))(*arrays)
@@ -61,10 +55,8 @@ def divide_in_context():
         for mask in (masks.segments(np.arange(3)), masks.from_array(np.ones((3, 3), bool))):
             with pytest.raises(ValueError, match=r"expected .*12"):  # it is that of all
                 call(mask=mask)
-    with (
-        parallel.use(mesh, "seq", layout="balanced", plan="ring"),
-        pytest.raises(ValueError, match=r"layout: .* even"),
-    ):
+    uneven = pytest.raises(ValueError, match=r"layout: .* even")
+    with parallel.use(mesh, "seq", layout="balanced", plan="ring"), uneven:
         call()
     with parallel.use(mesh, "seq", plan="whole"), pytest.raises(NotImplementedError, match="plan: inside"):
         call()

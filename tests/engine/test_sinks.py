@@ -12,10 +12,8 @@ from regard.engine.dispatch.registry import COMPLETE
 
 T, S = 5, 11
 STATS = ("weights", "lse", "entropy", "max_score", "argmax")
-SHAPES = {
-    "grouped": ((2, 6, T, 7), (2, 3, S, 7), (6,)),
-    "no keys, of rows and heads": ((2, 3, T, 7), (2, 3, 0, 7), (2, 3)),
-}
+SHAPES = {"grouped": ((2, 6, T, 7), (2, 3, S, 7), (6,))}
+SHAPES["no keys, of rows and heads"] = ((2, 3, T, 7), (2, 3, 0, 7), (2, 3))
 
 
 def draw(name, dtype="float32"):

@@ -39,10 +39,8 @@ def choice_of(query, key, mask, **options):
 
 
 def shapes(queries, keys, key_heads=2):
-    return (
-        jax.ShapeDtypeStruct((2, 4, queries, 8), jnp.float32),
-        jax.ShapeDtypeStruct((2, key_heads, keys, 8), jnp.float32),
-    )
+    key = jax.ShapeDtypeStruct((2, key_heads, keys, 8), jnp.float32)
+    return jax.ShapeDtypeStruct((2, 4, queries, 8), jnp.float32), key
 
 
 @pytest.mark.parametrize("length", [2560, 2550])
@@ -162,12 +160,12 @@ def test_the_choice_says_why():
 
     def within(query, key, ids):
         """Masks of arrays that are traced, and predicates that close over them."""
-        made = (
+        same = masks.predicate(lambda query, key: ids[query] == ids[key])
+        for mask in (
             masks.segments(ids, ids),
-            masks.predicate(lambda query, key: ids[query] == ids[key]),
+            same,
             masks.blocks(ids[:100].reshape((10, 10)) % 3 == 0, SIDE),
-        )
-        for mask in made:
+        ):
             reasons.append(explain(query, key, key, mask=mask, backend="tiled").computes.reason)
         return query
 
