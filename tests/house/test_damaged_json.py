@@ -150,10 +150,8 @@ def config_of_a_run(folder):
 @reader
 def metrics_of_a_run(folder):
     path = folder / "metrics.jsonl"
-    lines = [
-        {"step": 3, "loss": 0.5, "seconds": 1.5},
-        {"step": 3, "split": "heads", "entropy": {"blocks.0": [0.5, None]}},
-    ]
+    heads = {"step": 3, "split": "heads", "entropy": {"blocks.0": [0.5, None]}}
+    lines = [{"step": 3, "loss": 0.5, "seconds": 1.5}, heads]
 
     def read(lines):
         lines = lines if isinstance(lines, list) else [lines]
