@@ -38,10 +38,8 @@ class Case:
             np.arange(0, size, step) for size, step in zip(self.weights.shape[1:], (rows, keys), strict=True)
         )
         living = np.add.reduceat(self.alive[head].astype(int), starts)
-        mass, largest = (
-            join.reduceat(join.reduceat(self.weights[head], starts, 0), across, 1)
-            for join in (np.add, np.maximum)
-        )
+        by_block = lambda join: join.reduceat(join.reduceat(self.weights[head], starts, 0), across, 1)
+        mass, largest = by_block(np.add), by_block(np.maximum)
         return mass / np.maximum(living, 1)[:, None], largest, living
 
     def row_stats(self, head: int) -> dict[str, np.ndarray]:

@@ -25,10 +25,8 @@ def test_what_keys_and_heads_pass_on_adds_up_to_what_the_layer_writes():
     layer = MultiHeadAttention(12, num_heads=6, num_key_heads=2, rngs=nnx.Rngs(0))
     layer.output_projection.bias[...] = jnp.asarray(RNG.normal(size=12).astype(np.float32))
     x = RNG.normal(size=(2, 7, 12)).astype(np.float32)
-    run = inspection.observe(
-        lambda x: layer(x, mask=masks.causal(), aux=("weights",)),
-        lambda problem, output: {"value": problem.value, "output": output},
-    )
+    call = lambda x: layer(x, mask=masks.causal(), aux=("weights",))
+    run = inspection.observe(call, lambda problem, output: {"value": problem.value, "output": output})
     (written, aux), (seen,) = run(x)
     kernel = layer.output_projection.kernel
     added = np.asarray(inspection.contribute(seen["output"], kernel))

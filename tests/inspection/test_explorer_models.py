@@ -20,10 +20,8 @@ HOSTILE = "<img src=x onerror=alert(1)>"
 HEADS, LAYERS, ROW = 3, 3, 30
 CELLS = ".map((row) => [...row.children].map((cell) => cell.textContent))"
 DETAILS = f"[...document.querySelector('.details-table').querySelectorAll('tbody tr')]{CELLS}"
-EFFECTS = (
-    "[...document.querySelectorAll('.effects')].map((table) => table.hidden ? null : "
-    f"[...table.querySelectorAll('tbody tr')]{CELLS})"
-)
+EFFECTS = "[...document.querySelectorAll('.effects')].map((table) => table.hidden ? null : "
+EFFECTS += f"[...table.querySelectorAll('tbody tr')]{CELLS})"
 LIMITS = "(({ low, high }) => [low, high])(__regard.state().limits)"
 SENTENCE = "document.querySelector('.rg-sentence').textContent"
 STATUS = "document.querySelector('.reader-status').textContent"

@@ -29,13 +29,9 @@ def test_jit_loops_and_rematerialization_give_what_capture_sees():
         each = jax.tree.map(lambda leaf, n=number: np.asarray(leaf)[n // 2, 1], numbers[number % 2])
         readout, weights = each["readout"], call.window()
         entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)
-        for mine, wanted in (
-            (readout.entropy, entropy),
-            (each["entropy"], entropy),
-            (readout.lse, call.lse),
-            (readout.key_mass, weights.sum(-2)),
-            (readout.max_weight, weights.max(-1)),
-        ):
+        shown = readout.entropy, each["entropy"], readout.lse, readout.key_mass, readout.max_weight
+        expected = entropy, entropy, call.lse, weights.sum(-2), weights.max(-1)
+        for mine, wanted in zip(shown, expected, strict=True):
             np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=3e-6)
         np.testing.assert_array_equal(readout.top_keys[..., 0], weights.argmax(-1))
         assert readout.trust.max() < 1e-5  # of weights by the backend's lse
