@@ -3,19 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from layer_oracle import (
-    assert_close,
-    build_drawn,
-    compiled,
-    count_parameters,
-    draw,
-    feed_forward,
-    float64,
-    layer_norm,
-    multi_head,
-    program_of,
-    rms_norm,
-)
+import layer_oracle
+from layer_oracle import assert_close, compiled, draw, feed_forward, float64, layer_norm, multi_head
 from regard import masks, positions
 from regard.layers import DecoderBlock, EncoderBlock
 from regard.layers.residual import Residual
@@ -25,7 +14,7 @@ B, T, S, M, W, F, H, D = 2, 5, 7, 11, 13, 17, 3, 19
 
 def encoder(norm="pre", kind=EncoderBlock, attention=None, **options):
     attention = {"head_dim": D, **(attention or {})}
-    return build_drawn(kind, M, H, F, norm=norm, attention=attention, **options)
+    return layer_oracle.build_drawn(kind, M, H, F, norm=norm, attention=attention, **options)
 
 
 def decoder(norm="pre", **options):
@@ -78,11 +67,15 @@ def test_pre_norm_decoder_block_is_the_definition():
 def test_norms_before_and_at_the_end_of_a_branch_are_the_definition():
     """Dropout falls on the branch after its norm."""
     options = {"place": "both", "kind": "rms", "epsilon": 1e-3, "dropout_rate": 0.5}
-    residual, x, branch = build_drawn(Residual, M, **options), draw(5, B, 97, M), draw(6, B, 97, M)
+    residual, x, branch = (
+        layer_oracle.build_drawn(Residual, M, **options),
+        draw(5, B, 97, M),
+        draw(6, B, 97, M),
+    )
     run = nnx.jit(lambda residual, x, y: (residual.enter(x), residual.leave(0 * x, y)))
     entered, left = run(residual, x, branch)
-    assert_close(entered, rms_norm(residual.norm, float64(x), 1e-3))
-    expected = 2 * rms_norm(residual.branch_norm, float64(branch), 1e-3)
+    assert_close(entered, layer_oracle.rms_norm(residual.norm, float64(x), 1e-3))
+    expected = 2 * layer_oracle.rms_norm(residual.branch_norm, float64(branch), 1e-3)
     assert_close(left, np.where(left == 0, 0, expected))
     assert 0.4 < (np.asarray(left) == 0).mean() < 0.6
 
@@ -110,12 +103,12 @@ def test_an_encoder_block_has_the_parameters_of_its_components():
         return nnx.eval_shape(lambda: kind(*sizes, attention={"use_bias": False}, rngs=nnx.Rngs(0)))
 
     block = build(EncoderBlock, 256, 8, 1024)
-    assert count_parameters(block.attention) == 262_144
-    assert count_parameters(block.feed_forward) == 525_568
-    assert count_parameters(block.attention_residual.norm) == 512
-    assert count_parameters(block) == 788_736
-    assert count_parameters(build(DecoderBlock, 256, 8, 1024)) == 2 * 262_144 + 525_568 + 3 * 512
-    assert count_parameters(build(EncoderBlock, 64, 8, 256)) == 49_728
+    assert layer_oracle.count_parameters(block.attention) == 262_144
+    assert layer_oracle.count_parameters(block.feed_forward) == 525_568
+    assert layer_oracle.count_parameters(block.attention_residual.norm) == 512
+    assert layer_oracle.count_parameters(block) == 788_736
+    assert layer_oracle.count_parameters(build(DecoderBlock, 256, 8, 1024)) == 2 * 262_144 + 525_568 + 3 * 512
+    assert layer_oracle.count_parameters(build(EncoderBlock, 64, 8, 256)) == 49_728
 
 
 # Dropout.
@@ -127,7 +120,7 @@ def test_every_dropout_of_a_decoder_block_is_on_and_its_own():
     assert sorted(drop.rate for drop in drops) == [0.2, 0.2, 0.3, 0.3, 0.3, 0.3]
     keys = [np.asarray(jax.random.key_data(drop.rngs.key[...])).tobytes() for drop in drops]
     assert len(set(keys)) == len(keys)
-    trace = lambda: program_of(block, jnp.zeros((B, T, M)), jnp.zeros((B, S, W)))
+    trace = lambda: layer_oracle.program_of(block, jnp.zeros((B, T, M)), jnp.zeros((B, S, W)))
     block.eval()
     quiet = trace()
     for drop in drops:

@@ -37,10 +37,8 @@ def define(layer, x):
         rows = np.concatenate([np.zeros((len(taps) - 1, rows.shape[1])), rows])
         read = np.stack([(rows[t : t + len(taps)] * taps).sum(0) for t in range(len(x))])
         mixed.append((read * sigmoid(read)).reshape(len(x), -1, value_width if name == "value" else width))
-    query, key = (
-        np.repeat(one / np.sqrt((one**2).sum(-1, keepdims=True) + 1e-6), heads // one.shape[1], axis=1)
-        for one in mixed[:2]
-    )
+    unit = lambda rows: rows / np.sqrt((rows**2).sum(-1, keepdims=True) + 1e-6)
+    query, key = (np.repeat(unit(rows), heads // rows.shape[1], axis=1) for rows in mixed[:2])
     if isinstance(layer, KimiDelta):
         amount = project(project(x, "forget_entry"), "forget_projection") + numbers["forget_bias"]
         amount = amount.reshape(len(x), heads, width)
