@@ -55,10 +55,8 @@ def test_calls_are_those_of_the_mask_at_the_offsets_and_positions_of_its_tiles_a
     call = functools.partial(attend, *arrays, backend="tiled")
     moved = jax.jit(jax.vmap(lambda at: call(mask=prepared, query_offset=at)))
     placed = jax.jit(jax.vmap(lambda at: call(mask=by_row, query_positions=at)))
-    for run, name, each in (
-        (moved, "query_offset", np.int32([-2, 5])),
-        (placed, "query_positions", np.stack([places, places + 1])),
-    ):
+    by_place = placed, "query_positions", np.stack([places, places + 1])
+    for run, name, each in ((moved, "query_offset", np.int32([-2, 5])), by_place):
         for output, at in zip(run(each), each, strict=True):
             keep = np.asarray(mask.dense(T, S, leading_axes=2, **{name: at}))
             assert_close(output, oracle.batched(*arrays, keep=keep).output)
