@@ -153,12 +153,8 @@ def try_fault(fault: Fault, killer: str | None) -> dict:
     by = failed[1] if failed else str(code)
     if fault.is_script and (failed := re.search(r"^ *not ok \d+ - (.*)$", said, re.MULTILINE)):
         by = f"{fault.tests[0]}::{failed[1]}"
-    return {
-        "killed": code in (1, 2),
-        "by": by,
-        "slow": marked != MARKED[0],
-        "seconds": round(time.monotonic() - started, 1),
-    }
+    seconds = round(time.monotonic() - started, 1)
+    return {"killed": code in (1, 2), "by": by, "slow": marked != MARKED[0], "seconds": seconds}
 
 
 def write_report(faults: list[Fault], results: dict) -> None:
