@@ -341,10 +341,8 @@ class Attention:
     def vjp(self, cotangents, parameters, remake):
         """Return gradients of sum(result * cotangent); `remake(parameters)` makes the scores again."""
         given, weights, grads, zero = self.given, self.weights, {}, np.zeros_like(self.lse)
-        lse, entropy, largest = (
-            cotangents[name][..., None] if name in cotangents else zero
-            for name in ("lse", "entropy", "max_score")
-        )
+        column = lambda name: cotangents[name][..., None] if name in cotangents else zero
+        lse, entropy, largest = map(column, ("lse", "entropy", "max_score"))
         output = cotangents.get("output", zero)
         by_weight = self.survivors * self.narrow(output @ swap(self.value)) + cotangents.get("weights", 0)
         mean = add(weights * by_weight)
@@ -440,9 +438,8 @@ def read(
     binned = np.stack([(weights * (bins == place)).sum((-2, -1)) for place in range(63)], -1)
     sides = [1 << (-(-length // grid) - 1).bit_length() for length in (at.T, at.S)]
     starts = [np.arange(0, length, side) for length, side in zip((at.T, at.S), sides, strict=True)]
-    mass, largest = (
-        join.reduceat(join.reduceat(weights, starts[0], -2), starts[1], -1) for join in (np.add, np.maximum)
-    )
+    by_block = lambda join: join.reduceat(join.reduceat(weights, starts[0], -2), starts[1], -1)
+    mass, largest = by_block(np.add), by_block(np.maximum)
     block_rows = np.add.reduceat(live.astype(int), starts[0], -1)
     columns = {"key_mass": weights.sum(-2), "key_max": weights.max(-2), "block_max": largest}
     columns |= {"block_rows": block_rows, "block_mass": mass / np.maximum(block_rows, 1)[..., None]}

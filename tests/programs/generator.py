@@ -289,11 +289,8 @@ class Draft:
         self.arrays["starts"] = f"rng('starts').integers(0, {cut + 1}, 2)"
         self.facts = {"query_offset": "starts", "mask": f"masks.lengths(starts + {self.T})"}
         self.compose("lse", "max_score", "entropy", places=False, stored=False, bias=False)
-        window, stored, pages = (
-            self.whole(0, 3),
-            self.pick((own, own, own if own == "float64" else "int8")),
-            -(-self.S // 4),
-        )
+        window, pages = self.whole(0, 3), -(-self.S // 4)
+        stored = self.pick((own, own, own if own == "float64" else "int8"))
         mask = f"masks.sliding_window({window})" if window else "masks.causal()"
         self.mask = mask if self.mask is None or self.chance(0.5) else ("&", mask, self.mask)
         room = f"window={window}, capacity={window + cut}" if window else f"capacity={self.S}"
