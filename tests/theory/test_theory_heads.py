@@ -12,10 +12,8 @@ H, T, S = 3, 5, 7
 
 @jax.jit
 def compare(weights):
-    return {
-        measure.__name__: measure(weights)
-        for measure in (heads.cosine_similarity, heads.jensen_shannon, heads.diversity, heads.head_entropy)
-    }
+    measures = heads.cosine_similarity, heads.jensen_shannon, heads.diversity, heads.head_entropy
+    return {measure.__name__: measure(weights) for measure in measures}
 
 
 def entropy(p):
