@@ -28,10 +28,8 @@ def test_entropy_is_a_mean_and_the_logit_a_maximum_over_queries_that_read():
 
 def test_lines_are_in_order_of_layers_and_hold_null_for_what_is_not_finite(tmp_path):
     layers = ["blocks.10", "blocks.2", "pooling", "decoder.0.self"]
-    stats = {
-        "entropy": {layer: np.float32([1.23456789, math.nan]) for layer in layers},
-        "max_score": {layer: np.float32([-math.inf, 3]) for layer in layers},
-    }
+    stats = {"entropy": {layer: np.float32([1.23456789, math.nan]) for layer in layers}}
+    stats["max_score"] = {layer: np.float32([-math.inf, 3]) for layer in layers}
     metrics.append(tmp_path / "m.jsonl", [head_statistics.describe_stats(3, stats)])
     (line,) = metrics.read(tmp_path / "m.jsonl")
     assert list(line["entropy"]) == ["blocks.2", "blocks.10", "decoder.0.self", "pooling"]

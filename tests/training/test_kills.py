@@ -11,10 +11,8 @@ import pytest
 from small_runs import COPY, assert_same_run
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-WORDS = [
-    *(*COPY, "--steps", "1600", "--log-every", "7", "--evaluate-every", "50", "--checkpoint-every", "25"),
-    *("--heads-every", "30", "--out"),
-]
+WORDS = [*COPY, "--steps", "1600", "--log-every", "7", "--evaluate-every", "50", "--checkpoint-every", "25"]
+WORDS += ["--heads-every", "30", "--out"]
 
 
 def start(out):

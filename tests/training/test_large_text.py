@@ -7,10 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux's count of memory"),
-]
+uncounted = not os.path.exists("/proc/self/status")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(uncounted, reason="needs Linux's count of memory")]
 MEBIBYTE = 2**20
 PROGRAM = """
 import re, sys

@@ -31,11 +31,8 @@ def test_a_second_trainer_is_told_who_is_first_until_that_is_killed(begun):
         assert holder.stdout.readline() == b"held\n"
         host = re.escape(socket.gethostname())
         told = rf"in use by process {holder.pid} on {host} since 20\d\d-.*another --out"
-        for attempt in (
-            lambda: runs.open_run(begun, tiny_copy()),
-            lambda: runs.open_run(begun, tiny_copy(), force=True),
-            lambda: loop.train(opened),
-        ):
+        begin = lambda **options: runs.open_run(begun, tiny_copy(), **options)
+        for attempt in (begin, lambda: begin(force=True), lambda: loop.train(opened)):
             with pytest.raises(locks.LockError, match=told) as caught:
                 attempt()
             assert "\n" not in str(caught.value)

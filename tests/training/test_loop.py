@@ -8,23 +8,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
+import small_runs
 from regard.training import checkpoint_files, checkpoints, loop
 from regard.training.loop import DivergenceError
-from small_runs import (
-    CADENCE,
-    SIZES,
-    Killer,
-    assert_same_arrays,
-    assert_same_run,
-    last_arrays,
-    list_saved,
-    read_lines,
-    snapshot,
-    split_lines,
-    stop_after,
-    tiny_copy,
-    train,
-)
+from small_runs import assert_same_run, last_arrays, list_saved, read_lines, stop_after, tiny_copy, train
 
 
 def test_a_run_learns_and_reports_what_it_did(whole):
@@ -33,7 +20,7 @@ def test_a_run_learns_and_reports_what_it_did(whole):
     assert set(outcome.held_out) == {"loss", "accuracy", "token_accuracy"}
     assert outcome.compile_seconds > 0
     assert outcome.seconds + outcome.compile_seconds <= outcome.elapsed_seconds
-    seen, lines = split_lines(directory)
+    seen, lines = small_runs.split_lines(directory)
     assert [line["step"] for line in lines] == [1, 3, 5, 6, 9, 10, 12, 15, 17]
     assert [line["step"] for line in seen] == [0, 4, 8, 12, 16, 17]
     steps = [line["step"] for line in read_lines(directory)]
@@ -73,7 +60,7 @@ def write_slowly(monkeypatch, wait):
 
 def test_training_goes_on_while_a_checkpoint_is_written(whole, tmp_path, monkeypatch):
     """And what is written is the state of its step, whose memory updates have taken by then."""
-    recorder = Killer()
+    recorder = small_runs.Killer()
 
     def wait(step):
         deadline = time.monotonic() + 60
@@ -84,7 +71,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(whole, tmp_path, monkeyp
     train(tmp_path / "run", tiny_copy(), progress=recorder)
     assert recorder.events.index(("evaluated", 15)) < recorder.events.index(("saved", 14))
     newest = [run / "checkpoints" / "00000014" for run in (whole[0], tmp_path / "run")]
-    assert_same_arrays(*(checkpoints.load(path).arrays for path in newest))
+    small_runs.assert_same_arrays(*(checkpoints.load(path).arrays for path in newest))
     assert_same_run(whole[0], tmp_path / "run")
 
 
@@ -99,16 +86,16 @@ def test_what_fails_while_training_goes_on_ends_it(tmp_path, monkeypatch):
 def test_an_error_waits_for_the_checkpoint_that_is_being_written(tmp_path, monkeypatch):
     write_slowly(monkeypatch, lambda step: time.sleep(0.3))
     with pytest.raises(RuntimeError, match="killed"):
-        train(tmp_path / "run", tiny_copy(), progress=Killer("evaluated", 10))
+        train(tmp_path / "run", tiny_copy(), progress=small_runs.Killer("evaluated", 10))
     assert list_saved(tmp_path / "run") == [7]
 
 
 def test_neither_compiling_anew_nor_held_out_data_nor_a_look_changes_a_bit(whole, tmp_path):
     """All is compiled anew; held-out data are others, as many as before, and evaluated at other steps."""
-    cadence = dataclasses.replace(CADENCE, evaluate_every=4, heads_every=0)
+    cadence = dataclasses.replace(small_runs.CADENCE, evaluate_every=4, heads_every=0)
     train(tmp_path / "run", tiny_copy(data_seed=3, cadence=cadence), fresh=True)
-    assert_same_arrays(last_arrays(whole[0]), last_arrays(tmp_path / "run"))
-    (_, expected), (looks, lines) = split_lines(whole[0]), split_lines(tmp_path / "run")
+    small_runs.assert_same_arrays(last_arrays(whole[0]), last_arrays(tmp_path / "run"))
+    (_, expected), (looks, lines) = small_runs.split_lines(whole[0]), small_runs.split_lines(tmp_path / "run")
     assert looks == []
     losses, others = ({line["step"]: line["loss"] for line in some} for some in (expected, lines))
     assert all(losses[step] == others[step] for step in (1, 3, 6, 9, 12, 15, 17))
@@ -134,7 +121,7 @@ def test_interrupted_and_resumed_is_uninterrupted(whole, tmp_path):
 def test_killed_and_resumed_is_uninterrupted(whole, tmp_path, moment):
     """A killed run has no more than its last checkpoint, if any, and some lines too many."""
     with pytest.raises(RuntimeError, match="killed"):
-        train(tmp_path / "run", tiny_copy(), progress=Killer(*moment))
+        train(tmp_path / "run", tiny_copy(), progress=small_runs.Killer(*moment))
     assert read_lines(tmp_path / "run")[0]["step"] == 0
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 11, "split": "heads", "entr')
@@ -144,11 +131,11 @@ def test_killed_and_resumed_is_uninterrupted(whole, tmp_path, moment):
 
 def test_a_finished_run_is_left_alone(whole):
     directory, outcome, *_ = whole
-    before, recorder = snapshot(directory), Killer()
+    before, recorder = small_runs.snapshot(directory), small_runs.Killer()
     again = train(directory, tiny_copy(), progress=recorder)
     assert again == dataclasses.replace(outcome, status="already finished")
     assert recorder.events == []
-    assert snapshot(directory) == before
+    assert small_runs.snapshot(directory) == before
 
 
 @pytest.fixture
@@ -184,7 +171,8 @@ def test_a_divergence_names_metric_and_step_and_keeps_the_good_checkpoint(tmp_pa
 
 def test_what_was_skipped_is_a_line_of_the_metrics_and_ten_in_a_row_are_the_end(tmp_path, exploding):
     exploding |= {step: {"loss": np.float32(np.inf), "skipped": 1.0} for step in (2, *range(5, 14), 15)}
-    cadence, model = dataclasses.replace(CADENCE, heads_every=0), dataclasses.replace(SIZES, dropout_rate=0.0)
+    cadence = dataclasses.replace(small_runs.CADENCE, heads_every=0)
+    model = dataclasses.replace(small_runs.SIZES, dropout_rate=0.0)
     task = tiny_copy(nan="skip", cadence=cadence, model=model)
     assert train(tmp_path / "other", task).status == "finished"
     exploding[14] = exploding[15]
