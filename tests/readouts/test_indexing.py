@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mesh_cases import on_eight_devices
 from regard import masks, readouts
 from regard.readouts import indexing
 
@@ -104,3 +105,22 @@ def test_memory_is_linear_and_wrong_calls_are_told():
     }.items():  # fmt: skip
         with pytest.raises(ValueError, match=message):
             call()
+
+
+DIVIDED = """
+from collectives import count_kinds
+from regard import readouts
+mesh = jax.make_mesh((4, 2), ("rows", "sequence"), axis_types=(AUTO,) * 2)
+arrays = draw((4, 3, 23, 5), (4, 23, 5), (4, 3, 23))
+placed = jax.device_put(arrays, jax.NamedSharding(mesh, jax.P("rows")))
+choose = lambda *arrays: readouts.choose_keys(*arrays, count=7, mask=masks.causal())
+expected, odd = choose(*arrays), choose(*(array[:3] for array in arrays))
+with parallel.use(mesh, "sequence", batch_axis="rows"):
+    program = jax.jit(choose).lower(*placed).compile()
+    assert (program(*placed) == expected).all() and (choose(*(array[:3] for array in arrays)) == odd).all()
+print(count_kinds(program.as_text()))
+"""
+
+
+def test_each_device_chooses_for_its_own_rows():
+    assert on_eight_devices(DIVIDED).strip() == "{}"

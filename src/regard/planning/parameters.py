@@ -28,7 +28,7 @@ _PARTS = {
 
 
 class Kind(NamedTuple):
-    """What layers that are alike consist of."""
+    """Parts of a layer; where they are the same, layers are alike."""
 
     mixer: str
     is_dense: bool  # one feed-forward branch for all tokens; else experts

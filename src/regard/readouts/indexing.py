@@ -17,6 +17,7 @@ from regard.axes import Array, ArrayLike, Float, Int, Size
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.problem import Problem, accumulation_dtype
 from regard.engine.dispatch.explicit_axes import run_with_specs
+from regard.engine.dispatch.placement import run_on_rows
 from regard.masks import Mask
 from regard.masks.grid import Grid
 from regard.masks.spans import Span
@@ -279,14 +280,14 @@ def _choose(query: Array, key: Array, weights: Any, scale: Any, problem: Problem
     def step(rows: dict[str, Array]) -> Array:
         # Read where they lie: without a gradient, no copy is needed.
         span = {"start_index": rows["number"][0], "slice_size": rows["number"].size}
-        queries = jax.lax.dynamic_slice_in_dim(query, **span, axis=-2)
-        row_weights = None if weights is None else jax.lax.dynamic_slice_in_dim(weights, **span, axis=-1)
+        cut = partial(jax.lax.dynamic_slice_in_dim, **span)
+        queries, row_weights = cut(query, axis=-2), None if weights is None else cut(weights, axis=-1)
         scores = _score("...td,...sd->...ts", queries, key, row_weights, scale)
         keep = _keep(problem, rows)
         scores = scores if keep is None else jnp.where(keep, scores, -jnp.inf)
         scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
-        padding = [(0, 0)] * (scores.ndim - 1) + [(0, spare)]
-        best, chosen = jax.lax.top_k(jnp.pad(scores, padding, constant_values=-jnp.inf), count)
+        scores = jnp.pad(scores, [*[(0, 0)] * (scores.ndim - 1), (0, spare)], constant_values=-jnp.inf)
+        best, chosen = run_on_rows(partial(jax.lax.top_k, k=count), scores)
         chosen = jnp.sort(jnp.where(best == -jnp.inf, problem.S, chosen.astype(jnp.int32)), -1)
         return jnp.where(chosen == problem.S, -1, chosen)
 

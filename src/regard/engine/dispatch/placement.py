@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import jax
+from jax.sharding import PartitionSpec
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem
@@ -57,3 +58,16 @@ def within(placement: Placement | None) -> AbstractContextManager[Any]:
     if _context is None:
         _context = jax.make_user_context(None)
     return _context(placement)
+
+
+def run_on_rows(run: Callable[[Array], Any], array: Array) -> Any:
+    """Run a function of rows `(*B, ...)`, of rank 2 behind them, on each device's own, as the placement says.
+
+    For what the compiler does not divide: it does a sort along the batch, and gathers for a top-k.
+    """
+    placement = active()
+    mesh, along = (None, ()) if placement is None else placement.divide_lines((*array.shape[:-2], 1))
+    if mesh is None:
+        return run(array)
+    rows = PartitionSpec(*along[:-1])
+    return jax.shard_map(run, mesh=mesh, in_specs=rows, out_specs=rows)(array)
