@@ -55,7 +55,7 @@ FOLDERS = {
     " cost_reports work placements attending",
     "conformance": "written_calls expectations alternatives report promises runners subjects judging"
     " transforms edges checking ours",
-    "planning": "chips candidates estimates rings search reports planner residuals parameters step_costs"
+    "planning": "chips candidates estimates rings search reports planner parameters residuals step_costs"
     " training_steps",
     "linear": "halving problem chunks attention",
     "layers": "choices heads dropout residual projections multi_head compressor indexer latent_attention"
