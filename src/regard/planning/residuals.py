@@ -48,9 +48,8 @@ def count_residuals(
     """
     if remat in ("full", "nothing_saveable"):
         return float(np.dtype(precision).itemsize * config.d_model)
-    if (
-        expert_shards > _FEW and config.num_experts % _FEW == 0
-    ):  # with each device, all get as many tokens more
+    if expert_shards > _FEW and config.num_experts % _FEW == 0:
+        # With each device, all get as many tokens more.
         count = functools.partial(
             count_residuals, config, length, head_shards, precision, remat=remat, kind=kind
         )
@@ -91,7 +90,6 @@ def _count(tree: Any) -> collections.Counter[tuple[tuple[int, ...], Any]]:
 def _divide(config: Any, head_shards: int, kind: Kind) -> Any:
     """Return the config of one block of a device that has its part of the heads and widths."""
     names = ("num_heads", "d_ff", "expert_width", "shared_width", "delta_heads", "delta_key_heads")
-    names += ("num_key_heads",) if config.latent_dim is None else ()
     whole = {name: getattr(config, name) for name in names}
     whole["delta_heads"] = config.delta_heads or config.num_heads
     if config.latent_dim is None:
