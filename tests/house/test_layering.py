@@ -57,7 +57,7 @@ FOLDERS = {
     " transforms edges checking ours",
     "planning": "chips candidates estimates rings search reports planner parameters residuals step_costs"
     " training_steps",
-    "linear": "halving problem chunks attention",
+    "linear": "halving problem chunks devices attention",
     "layers": "choices heads dropout residual projections multi_head compressor indexer latent_attention"
     " short_convolution compressed_cache compressed_attention delta_cache delta derivation feed_forward"
     " expert_shards experts blocks",

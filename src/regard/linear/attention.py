@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.lax import PrecisionLike
-from jax.sharding import PartitionSpec
 
 from regard.arguments import guided
 from regard.axes import Array, ArrayLike
 from regard.engine.call.canonicalization import float_array
-from regard.engine.dispatch.placement import active
-from regard.linear.chunks import Carried, run
-from regard.linear.problem import LinearProblem, State, canonicalize
+from regard.linear.devices import run_over_devices
+from regard.linear.problem import State, canonicalize
 
 
 @guided
@@ -99,8 +94,7 @@ def attend(
             a chunk that is no power of two.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from regard import linear
+        >>>         >>> from regard import linear
         >>> x = jnp.array([[1.0, 0.0], [1.0, 0.0]])
         >>> value = jnp.array([[2.0], [5.0]])
         >>> linear.attend(x, x, value, scale=1.0).tolist()
@@ -132,37 +126,12 @@ def attend(
         chunk=chunk,
         precision=precision,
     )
-    output, carried = _run(problem)
+    output, carried = run_over_devices(problem)
     if not return_state:
         return output
     if not problem.config.leading:
         carried = jax.tree.map(lambda array: array[0], carried)
     return output, State(carried.memory, carried.key_sum)
-
-
-def _run(problem: LinearProblem) -> tuple[Array, Carried]:
-    """Run a call; where an enclosing placement divides rows and heads, each device runs its own."""
-    placement, config = active(), problem.config
-    mesh, along = (None, ()) if placement is None else placement.divide_lines(config.batch)
-    if mesh is None:
-        return run(problem)
-
-    def place(array: Array) -> PartitionSpec:
-        shared = zip(along, jnp.shape(array), strict=False)
-        return PartitionSpec(*(names if size > 1 else None for names, size in shared))
-
-    def run_own(own: LinearProblem) -> tuple[Array, Carried]:
-        def divide(sizes: tuple[int, ...]) -> tuple[int, ...]:
-            shards = [math.prod(mesh.shape[name] for name in names) for names in along]
-            return tuple(size // count for size, count in zip(sizes, shards, strict=False))
-
-        part = dataclasses.replace(config, leading=divide(config.leading), batch=divide(config.batch))
-        return run(dataclasses.replace(own, config=part))
-
-    state = PartitionSpec(*along)
-    places = (state if config.leading else PartitionSpec(), state)
-    in_specs = (jax.tree.map(place, problem),)
-    return jax.shard_map(run_own, mesh=mesh, in_specs=in_specs, out_specs=places)(problem)
 
 
 @guided
@@ -199,8 +168,7 @@ def step(
         TypeError, ValueError: as `attend`.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from regard import linear
+        >>>         >>> from regard import linear
         >>> state = None
         >>> for value in (2.0, 5.0):
         ...     output, state = linear.step(state, jnp.ones(1), jnp.ones(1), jnp.array([value]))

@@ -247,7 +247,7 @@ def use(
     """Let every `regard.attend` inside run over a mesh: layers and models need no change.
 
     What was compiled outside is compiled anew inside, as `jax.jit` sees the context. Calls with `backend=`
-    are left alone; of `regard.linear.attend` each device runs rows and heads of its own, whole sequences.
+    are left alone; of `regard.linear.attend` each device runs rows, heads and a part of the sequence.
     Inside `jax.shard_map` over these axes arrays are this device's part, as in `ring_attend`; as calls there
     know only their own lengths, masks must be without data per position.
 

@@ -153,11 +153,12 @@ class MeshPlacement:
         widths = self.heads if heads > 1 and width % heads == 0 else ()
         return ExpertAxes(self.mesh, tokens, self.experts, widths)
 
-    def divide_lines(self, batch: tuple[int, ...]) -> tuple[Any, tuple[Axes, ...]]:
-        """Return the mesh on which each device runs rows and heads `(*B, K)` of its own, and the axes of it
-        that divide each of these; None and no axes where it does not."""
-        among = [self.batch if len(batch) > 1 else (), *[()] * (len(batch) - 2), self.heads][-len(batch) :]
-        along = [axes if n % self._size(axes) == 0 else () for axes, n in zip(among, batch, strict=True)]
+    def divide_lines(self, batch: tuple[int, ...], length: int = 1) -> tuple[Any, tuple[Axes, ...]]:
+        """Return the mesh on which each device runs rows, heads and positions `(*B, K, T)` of its own, and
+        the axes of it that divide each of these; None and no axes where it does not."""
+        among = [self.batch, *[()] * (len(batch) - 2), self.heads][-len(batch) :]
+        shared = zip((*among, self.axes), (*batch, length), strict=True)
+        along = [axes if self._size(axes) > 1 and n % self._size(axes) == 0 else () for axes, n in shared]
         if not any(along) or manual_axes() or self.explicit is not None:
             return None, ()
         return self.mesh, tuple(along)

@@ -33,9 +33,11 @@ class Placement(Protocol):
         whose first axis has a part for each."""
         ...
 
-    def divide_lines(self, batch: tuple[int, ...]) -> tuple[Any, tuple[tuple[str, ...], ...]]:
-        """Return the mesh on which each device runs rows and heads `(*B, K)` of its own, and the axes of it
-        that divide each of these; None and no axes where it does not."""
+    def divide_lines(
+        self, batch: tuple[int, ...], length: int = 1
+    ) -> tuple[Any, tuple[tuple[str, ...], ...]]:
+        """Return the mesh on which each device runs rows, heads and positions `(*B, K, T)` of its own, and
+        the axes of it that divide each of these; None and no axes where it does not."""
         ...
 
     def divide_experts(self, shape: tuple[int, int, int], count: int, width: int) -> ExpertAxes | None:
@@ -69,5 +71,5 @@ def run_on_rows(run: Callable[[Array], Any], array: Array) -> Any:
     mesh, along = (None, ()) if placement is None else placement.divide_lines((*array.shape[:-2], 1))
     if mesh is None:
         return run(array)
-    rows = PartitionSpec(*along[:-1])
+    rows = PartitionSpec(*along[:-2])
     return jax.shard_map(run, mesh=mesh, in_specs=rows, out_specs=rows)(array)
