@@ -24,8 +24,8 @@ def run_over_devices(problem: LinearProblem) -> tuple[Array, Carried]:
         return run(problem)
     *lines, sequence = along
 
-    def place(array: Array, divided: tuple[Any, ...]) -> PartitionSpec:
-        shared = zip(divided, jnp.shape(array), strict=False)
+    def place(array: Array) -> PartitionSpec:
+        shared = zip(along, jnp.shape(array), strict=False)
         return PartitionSpec(*(names if size > 1 else None for names, size in shared))
 
     def run_own(own: LinearProblem) -> tuple[Array, Carried]:
@@ -34,8 +34,8 @@ def run_over_devices(problem: LinearProblem) -> tuple[Array, Carried]:
         return run_part(own, sequence) if sequence else run(own)
 
     state = PartitionSpec(*lines)
-    tokens = jax.tree.map(lambda array: place(array, along), problem)
-    specs = dataclasses.replace(tokens, memory=state, key_sum=None if problem.key_sum is None else state)
+    key_sum = None if problem.key_sum is None else state
+    specs = dataclasses.replace(jax.tree.map(place, problem), memory=state, key_sum=key_sum)
     places = (PartitionSpec(*(along if config.leading else along[1:])), state)
     return jax.shard_map(run_own, mesh=mesh, in_specs=(specs,), out_specs=places)(problem)
 
@@ -47,10 +47,12 @@ def _divide(config: LinearConfig, counts: list[int]) -> LinearConfig:
     def divide(sizes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(size // count for size, count in zip(sizes, lines, strict=False))
 
+    part = dataclasses.replace(config, leading=divide(config.leading), batch=divide(config.batch))
+    if parts == 1:
+        return part
     length = config.num_queries // parts
     chunk = min(config.chunk, 1 << max(length - 1, 0).bit_length())
-    sizes = {"leading": divide(config.leading), "batch": divide(config.batch)}
-    return dataclasses.replace(config, **sizes, num_queries=length, chunk=chunk)
+    return dataclasses.replace(part, num_queries=length, chunk=chunk)
 
 
 def run_part(problem: LinearProblem, sequence: tuple[str, ...]) -> tuple[Array, Carried]:
