@@ -94,7 +94,8 @@ def attend(
             a chunk that is no power of two.
 
     Example:
-        >>>         >>> from regard import linear
+        >>> import jax.numpy as jnp
+        >>> from regard import linear
         >>> x = jnp.array([[1.0, 0.0], [1.0, 0.0]])
         >>> value = jnp.array([[2.0], [5.0]])
         >>> linear.attend(x, x, value, scale=1.0).tolist()
@@ -168,7 +169,8 @@ def step(
         TypeError, ValueError: as `attend`.
 
     Example:
-        >>>         >>> from regard import linear
+        >>> import jax.numpy as jnp
+        >>> from regard import linear
         >>> state = None
         >>> for value in (2.0, 5.0):
         ...     output, state = linear.step(state, jnp.ones(1), jnp.ones(1), jnp.array([value]))

@@ -19,7 +19,9 @@ def run_over_devices(problem: LinearProblem) -> tuple[Array, Carried]:
     """Run a call as `chunks.run` does; where an enclosing placement divides it, each device its own part."""
     placement, config = active(), problem.config
     length = config.num_queries if config.causal else 1
-    mesh, along = (None, ()) if placement is None else placement.divide_lines(config.batch, length)
+    if placement is None:
+        return run(problem)
+    mesh, along = placement.divide_lines(config.batch, length)
     if mesh is None:
         return run(problem)
     *lines, sequence = along
