@@ -33,7 +33,7 @@ def run_over_devices(problem: LinearProblem) -> tuple[Array, Carried]:
     def run_own(own: LinearProblem) -> tuple[Array, Carried]:
         counts = [math.prod(mesh.shape[name] for name in names) for names in along]
         own = dataclasses.replace(own, config=_divide(config, counts))
-        return run_part(own, sequence) if sequence else run(own)
+        return _run_part(own, sequence) if sequence else run(own)
 
     state = PartitionSpec(*lines)
     key_sum = None if problem.key_sum is None else state
@@ -57,7 +57,7 @@ def _divide(config: LinearConfig, counts: list[int]) -> LinearConfig:
     return dataclasses.replace(part, num_queries=length, chunk=chunk)
 
 
-def run_part(problem: LinearProblem, sequence: tuple[str, ...]) -> tuple[Array, Carried]:
+def _run_part(problem: LinearProblem, sequence: tuple[str, ...]) -> tuple[Array, Carried]:
     """Run a device's part of the sequence, from the state that all parts before it leave; all do so together.
 
     A part makes A S + U of a state S. Devices send one another A and U, whose size does not depend on the

@@ -27,7 +27,7 @@ _PARTS = {
 }
 
 
-class Kind(NamedTuple):
+class LayerKind(NamedTuple):
     """Parts of a layer; where they are the same, layers are alike."""
 
     mixer: str
@@ -121,13 +121,13 @@ def list_parameters(config: Any) -> tuple[Parameter, ...]:
     return tuple(leaves)
 
 
-def find_kind(config: Any, layer: int) -> Kind:
+def find_kind(config: Any, layer: int) -> LayerKind:
     """Return what a layer consists of."""
-    return Kind(config.mixer(layer), config.num_experts is None or layer in config.dense_layers)
+    return LayerKind(config.mixer(layer), config.num_experts is None or layer in config.dense_layers)
 
 
 @functools.lru_cache(64)
-def count_kinds(config: Any) -> collections.Counter[Kind]:
+def count_kinds(config: Any) -> collections.Counter[LayerKind]:
     """Count the layers of each kind."""
     return collections.Counter(find_kind(config, layer) for layer in range(config.num_layers))
 

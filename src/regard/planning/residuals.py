@@ -16,7 +16,7 @@ from flax import nnx
 from regard import masks, parallel
 from regard.models.decoder import Decoder
 from regard.models.depth import recompute
-from regard.planning.parameters import Kind
+from regard.planning.parameters import LayerKind
 
 _LONGEST = 4096  # beyond this what is kept grows with the tokens alone
 _FEW = 4  # devices that divide experts; what more of them keep follows
@@ -30,7 +30,7 @@ def count_residuals(
     precision: str,
     *,
     remat: Any,
-    kind: Kind,
+    kind: LayerKind,
     has_rows: bool,
     expert_shards: int = 1,
 ) -> float:
@@ -87,7 +87,7 @@ def _count(tree: Any) -> collections.Counter[tuple[tuple[int, ...], Any]]:
     return collections.Counter((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree))
 
 
-def _divide(config: Any, head_shards: int, kind: Kind) -> Any:
+def _divide(config: Any, head_shards: int, kind: LayerKind) -> Any:
     """Return the config of one block of a device that has its part of the heads and widths."""
     names = ("num_heads", "d_ff", "expert_width", "shared_width", "delta_heads", "delta_key_heads")
     whole = {name: getattr(config, name) for name in names}

@@ -15,7 +15,7 @@ from regard.planning.candidates import Candidate, name_outer
 from regard.planning.chips import Chip, Line, sum_seconds
 from regard.planning.estimates import Assumptions
 from regard.planning.parameters import (
-    Kind,
+    LayerKind,
     Share,
     count_kinds,
     count_parameters,
@@ -226,7 +226,7 @@ class StepOnMesh:
         fullest = max(loss, gradient, update, key=lambda held: sum(held.values()))
         return {"parameters": _FLOAT * self.stored, "optimizer": 2 * _FLOAT * self.stored, **fullest}
 
-    def keep(self, kind: Kind, remat: Any) -> float:
+    def keep(self, kind: LayerKind, remat: Any) -> float:
         """Return the bytes per token that a block keeps."""
         from regard.planning.residuals import count_residuals  # which loads models
 
@@ -300,7 +300,7 @@ class StepOnMesh:
         return times
 
 
-def _count_entries(config: Any, kind: Kind) -> int:
+def _count_entries(config: Any, kind: LayerKind) -> int:
     """Count the features of a token, as they enter the maps that heads divide: their gradients are summed."""
     if kind.mixer == "kimi_delta":  # Decay and gate are made of vectors as wide as a head.
         return config.d_model + 2 * (config.delta_head_dim or config.head_width)

@@ -260,7 +260,7 @@ def _is_chosen(config: Any, search: Search, fixed: Mapping[str, int], candidate:
         return False  # which it refuses
     shared = candidate.sequence * candidate.exchange
     if config.is_hybrid and shared > 1:
-        return False
+        return False  # of which nothing is planned
     return fixed.get("sequence", shared) == shared and search.adapt(candidate) == candidate
 
 
