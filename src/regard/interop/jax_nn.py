@@ -36,7 +36,8 @@ def dot_product_attention(
 
     The arguments have jax.nn's names, order, defaults and meaning, and its letters: batch B, queries T, keys
     S, query heads N, key heads K, width H. Shapes are `(B, T, N, H)`, or `(T, N, H)` without a batch. Query
-    t sits at position t and key s at s, also where T != S: causal keeps s <= t. What differs:
+    t sits at position t and key s at s, also where T != S, unless offsets or positions among `options` say
+    where they do: causal keeps keys up to the query's position. What differs:
 
     - `mask` may also be a `masks.Mask`, or an integer array. Where T != S, a mask or score of Regard's that
       reads positions asks for `query_offset`, as in `attend`.
@@ -64,8 +65,8 @@ def dot_product_attention(
 
     Returns:
         The output, `(B, T, N, E)` or `(T, N, E)`, in query's dtype; with `return_residual`, a pair of it and
-        the residual `(B, T, N)` or `(T, N)`; with `aux`, a pair of it and the dict that `attend` returns,
-        whose arrays are `(B, N, ...)`.
+        the residual `(B, T, N)` or `(T, N)`; with names in `aux`, a pair of it and the dict of
+        `attend`, whose arrays are `(B, N, ...)`.
 
     Raises:
         TypeError: inputs that are not of floating point, a float mask (pass it as `bias`), lengths or window

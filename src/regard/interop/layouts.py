@@ -79,7 +79,8 @@ def _batched(name: str, array: Any, ranks: range) -> Array:
     if array.ndim not in ranks:
         batch = "..." if ranks.stop > 5 else "batch"
         wanted = f"({batch}, length, heads, width) or (length, heads, width)"
-        hint = "; a single head is array[:, None]" if array.ndim == 2 else ""
+        hints = {2: "a single head is array[:, None]", 5: "heads in groups share one axis, K x G long"}
+        hint = f"; {hints[array.ndim]}" if array.ndim in hints else ""
         raise ValueError(f"{name}: expected {wanted}, got shape {tuple(array.shape)}{hint}")
     return array[None] if array.ndim == 3 else array
 

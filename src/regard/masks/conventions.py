@@ -115,13 +115,13 @@ def from_flash_window(left: int, right: int) -> Mask:
     return sliding_window(*counts)
 
 
-def from_hf_window(sliding_window_size: int) -> Mask:
+def from_hf_window(sliding_window_size: int | None) -> Mask:
     """Read Hugging Face's `sliding_window`: that many keys up to and *including* the query's own.
 
     keep(q, k) = (q - sliding_window_size < k <= q)
 
     Args:
-        sliding_window_size: keys per query, at least 1.
+        sliding_window_size: keys per query, at least 1; None means all keys up to the query's own.
 
     Returns:
         A causal sliding window.
@@ -131,11 +131,13 @@ def from_hf_window(sliding_window_size: int) -> Mask:
 
     Example:
         >>> from regard import masks
-        >>> masks.from_hf_window(128)
-        sliding_window(127)
+        >>> masks.from_hf_window(128), masks.from_hf_window(None)
+        (sliding_window(127), causal())
 
     Reference: transformers 5, `masking_utils.sliding_window_overlay`.
     """
+    if sliding_window_size is None:
+        return causal()
     return sliding_window(whole_number("sliding_window_size", sliding_window_size, 1) - 1)
 
 

@@ -96,7 +96,8 @@ def check_broadcast(
     """
     leading, missing = full[:-2], len(full) - len(shape)
     spelled = f"{name}: expected an array that broadcasts to (*B, T, S) = {full}, got shape {shape}"
-    per_key = f"; for one entry per key use masks.valid_keys({name})" if name == "mask" else ""
+    is_row = name == "mask" and len(shape) < 3
+    per_key = f"; for one entry per key use masks.valid_keys({name})" if is_row else ""
     if missing < 0 or any(n not in (1, m) for n, m in zip(shape, full[missing:], strict=True)):
         per_row = f" For one {name} per batch row, add head axes: {name}[:, None]"
         if missing < 0:  # as of heads that are grouped in two axes

@@ -387,6 +387,8 @@ def _join(symbol: str, mask: Any, other: Any) -> Mask:
                 hint = "; wrap a function of positions as masks.predicate(fn)"
             elif not hint and (isinstance(operand, list) or hasattr(operand, "dtype")):
                 hint = "; wrap a boolean array as masks.from_array(array)"
+            elif operand is None:
+                hint = "; leave out a mask that is None, which keeps all"
             raise TypeError(
                 f"{symbol}: expected masks on both sides, got {type(mask).__name__} {symbol}"
                 f" {type(other).__name__}{hint}"

@@ -133,6 +133,20 @@ def count_kinds(config: Any) -> collections.Counter[LayerKind]:
 
 
 @functools.lru_cache(64)
+def find_period(config: Any) -> int:
+    """Return how many layers a step of the loop over layers computes: after so many, the same come again."""
+    layers = [(find_kind(config, layer), config.window(layer)) for layer in range(config.num_layers)]
+    while len({kind.is_dense for kind, _ in layers}) > 1 and layers[0][0].is_dense:
+        layers = layers[1:]  # The first ones are unrolled.
+    for period in range(1, len(layers)):
+        if 2 * period <= len(layers) and layers[period:] == layers[:-period]:
+            return period
+    if len(layers) > 1:
+        raise ValueError("config: expected layers that are alike or take turns, or scan_layers=False")
+    return 1
+
+
+@functools.lru_cache(64)
 def count_sparse(config: Any) -> int:
     """Count the layers that have experts."""
     return sum(layers for kind, layers in count_kinds(config).items() if not kind.is_dense)

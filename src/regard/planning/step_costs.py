@@ -20,6 +20,7 @@ from regard.planning.parameters import (
     count_kinds,
     count_parameters,
     count_sparse,
+    find_period,
     share_parameters,
 )
 from regard.planning.search import Beside
@@ -214,13 +215,16 @@ class StepOnMesh:
             # And gradients of the block's parameters and of the stream, each as it comes and as it goes.
             "working": max(inside - attention, 0.0) + 2 * size * (block.used + tokens * config.d_model),
         }
-        if config.scan_layers:  # The block's parameters, taken out of all, and as they are gathered.
-            gradient["gathered"] += _FLOAT * block.stored + size * block.copies(size)
+        period = find_period(config) if config.scan_layers else 1
+        if config.scan_layers:  # Parameters of a step's blocks, taken out of all, and as they are gathered.
+            share = period / config.num_layers
+            gradient["gathered"] += share * (_FLOAT * blocks.stored + size * blocks.copies(size))
         if self.expert > 1:  # Of all tokens that travel the gradients, in and out, and sums in float32.
             gradient["working"] += tokens * self.expert * config.d_model * (2 * size + 4)
-        elif count_sparse(config):  # Of experts one map's of all tiles.
+        elif count_sparse(config):  # Of experts one map's of all tiles, and those of a step's other blocks.
             width = (config.expert_width or config.d_ff) / self.candidate.heads
-            gradient["gathered"] += size * self.tiles[0] * config.d_model * width
+            maps = 1 + 3 * (period - 1)
+            gradient["gathered"] += size * maps * self.tiles[0] * config.d_model * width
         # Gradients, and as they are clipped.
         update = dict.fromkeys(loss, 0.0) | dict.fromkeys(("gradients", "working"), _FLOAT * self.stored)
         fullest = max(loss, gradient, update, key=lambda held: sum(held.values()))

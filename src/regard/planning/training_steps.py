@@ -141,8 +141,8 @@ def plan_step(
 
     Raises:
         TypeError: as in `plan`; a config that is none.
-        ValueError: as in `plan`; a config without `vocab_size`, attention, or with an indexer; parts that do
-            not divide the batch.
+        ValueError: as in `plan`; a config without `vocab_size`, attention, or with an indexer; layers that
+            no loop runs, with `scan_layers`; parts that do not divide the batch.
         MemoryTooSmallError: no mesh holds the step.
 
     Example:
