@@ -85,10 +85,10 @@ def attend(
 
     Returns:
         The output `(*B, T, E)`; with names in `aux`, a pair of it and a dict of arrays in the accumulation
-        dtype (argmax int32). A query that may attend to nothing gives output and weights 0, lse and max_score -inf,
-        argmax -1, entropy 0 and zero gradients. T = 0 and S = 0 are allowed. NaN or inf in a key or value
-        that no query may attend to reaches neither output nor gradient; where a score is NaN, so are output
-        and statistics, and argmax is 0. Batch, heads and lengths may be symbols of `jax.export`.
+        dtype (argmax int32). A query that may attend to nothing gives output and weights 0, lse and max_score
+        -inf, argmax -1, entropy 0 and zero gradients. T = 0 and S = 0 are allowed. NaN or inf in a key or
+        value that no query may attend to reaches neither output nor gradient; where a score is NaN, so are
+        output and statistics, and argmax is 0. Batch, heads and lengths may be symbols of `jax.export`.
 
     Raises:
         TypeError: an argument of the wrong type, among them a float mask (pass it as `bias=`).
