@@ -233,7 +233,10 @@ def test_a_divergence_exits_with_1(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(loop, "train", diverge)
     assert main([*COPY, "--json", "--out", str(tmp_path / "run")]) == 1
     captured = capsys.readouterr()
-    assert "error: copy: loss is inf at step 3; no checkpoint had been saved yet" in captured.err
+    assert (
+        "error: copy: loss is inf at step 3; no checkpoint had been saved yet. A smaller --learning-rate"
+        in captured.err
+    )
     assert json.loads(captured.out) == {"event": "diverged", "task": "copy", "metric": "loss", "step": 3}
 
 

@@ -117,7 +117,7 @@ def test_a_page_of_a_run_goes_into_it(copied, tmp_path, monkeypatch, capsys):
 
 def test_inspect_refuses_what_makes_no_sense_for_a_run(copied, tmp_path, capsys):
     for words, message in (
-        ("--text some", "--text is for models that read text; copy reads examples of its own"),
+        ("--text some", "--text: expected a task that reads text, got copy; leave it out"),
         ("--layer 0", "--word and --layer are for pretrained models of text"),
         ("--keep-qk", "give --save FILE.regard too"),
         ("--save nowhere/x.regard", "--save: expected a folder at nowhere, there is none"),
@@ -200,7 +200,7 @@ def test_a_run_of_text_reads_what_is_typed(tmp_path, during, capsys):
         assert document["title"] == "text: low tides"
         assert document["training"] is not None
         refused = json.loads(read_url(url + "read?text=" + 23 * "x"))
-        assert refused == {"refused": "--text: expected at most 22 tokens, as in training, got 23"}
+        assert refused == {"refused": "text: expected at most 22 tokens, as in training, got 23"}
         looked.append(url)
 
     during(look)

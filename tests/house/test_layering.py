@@ -84,8 +84,8 @@ FOLDERS = {
     " families.deepseek_v3 families.deepseek_v32 families.kimi_linear families.t5 families.gpt_oss"
     " families.modernbert families huggingface_configs model_folders huggingface"
     " sentence_embeddings",
-    "cli": "plain console declaration continuation spelling text_models interruption displays overview"
-    " pictures sources text_readers commands.conformance commands.demo commands.train commands.generate"
+    "cli": "plain console declaration continuation spelling sources text_models interruption displays"
+    " overview pictures text_readers commands.conformance commands.demo commands.train commands.generate"
     " commands.plot commands.inspect commands.view commands.explain commands.plan commands.tune"
     " commands.doctor commands command_words training supervision inspecting demonstration generating",
 }

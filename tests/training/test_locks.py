@@ -30,7 +30,7 @@ def test_a_second_trainer_is_told_who_is_first_until_that_is_killed(begun):
     try:
         assert holder.stdout.readline() == b"held\n"
         host = re.escape(socket.gethostname())
-        told = rf"in use by process {holder.pid} on {host} since 20\d\d-.*another --out"
+        told = rf"in use by process {holder.pid} on {host} since 20\d\d-.*another directory="
         begin = lambda **options: runs.open_run(begun, tiny_copy(), **options)
         for attempt in (begin, lambda: begin(force=True), lambda: loop.train(opened)):
             with pytest.raises(locks.LockError, match=told) as caught:
@@ -68,7 +68,7 @@ def test_processes_that_train_together_do_not_shut_each_other_out(begun, monkeyp
 def test_a_run_that_another_process_trained_meanwhile_is_refused(begun):
     opened = runs.open_run(begun, tiny_copy())
     later = (begun / "checkpoints" / "00000001").rename(begun / "checkpoints" / "00000002")
-    with pytest.raises(runs.RunError, match="has changed since it was opened"):
+    with pytest.raises(runs.RunError, match=r"has changed since it was opened; open it again: open_run\("):
         loop.train(opened)
     later.rename(begun / "checkpoints" / "00000001")
 

@@ -48,8 +48,8 @@ def test_a_mesh_divides_the_model_and_the_batch():
     task = tasks.Copy(model=settings.Sizes(d_model=24, num_heads=6, d_ff=40))
     MeshSpec(data=16, fsdp=8, tensor=2, sequence=7).demand_divides(task)
     for sizes, message in (
-        ({"data": 3}, "batch_size=128; choose --batch-size 126 or 129"),
-        ({"fsdp": 256}, r"fsdp = 256 divides, .* choose --batch-size 256, or"),
+        ({"data": 3}, "batch_size=128; choose batch_size 126 or 129"),
+        ({"fsdp": 256}, r"fsdp = 256 divides, .* choose batch_size 256, or"),
         ({"tensor": 4}, "divide num_heads=6, got tensor=4; it can be 1, 2, 3, 6"),
         ({"tensor": 3}, "divide d_ff=40, got tensor=3"),
         ({"expert": 3}, r"data \* fsdp \* expert = 3 divides"),
@@ -116,8 +116,8 @@ def test_flags_come_before_the_environment():
 
 def test_an_incomplete_membership_is_refused():
     for arguments, environment, message in (
-        (("a:1", None, None), {}, r"still needed: --processes .*, --process \(or JAX_PROCESS_ID\)"),
-        ((None, 2, 1), {}, r"still needed: --coordinator \(or JAX_COORDINATOR_ADDRESS\)$"),
+        (("a:1", None, None), {}, r"still needed: processes= .*, process= \(or JAX_PROCESS_ID\)"),
+        ((None, 2, 1), {}, r"still needed: coordinator= \(or JAX_COORDINATOR_ADDRESS\)$"),
         (("a:1", 0, 0), {}, "processes: expected at least 1, got 0"),
         (("a", 2, 0), {}, "expected HOST:PORT of process 0, .*, or auto; got 'a'"),
         ((None, None, None), {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES: expected a number, got 'two'"),

@@ -76,7 +76,9 @@ def test_a_damaged_line_of_the_metrics_is_named_and_nothing_is_changed(run, caps
     (run / "metrics.jsonl").write_text('{"step": 1, "lo\n{"step": 2}\n')
     before = snapshot(run)
     error = refuse(capsys, ["--out", run], 2)
-    assert re.search(r"metrics\.jsonl, line 1 is not JSON: .*; mend or delete that line", error)
+    assert re.search(
+        r"metrics\.jsonl, line 1 is not JSON: .*; mend or delete that line, then give the same comm", error
+    )
     assert error.count("\n") == 1
     assert snapshot(run) == before
 
@@ -117,7 +119,7 @@ def test_the_newest_whole_checkpoint_is_gone_on_from_where_asked(run):
         checkpoints.save(run / "checkpoints", step, params, {}, keep=9)
         next((run / "checkpoints" / f"{step:08d}").rglob("manifest.ocdbt")).write_bytes(b"")
     before = snapshot(run)
-    told = r"00000003 is damaged.* has 0 bytes.*\nnothing.* to go on from step 2; .*--resume newest-whole"
+    told = r"00000003 is damaged.* has 0 bytes.*\nnothing.* to go on from step 2.*resume='newest-whole'"
     with pytest.raises(checkpoints.CheckpointError, match=told):
         runs.open_run(run, tiny_copy())
     opened = runs.open_run(run, tiny_copy(), resume="newest-whole")

@@ -47,7 +47,11 @@ def test_a_run_directory_holds_settings_metrics_and_checkpoints(whole):
 def test_other_settings_are_listed_and_refused(run):
     other = tiny_copy(steps=23, length=5)
     message = refuse(run, RunError, "holds another run", task=other, seed=3)
-    for told in ("optimization.steps: it has 17, asked for 23", "length: it has 3, asked for 5", "--force"):
+    for told in (
+        "optimization.steps: it has 17, asked for 23",
+        "length: it has 3, asked for 5",
+        "force=True",
+    ):
         assert told in message
     assert ("seed: it has 0, asked for 3" in message, "vocab_size" in message) == (True, False)
     refuse(run, RunError, "holds a run already", resume="never")
@@ -61,7 +65,7 @@ def test_a_directory_of_something_else_is_refused_also_with_force(tmp_path):
     refuse(tmp_path / "no\udcffUTF-8", RunError, "expected a path in UTF-8")
     for force in (False, True):
         message = refuse(file.parent, RunError, r"not a Regard run \(it holds cat\.jpg\)", force=force)
-        assert "--out" in message
+        assert "directory=" in message
 
 
 def test_a_foreign_damaged_or_later_config_is_refused_also_with_force(run):
@@ -109,7 +113,7 @@ def test_force_deletes_nothing_where_the_rest_is_refused(run, tmp_path):
     shutil.copytree(run, tmp_path / "other")
     inside, other = (str(folder / "checkpoints" / "00000007") for folder in (run, tmp_path / "other"))
     for resume, task, message in (
-        (inside, tiny_copy(steps=23), "is inside --out"),
+        (inside, tiny_copy(steps=23), "is inside the directory itself"),
         (str(tmp_path / "nowhere"), tiny_copy(), "is not a Regard run"),
         (other, tiny_copy(steps=7), "is at step 7 already"),
     ):
@@ -157,7 +161,7 @@ def test_a_branch_needs_a_checkpoint_of_the_same_model(half, tmp_path):
     refuse(
         out,
         RunError,
-        r"not a Regard run \(it holds a.txt\); give another --resume",
+        r"not a Regard run \(it holds a.txt\); give another resume=",
         resume=str(tmp_path / "notes"),
     )
     refuse(out, RunError, "length: it has 3, asked for 5", resume=str(half), task=tiny_copy(length=5))
@@ -172,7 +176,7 @@ def test_a_branch_without_a_checkpoint_of_its_own_never_starts_from_nothing(half
     runs.open_run(directory, longer, resume=str(half)).begin({})
     assert json.loads((directory / "config.json").read_text())["continued_from"] == str(half)
     for resume in ("auto", "newest-whole"):
-        told = rf"has no checkpoint of its own yet; give --resume {half}, or --force"
+        told = rf"has no checkpoint of its own yet; give resume='{half}', or force=True"
         refuse(directory, RunError, told, task=longer, resume=resume)
     assert runs.open_run(directory, longer, resume=str(half)).start.step == 9
     assert runs.open_run(directory, longer, force=True).start is None

@@ -7,8 +7,10 @@ import difflib
 import importlib.metadata
 import io
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -22,6 +24,11 @@ _HELP = ("--help", "-h")
 ABOUT = "Attention for JAX: exact, composable, inspectable. `regard --version` prints versions."
 # Names of settings in a sentence about them: with an underscore, before "must", or before their value.
 _NAMES = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b|^[a-z]+(?= must)|(?<=at most )[a-z]+(?=, got)|\b[a-z]+(?==)")
+# What messages of the library tell a caller in Python to do, and the same on the command line.
+_CALLS = {
+    "open it again: open_run(...)": "give the same command again",
+    "open_run(..., resume='newest-whole')": "regard train --resume newest-whole",
+}
 
 
 def parse_arguments(words: Sequence[str]) -> Command:
@@ -80,8 +87,13 @@ def find_extra(words: Sequence[str]) -> str:
 
 
 def name_options(text: str, command: Command) -> str:
-    """Return a message of the library with a command's options in place of the arguments that they are."""
+    """Return a message of the library in a command's words: options for arguments, commands for calls."""
+    for call, words in _CALLS.items():
+        text = text.replace(call, words)
     names = dict.fromkeys(name for name, _ in _list_values(command))  # those of the task and its groups, too
+    written = "|".join((*names, *command.ALIASES))
+    value = r"""'[^'\\]*'|"[^"\\]*"|True\b|(?=[\s,;:]|$)"""
+    text = re.sub(rf"(?<![\w/\\.'-])({written})=({value})", partial(_write_flag, command), text)
     argument = text.partition(":")[0]
     text = command.ALIASES.get(argument, argument) + text[len(argument) :]
     inside = "|".join(name for name in names if "_" in name)
@@ -94,6 +106,13 @@ def name_options(text: str, command: Command) -> str:
 
 def _spell_flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _write_flag(command: Command, match: re.Match[str]) -> str:
+    """Return the option that an argument in Python is, with its value where that is a text."""
+    option, value = command.ALIASES.get(match[1], match[1]), match[2]
+    flag = option if option.isupper() else _spell_flag(option)
+    return flag if value in ("", "True") else f"{flag} {shlex.quote(value[1:-1])}"
 
 
 def _name_flag(match: re.Match[str]) -> str:

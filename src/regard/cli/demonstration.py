@@ -31,7 +31,7 @@ def run_demonstration(command: Demo, console: Console) -> int:
     trained: list[runs.Run] = []
     results: dict[str, dict[str, Any]] = {}
     for run in open_all(command, out):
-        outcome = advance_run(console, run)
+        outcome = advance_run(command, console, run)
         if outcome is None:
             return 1
         if outcome.status == "interrupted":

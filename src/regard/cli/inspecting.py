@@ -16,6 +16,7 @@ from regard.cli import continuation, text_readers
 from regard.cli.commands import Inspect
 from regard.cli.console import Console, UsageError, expected_errors, new_table
 from regard.cli.pictures import Picture, draw_trace, save_pictures, shorten_name
+from regard.cli.sources import load_run
 from regard.inspection import Trace, figures
 from regard.inspection.traces.files import check_target
 from regard.inspection.words import WordReading, join_pieces
@@ -113,7 +114,7 @@ def _inspect_run(command: Inspect, directory: Path, console: Console, out: Path,
     if command.word is not None or command.layer is not None:
         raise UsageError("--word and --layer are for pretrained models of text, not for runs")
     with expected_errors():
-        task, model = runs.load_run(directory)
+        task, model = load_run(directory)
         trace = task.watch(model, command.text)
         training = history.training_document(directory)
     layers = f"{len(trace.calls)} attention layer{'s' if len(trace.calls) != 1 else ''}"

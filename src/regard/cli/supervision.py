@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from regard.cli.command_words import name_options
 from regard.cli.commands import Train
 from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.continuation import describe_start, spell_continuation
@@ -141,7 +142,7 @@ def _take_part(command: Train, console: Console, membership: Membership, patienc
         if is_loss:
             console.fail(explain_loss(_shorten(error), command, console.words, membership))
         else:
-            console.fail(str(error))
+            console.fail(name_options(str(error), command))
         code = FAILED if is_loss else getattr(error, "code", MISUSED)
         _tell(line, TOLD)
         if is_loss or (code == FAILED and not processes.is_known(error.__cause__)):

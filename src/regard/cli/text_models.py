@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regard.cli.sources import load_run
 from regard.cli.spelling import spell_bytes, spell_pieces
 from regard.models import Decoder, EncoderDecoder
 from regard.paths import read_object
-from regard.training import runs
 
 RIGHT_SOURCES = "give a run of `regard train text`, or a folder with a Hugging Face model"
 CONFIG, DEFAULTS, MODULES = "config.json", "generation_config.json", "modules.json"
@@ -37,7 +37,7 @@ def open_text_model(directory: Path) -> TextModel:
         return _open_pretrained(directory)
     if not (directory / CONFIG).is_file():
         raise ValueError(f"{directory} has no {CONFIG}; {RIGHT_SOURCES}")
-    task, model = runs.load_run(directory)
+    task, model = load_run(directory)
     if not task.writes_text:
         raise ValueError(f"{directory} is a run of {task.name}, which writes no text; {RIGHT_SOURCES}")
     vocabulary: Any = getattr(task, "vocabulary")  # noqa: B009 - of text tasks alone

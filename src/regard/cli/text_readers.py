@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard.cli.sources import load_run
 from regard.cli.text_models import is_pretrained
 from regard.inspection import Paths, ScoreParts, Tokens, Trace, decompose_score
 from regard.inspection.recorders import Recorder
@@ -40,7 +41,7 @@ def open_text_reader(directory: Path) -> TextReader | None:
     if not runs.is_run(directory) and not is_pretrained(directory):
         return None
     if runs.is_run(directory):
-        task, model = runs.load_run(directory)
+        task, model = load_run(directory)
         if not isinstance(task, tasks.Text):
             return None
         title, training = str(directory), history.training_document(directory)

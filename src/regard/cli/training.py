@@ -7,7 +7,8 @@ from typing import Any
 import jax
 
 from regard.cli import displays, interruption, overview
-from regard.cli.commands import Train
+from regard.cli.command_words import name_options
+from regard.cli.commands import Demo, Train
 from regard.cli.console import Console, RunFailedError, UsageError, enough_memory, expected_errors
 from regard.cli.continuation import describe_next, describe_trouble, spell_command
 from regard.training import checkpoints, locks, loop, mesh_specs, metrics, processes, runs, tasks
@@ -37,7 +38,7 @@ def run_training(command: Train, console: Console) -> int:
             processes.everyone(run.task.keep)  # the data are read, and found as they were
             if processes.is_first():
                 overview.print_overview(console, run, deployment)
-    outcome = advance_run(console, run, deployment, profile=command.profile)
+    outcome = advance_run(command, console, run, deployment)
     if outcome is None:
         return 1
     if not processes.is_first():
@@ -118,9 +119,10 @@ def choose_deployment(command: Train, task: tasks.Task) -> Deployment | None:
 
 
 def advance_run(
-    console: Console, run: runs.Run, deployment: Deployment | None = None, *, profile: int = 0
+    command: Train | Demo, console: Console, run: runs.Run, deployment: Deployment | None = None
 ) -> loop.Outcome | None:
     """Train, shown and ready to stop; return None after a divergence, which is reported."""
+    profile = command.profile if isinstance(command, Train) else 0
     steps, done = run.task.optimization.steps, run.start.step if run.start else 0
     together = jax.process_count() > 1
     agreed = processes.watch_for_stop(done) if together else None
@@ -135,7 +137,7 @@ def advance_run(
     except loop.DivergenceError as error:
         if processes.is_first():
             console.emit("diverged", task=run.task.name, metric=error.metric, step=error.step)
-            console.fail(f"{run.task.name}: {error}")
+            console.fail(f"{run.task.name}: {name_options(str(error), command)}")
         return None
     except (checkpoints.CheckpointError, runs.RunError, locks.LockError) as error:
         raise UsageError(str(error)) from error

@@ -172,7 +172,7 @@ def plan_step(
     sizes = read_sizes(numbers)
     batch, devices, parts = sizes["batch"], sizes["devices"], sizes["accumulate_steps"]
     if batch % parts:
-        raise ValueError(f"accumulate_steps: expected a divisor of batch, {batch}; got {parts}")
+        raise ValueError(f"accumulate_steps: expected a divisor of the batch, {batch}; got {parts}")
     if precision not in ("bfloat16", "float32"):
         raise ValueError(f"precision: expected bfloat16 or float32, got {precision!r}")
     fixed, shares = read_fixed(fixed, devices, AXES), Assumptions() if assumptions is None else assumptions

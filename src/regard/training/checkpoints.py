@@ -212,7 +212,7 @@ def load_newest(
             if saved and skip_damaged:
                 continue
             then = f"go on from step {int(saved[-1].name)}" if saved else "start again"
-            hint = "; regard train --resume newest-whole does so by itself" if saved else ""
+            hint = "; open_run(..., resume='newest-whole') does so by itself" if saved else ""
             raise CheckpointError(f"{error}\nnothing was changed; remove {newest} to {then}{hint}") from error
     return None, damaged
 

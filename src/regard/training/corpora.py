@@ -93,7 +93,7 @@ def read_manual() -> dict[str, str]:
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
-        remedy = "give your own text: --files FILE ..."
+        remedy = "give your own text as files="
         raise ImportError(f"this Python came without pydoc_data, the default corpus; {remedy}") from error
     return leave_out_excerpts(topics)
 
@@ -151,7 +151,7 @@ def read_documents(
         raise ValueError(
             "files: expected at least two different documents, one to train on and one to hold out, got "
             f"{', '.join(map(str, files))}{describe_skipped(skipped)}; give more files, or a smaller "
-            "--document-bytes to cut one file"
+            "document_bytes to cut one file"
         )
     return Documents(tuple(sources), places[np.sort(first)], tuple(skipped))
 

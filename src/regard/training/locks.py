@@ -53,7 +53,7 @@ def _hold(directory: Path) -> Iterator[None]:
         lock.acquire(blocking=False)
     except Timeout as error:
         use = f"in use by {_read_holder(directory)}"
-        raise LockError(f"{directory} is {use}; wait for its end, or give another --out") from error
+        raise LockError(f"{directory} is {use}; wait for its end, or give another directory=") from error
     try:
         since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
         holder = {"host": socket.gethostname(), "process": os.getpid(), "since": since}

@@ -82,8 +82,8 @@ class DivergenceError(FloatingPointError):
 
     def __init__(self, metric: str, value: float, step: int, last_good: Path | None):
         last = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint had been saved yet"
-        skip = "--nan skip, which leaves single updates that are not finite out"
-        remedy = f"A smaller --learning-rate may help, or {skip}."
+        skip = "nan='skip', which leaves single updates that are not finite out"
+        remedy = f"A smaller learning_rate may help, or {skip}."
         super().__init__(f"{metric} is {value} at step {step}; {last}. {remedy}")
         self.metric, self.step = metric, step
 

@@ -59,12 +59,14 @@ def find_membership(
     if count == 1 or (coordinator, count, index) == (None, None, None):
         return None
     needed = {
-        "--coordinator (or JAX_COORDINATOR_ADDRESS)": launcher if coordinator is None else coordinator,
-        "--processes (or JAX_NUM_PROCESSES)": count,
-        "--process (or JAX_PROCESS_ID)": index,
+        "coordinator= (or JAX_COORDINATOR_ADDRESS)": launcher if coordinator is None else coordinator,
+        "processes= (or JAX_NUM_PROCESSES)": count,
+        "process= (or JAX_PROCESS_ID)": index,
     }
     if wanted := ", ".join(name for name, value in needed.items() if value is None):
-        raise ValueError(f"processes: expected all of coordinator, number and index; still needed: {wanted}")
+        raise ValueError(
+            f"processes: expected coordinator=, processes= and process= together; still needed: {wanted}"
+        )
     assert count is not None
     assert index is not None
     port = None if coordinator is None else coordinator.rpartition(":")[2]

@@ -65,7 +65,7 @@ class MeshSpec:
             factors = "data * fsdp" + " * expert" * (self.expert > 1) + " * accumulate_steps" * (parts > 1)
             problem = f"expected a batch size that {factors} = {rows} divides, got batch_size={batch_size}"
             fitting = f"{f'{below} or ' if below else ''}{below + rows}"
-            raise ValueError(f"mesh: {problem}; choose --batch-size {fitting}, or another mesh")
+            raise ValueError(f"mesh: {problem}; choose batch_size {fitting}, or another mesh")
         names = ("num_heads", "num_key_heads", "d_ff", "expert_width", "shared_width")
         names = (*names, "delta_heads", "delta_key_heads")
         for name, axis in [*((name, "tensor") for name in names), ("num_experts", "expert")]:

@@ -38,7 +38,7 @@ def join(membership: Membership, seconds: Patience = patience) -> None:
             shutdown_timeout_seconds=seconds.wait_seconds,
         )
     except (ValueError, RuntimeError) as error:
-        remedy = "give --coordinator HOST:PORT, --processes and --process"
+        remedy = "give coordinator='HOST:PORT', processes= and process="
         raise ValueError(f"processes: JAX cannot tell which process this is ({error}); {remedy}") from error
     try:
         gather("")  # connects all: later, whoever comes 30 s after the first would be too late
@@ -95,7 +95,7 @@ def demand_same(what: str, text: str) -> None:
     for process, other in enumerate(others, 1):
         if other != first:
             pair = f"{first!r} in process 0 and {other!r} in process {process}"
-            remedy = "start all with the same command and the same versions"
+            remedy = "start all alike, with the same versions"
             raise PeerError(f"{what}: expected the same in every process, got {pair}; {remedy}")
 
 

@@ -7,7 +7,6 @@ Opening a run only reads, and decides to go on, to start or to refuse; `begin` i
 
 import hashlib
 import json
-import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,11 +23,20 @@ from regard.training.run_configs import RunConfig
 
 SEEDS = range(-(2**63), 2**63)
 FREE = ("optimization.", "cadence.", "seed")  # settings that may differ where a run starts from another one
+ANOTHER, REOPEN = "give another directory=", "open it again: open_run(...)"
 OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures", "profile")
 
 
 class RunError(ValueError):
     """A run directory that cannot serve as asked; nothing in it was changed."""
+
+
+class NoCheckpointError(RunError):
+    """A run that has no checkpoint yet, and the name of its task."""
+
+    def __init__(self, directory: Path, task: str):
+        super().__init__(f"{directory} has no checkpoint yet; go on training it: train(open_run(...))")
+        self.directory, self.task = directory, task
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,7 @@ class Run:
             if draft.exists():  # unlink raises where nothing may be written, even for what is not there
                 draft.unlink(missing_ok=True)
         if _date_checkpoints(self.directory) != self.saved:
-            raise RunError(f"{self.directory} has changed since it was opened; give the same command again")
+            raise RunError(f"{self.directory} has changed since it was opened; {REOPEN}")
 
     def clear(self) -> Self:
         """Delete the run that this one replaces, config.json last: a kill leaves a run to delete again.
@@ -118,10 +126,10 @@ class Run:
             for directory in filter(None, read):
                 metrics.read(directory / "metrics.jsonl")
         except ValueError as error:
-            raise RunError(f"{error}; mend or delete that line, and give the same command again") from error
+            raise RunError(f"{error}; mend or delete that line, then {REOPEN}") from error
         for name, text in (self.task.kept or {}).items():
             if kept.get(name, text) != text:
-                raise RunError(f"{self.directory / name} is not what the run began with; give another --out")
+                raise RunError(f"{self.directory / name} is not what the run began with; {ANOTHER}")
         self.clear()
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / "config.json"
@@ -156,7 +164,7 @@ class Run:
     def demand_begun(self) -> None:
         """Raise a RunError in a process that does not see the directory that `begin` has prepared."""
         if not (self.directory / "config.json").exists():
-            remedy = "give an --out on a file system that all processes share"
+            remedy = "give a directory= on a file system that all processes share"
             raise RunError(f"{self.directory}: expected what the first process wrote there; {remedy}")
 
     def _describe(self, kept_files: Mapping[str, str]) -> dict[str, Any]:
@@ -217,15 +225,13 @@ def open_run(
     options = {"mesh": mesh, "outer": outer, "saved": _date_checkpoints(directory), "replaces": replaces}
     existing = None if force or present is None else present[1]
     if existing is not None and resume == "never":
-        remedy = "give another --out, or --force to delete it and start again"
+        remedy = f"{ANOTHER}, or force=True to delete it and start again"
         raise RunError(f"{directory} holds a run already; {remedy}")
     note, newest, damaged = None, None, {}
     if existing is not None:
-        remedy = "give another --out, or --force to delete that run and start again"
-        start = (
-            f"give another --out, with --resume {shlex.quote(str(directory))} to go on from this run there"
-        )
-        _demand_same(directory, present, task, seed, remedy, f"{start}, or --force to delete it")
+        remedy = f"{ANOTHER}, or force=True to delete that run and start again"
+        start = f"{ANOTHER}, with resume={str(directory)!r} to go on from this run there"
+        _demand_same(directory, present, task, seed, remedy, f"{start}, or force=True to delete it")
         folder, skips = directory / "checkpoints", resume == "newest-whole"
         newest, damaged = checkpoints.load_newest(folder, check=check, skip_damaged=skips)
         changed = run_configs.compare_versions(existing.versions)
@@ -233,7 +239,7 @@ def open_run(
     if newest is not None or resume in ("auto", "newest-whole", "never"):
         source = None if newest is not None or existing is None else existing.continued_from
         if source is not None:
-            remedy = f"give --resume {source}, or --force to start from nothing"
+            remedy = f"give resume={str(source)!r}, or force=True to start from nothing"
             was_to = f"was to start from {source} and has no checkpoint of its own yet"
             raise RunError(f"{directory} {was_to}; {remedy}")
         files = None if existing is None or newest is None else _read_kept(directory, task, existing)
@@ -271,8 +277,7 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
     check_kind("task", task, tasks.Task)
     checkpoint, _ = checkpoints.load_newest(read_path("directory", directory) / "checkpoints")
     if checkpoint is None:
-        resume = f"regard train {task.name} --out {shlex.quote(str(directory))}"
-        raise RunError(f"{directory} has no checkpoint yet; go on training it: {resume}")
+        raise NoCheckpointError(directory, task.name)
 
     def build() -> nnx.Module:
         return task.make_model(nnx.Rngs(params=0, dropout=0))
@@ -316,7 +321,7 @@ def _date_checkpoints(directory: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in saved}
 
 
-def _read_config(directory: Path, remedy: str = "give another --out") -> tuple[tasks.Task, RunConfig] | None:
+def _read_config(directory: Path, remedy: str = ANOTHER) -> tuple[tasks.Task, RunConfig] | None:
     """Read task and config.json; None for a missing or empty directory, an error for anything but a run."""
     path = str(directory.absolute())
     if any("\ud800" <= letter <= "\udfff" for letter in path):
@@ -366,20 +371,20 @@ def _demand_same(
 def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, check: checkpoints.Check) -> Run:
     """Open a new run that starts from another run's checkpoint."""
     source = path.parent.parent if path.parent.name == "checkpoints" else path
-    present = _read_config(source, "give another --resume")
+    present = _read_config(source, "give another resume=")
     if present is None:
         choices = "auto, newest-whole, never, a run directory or a checkpoint"
-        raise RunError(f"--resume {path} is not a Regard run; give {choices}")
+        raise RunError(f"resume: {path} is not a Regard run; give {choices}")
     if source.resolve() == directory.resolve():
-        raise RunError(f"--resume {path} is inside --out; to go on in place, leave --resume out")
+        raise RunError(f"resume: {path} is inside the directory itself; to go on in place, leave it out")
     _demand_same(source, present, task, seed, "ask for the same data and model", None)
     checkpoint = checkpoints.load(path, check=check) if path != source else None
     start = checkpoint or checkpoints.load_newest(source / "checkpoints", check=check)[0]
     if start is None:
-        raise RunError(f"--resume {path} has no checkpoint yet")
+        raise RunError(f"resume: {path} has no checkpoint yet; give one that has, or train it first")
     config, steps = present[1], task.optimization.steps
     if start.step >= steps:
-        raise RunError(f"--resume {path} is at step {start.step} already; ask for more than --steps {steps}")
+        raise RunError(f"resume: {path} is at step {start.step} already; ask for more steps than {steps}")
     note = _join_notes(run_configs.compare_versions(config.versions), start.note)
     return Run(
         directory, task.restore(_read_kept(source, task, config)), seed, start, source=source, note=note

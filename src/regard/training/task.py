@@ -174,7 +174,9 @@ class Task(Settings, abc.ABC):
         Raises:
             ValueError: for a task whose model reads no text, or a text that is too long.
         """
-        raise ValueError(f"--text is for models that read text; {self.name} reads examples of its own")
+        raise ValueError(
+            f"text: expected a task that reads text, got {self.name}; leave it out for an example of its own"
+        )
 
     def pictures(self, model: Any) -> Iterator[Picture]:
         """Draw what a trained model attends to, for `regard plot`; here the weights of the last block."""

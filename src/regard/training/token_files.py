@@ -91,7 +91,7 @@ def open_tokens(
         pairs = zip(SIDES, sides, strict=True)
         written = [write_tokens(folder / name, vocabulary, documents, add) for name, documents in pairs]
         if _digest_inputs(files) != inputs:
-            raise ValueError("files: they changed while they were read; give the same command again")
+            raise ValueError("files: they changed while they were read; leave them as they are")
         sizes = {"documents": list(map(len, sides)), "bytes": [documents.num_bytes for documents in sides]}
         counts, digests = map(list, zip(*written, strict=True))
         facts = {**sizes, "tokens": counts, "sha256": digests, "tokenizer": tokenizer}

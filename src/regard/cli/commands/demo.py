@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from regard.cli.declaration import Command, Output, option
 
@@ -17,6 +17,7 @@ class Demo(Command):
     """
 
     RUNS = "regard.cli.demonstration:run_demonstration"
+    ALIASES: ClassVar = {"directory": "out"}
 
     out: Annotated[Path | None, option("DIR", "out/demo, or out/demo-smoke")] = None
     """Output directory."""

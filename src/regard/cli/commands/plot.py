@@ -30,9 +30,9 @@ class Plot(Command):
     def run(self, console: Console) -> int:
         """Draw every run into its figures folder, and a comparison when there are several."""
         from regard.cli import pictures
-        from regard.cli.sources import demand_run
+        from regard.cli.sources import demand_run, load_run
         from regard.inspection.figures import training_curves
-        from regard.training import metrics, runs
+        from regard.training import metrics
 
         def save(drawn: Iterator[Any], directory: Path) -> None:
             for path in pictures.save_pictures(drawn, directory / "figures", self.format):
@@ -44,7 +44,7 @@ class Plot(Command):
         for directory in self.runs:
             demand_run(directory)
         with expected_errors():
-            loaded = [(directory, *runs.load_run(directory)) for directory in self.runs]
+            loaded = [(directory, *load_run(directory)) for directory in self.runs]
             for _, task, _ in loaded:
                 _ = task.held_out  # may be in files that are gone
             histories = {str(directory): metrics.read(directory / "metrics.jsonl") for directory in self.runs}

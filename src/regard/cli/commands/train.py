@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from regard.cli.declaration import Command, Output, choice, conf, option
 from regard.training.membership import Patience
@@ -24,6 +24,7 @@ class Train(Command):
     RUNS = "regard.cli.supervision:supervise_training"
     CHOICES = {"task": TASKS}  # noqa: RUF012
     EXTRA = "train"
+    ALIASES: ClassVar = {"directory": "out"}
 
     task: Annotated[TaskChoice, conf.arg(name="")]
     """Task to learn."""

@@ -106,14 +106,13 @@ def open_source(path: Path) -> tuple[Trace, dict[str, Any] | None]:
     """Return a trace from a file, or of a run with what it logged."""
     from regard import inspection
     from regard.cli.continuation import spell_command
-    from regard.cli.sources import demand_run
-    from regard.training import runs
+    from regard.cli.sources import demand_run, load_run
     from regard.training.history import training_document
 
     if path.is_dir():
         watching = spell_command("inspect", path, "--save", f"{path.name or 'trace'}.regard")
         demand_run(path, f", or a file: {watching}")
-        task, model = runs.load_run(path)
+        task, model = load_run(path)
         return task.watch(model), training_document(path)
     if not path.exists():
         raise UsageError(f"there is no {path}; give a file of `regard inspect --save`, or a run")

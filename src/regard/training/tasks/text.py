@@ -130,7 +130,7 @@ class Text(Task):
         )
         if len(tokens.training) <= self.length:
             rule = f"length must be below the {len(tokens.training)} training tokens, got {self.length}"
-            raise ValueError(f"{rule}; ask for a shorter --length, or give more text")
+            raise ValueError(f"{rule}; ask for a shorter one, or give more text")
         if (facts := self._recall(FACTS)) is not None:
             _demand_same_facts(facts, tokens.facts)
         return tokens
@@ -147,7 +147,7 @@ class Text(Task):
         """Return a file that the run kept; None for a new run."""
         if self.kept is not None and name not in self.kept:
             raise ValueError(
-                f"{name} of this run is gone; bring it back as it was, or train again with another --out"
+                f"{name} of this run is gone; bring it back as it was, or train again in another directory="
             )
         return None if self.kept is None else self.kept[name]
 
@@ -254,7 +254,7 @@ class Text(Task):
         row = [self.vocabulary.mark, *self.vocabulary.encode(text).tolist()]
         if len(row) > self.length:
             most = self.length - 1
-            raise ValueError(f"--text: expected at most {most} tokens, as in training, got {len(row) - 1}")
+            raise ValueError(f"text: expected at most {most} tokens, as in training, got {len(row) - 1}")
         title = f"text: {text if len(text) <= 60 else text[:59] + '…'}"
         return self._make_example(np.array(row, np.int32), title)
 
@@ -354,7 +354,7 @@ def _demand_same_facts(recorded: str, facts: dict[str, Any]) -> None:
     if differences:
         raise ValueError(
             f"the text is not that with which this run began (training, held out):\n{differences}"
-            "bring back the files as they were, or give another --out"
+            "bring back the files as they were, or give another directory="
         )
 
 
