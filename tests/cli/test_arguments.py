@@ -50,8 +50,9 @@ def test_a_mistake_names_what_is_near_and_the_help_of_its_own_command(capsys):
         ("explain --shape 1,2,3,4 --dtype fp16", "Expected one of ('float16', 'bfloat16',", "regard explain"),
         ("train copy --d-model 7", "--num-heads must divide --d-model, got --num-heads", "regard train copy"),
         ("train text --files --smoke", "--files needs at least one value", "regard train text"),
-        ("train copy --mesh=", "--mesh needs a value, got an empty one", "regard"),
-        ("generate run --prompt a\udcff", r"--prompt: expected text in UTF-8, got 'a\udcff'", "regard"),
+        ("train copy --mesh=", "--mesh needs a value, got an empty one", "regard train"),
+        ("generate run --prompt=", "--prompt needs a text, such as --prompt 'Once", "regard generate"),
+        ("generate run --prompt a\udcff", r"--prompt: expected text in UTF-8, got 'a", "regard generate"),
         ("train copy --smoke --num-heads 3", "got --num-heads=3 and --d-model=16", "regard train copy"),
         (
             "train copy --smoke --warmup-steps 90",

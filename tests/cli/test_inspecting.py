@@ -99,6 +99,7 @@ def test_what_is_no_folder_is_refused_before_the_work(folder, tmp_path, capsys, 
     (tmp_path / "README.md").write_text("# A file")
     (tmp_path / "it is kept.regard").write_text("a trace")
     for words, message in (
+        (["--text", TEXT, "--save", tmp_path / "out" / "new.regard"], "make pretrained"),
         ([tmp_path, "--text", TEXT], "config.json"),
         (["--text", TEXT], "make pretrained"),
         ([folder, "--text", TEXT, "--out", tmp_path / "README.md" / "new"], "README.md is a file;"),

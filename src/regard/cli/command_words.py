@@ -20,7 +20,7 @@ from regard.cli.declaration import Command, choice, conf
 from regard.paths import describe_store
 
 _STYLE = ("CascadeSubcommandArgs", "OmitArgPrefixes", "OmitSubcommandPrefixes", "FlagCreatePairsOff")
-_HELP = ("--help", "-h")
+_HELP, _TEXTS = ("--help", "-h"), ("--text", "--prompt")
 ABOUT = "Attention for JAX: exact, composable, inspectable. `regard --version` prints versions."
 # Names of settings in a sentence about them: with an underscore, before "must", or before their value.
 _NAMES = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b|^[a-z]+(?= must)|(?<=at most )[a-z]+(?=, got)|\b[a-z]+(?==)")
@@ -34,14 +34,16 @@ _CALLS = {
 def parse_arguments(words: Sequence[str]) -> Command:
     """Turn words into a command, or exit: 0 after help or versions, 2 after what was not understood."""
     words = list(words)
+    named = {command.__name__.lower(): command for command in commands.COMMANDS}
+    program = " ".join(["regard", *[word for word in words[:1] if word in named]])
     for before, word in zip(["", *words], words, strict=False):
         flag, equals, value = word.partition("=") if word.startswith("--") else (before, "=", word)
         if flag.startswith("--") and equals and not value:
-            _refuse("regard", f"{flag} needs a value, got an empty one")
+            needs = f"a text, such as {flag} 'Once upon a time'" if flag in _TEXTS else "a value"
+            _refuse(program, f"{flag} needs {needs}, got an empty one")
         # Paths may have any bytes.
-        if flag in ("--text", "--prompt") and any("\ud800" <= letter <= "\udfff" for letter in value):
-            _refuse("regard", f"{flag}: expected text in UTF-8, got {value!r}")
-    named = {command.__name__.lower(): command for command in commands.COMMANDS}
+        if flag in _TEXTS and any("\ud800" <= letter <= "\udfff" for letter in value):
+            _refuse(program, f"{flag}: expected text in UTF-8, got {value!r}")
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     if words[:1] in (["--version"], ["version"]):

@@ -94,7 +94,8 @@ def _check_arguments(command: Inspect, out: Path) -> None:
     if command.save is not None and command.save.is_dir():
         file = command.save / "trace.regard"
         raise UsageError(f"--save: {command.save} is a folder; give a file in it, such as {file}")
-    if command.save is not None:
+    made = {folder.absolute() for folder in (out, *out.parents)}  # with the figures, before
+    if command.save is not None and (command.save.exists() or command.save.parent.absolute() not in made):
         try:
             check_target(command.save)
         except OSError as error:
