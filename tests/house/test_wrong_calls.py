@@ -9,7 +9,7 @@ from regard.inspection import figures
 from regard.interop import huggingface, onnx_ops, weight_files
 from regard.models import sampling
 from regard.theory import gibbs, hopfield
-from regard.training import history, load_model, load_run, open_run, tasks
+from regard.training import history, load_model, load_run, open_run, tasks, train
 from regard.training.mesh_specs import read_mesh
 
 SQUARE, TRACE, COPY = jnp.eye(3), inspection.Trace(), tasks.Copy()
@@ -37,8 +37,8 @@ WRONG_CALLS = [
     lambda: gibbs.equilibrium(SQUARE, float("nan")), lambda: hopfield.update(SQUARE, SQUARE, -1),
     lambda: tasks.Text(files="x").tokens, lambda: open_run("x", None),
     lambda: open_run("x", COPY, seed="0"), lambda: load_model(None, "x"),
-    lambda: parallel.build_mesh("data=8"), lambda: onnx_ops.run_node(None, {}),
-    lambda: onnx_ops.attention(None, SQUARE, SQUARE),
+    lambda: train(open_run("x", COPY), profile=-1), lambda: parallel.build_mesh("data=8"),
+    lambda: onnx_ops.run_node(None, {}), lambda: onnx_ops.attention(None, SQUARE, SQUARE),
     lambda: KVCache.create(batch=1, key_heads=1, key_width=2, capacity=2, dtype=None),
 ]  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Troubles while training: one line says what is wrong and what to do, and nothing that was saved is lost."""
 
 import contextlib
+import errno
 import re
 import shutil
 import socket
@@ -15,6 +16,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from regard.cli import main
+from regard.cli.continuation import describe_trouble
 from regard.training import checkpoints, processes, runs, tasks
 from regard.training.compilation import run_once
 from regard.training.membership import Membership
@@ -97,6 +99,8 @@ def test_a_full_disk_leaves_the_older_checkpoint(run, capsys, monkeypatch):
     assert error.endswith(f"  regard {' '.join([*COPY, '--out', str(run), '--resume newest-whole'])}\n")
     assert snapshot(run / "checkpoints") == before
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["00000001"]
+    draft = OSError(errno.ENOSPC, "No space", str(run / ".config.json.draft"))
+    assert describe_trouble(draft, run, []).startswith(f"{run / 'config.json'}: No space; free"), "no draft"
 
 
 def test_a_limit_of_file_sizes_is_told_in_one_line(run):
