@@ -100,6 +100,7 @@ WRONG = {jax_nn.dot_product_attention: [
     ((z, z, z), {"bias": z[..., 0, :5]}, ValueError, r"bias: .*Write bias\[None\] if"),
     ((x, y, y), {"query_seq_lengths": [1, 6]}, ValueError, r"query_seq_lengths: .*0\.\.5, got"),
     ((x, y, y), {"local_window_size": -2}, ValueError, "at least 0"),
+    ((x, y, y), {"return_residual": 2}, TypeError, "return_residual: expected True or False"),
     ((x, y, y), {"implementation": "flash"}, ValueError, "implementation: expected None.* backend="),
 ], flax.attention_fn: [
     ((x[0, 0], y, y), {}, ValueError, r"query: expected \(\.\.\., length, heads, width\) or"),
@@ -109,9 +110,14 @@ WRONG = {jax_nn.dot_product_attention: [
     ((x, y, y), {"dropout_rate": 0.1}, ValueError, "dropout_rng: expected a random key"),
     ((x[:, :1], y, y), {"mask": flags(2, 1, 1, 11), "is_causal": True}, ValueError, "is_causal: expected"),
     ((x, y, y), {"qk_attn_weights_einsum": jnp.einsum}, NotImplementedError, "qk_attn_weights_einsum: exp"),
+    ((x, y, y), {"dtype": int}, TypeError, "dtype: expected None or a floating-point dtype"),
+    ((x, y, y), {"module": 3}, TypeError, "module: expected a Flax module"),
+    ((x, y, y), {"dropout_rate": "0.1"}, TypeError, "dropout_rate: expected a number"),
+    ((x, y, y), {"deterministic": "no"}, TypeError, "deterministic: expected True or False"),
     ((x, y, y), {"einsum_dot_general": 1}, NotImplementedError, "einsum_dot_general"),
     ((x, y, y), {"input_positions": x}, NotImplementedError, "rotate query and key"),
 ], torch_sdpa.scaled_dot_product_attention: [
+    ((u, v, v), {"enable_gqa": "no"}, TypeError, "enable_gqa: expected True or False"),
     ((u, v, v), {}, ValueError, "enable_gqa: expected True where .*got False with query"),
     ((u, v[:, [0, 0, 1, 2]], v), {"enable_gqa": True}, ValueError, "query, key, value: expected"),
     ([array.swapaxes(1, 2) for array in (u, v, v)], {}, ValueError, r"\(\.\.\., heads, len"),

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard import masks
-from regard.arguments import check_flag
+from regard.arguments import as_array, check_flag, check_kind
 from regard.axes import Array, ArrayLike
+from regard.engine.call.canonicalization import check_rate
 from regard.engine.call.hooks import called_by
 from regard.interop import layouts
 from regard.loading import name_extra
@@ -90,7 +91,7 @@ def attention_fn(
         take, a pair of it and the dict that `attend` returns, whose arrays are `(*B, H, Q, ...)`.
 
     Raises:
-        TypeError: inputs that are not of floating point.
+        TypeError: inputs or a dtype that are not of floating point, a module that sows nothing, wrong flags.
         ValueError: shapes or heads that do not fit, a floating-point mask with other numbers than 0 and 1, a
             mask with two readings, dropout without a key, `is_causal` for one query of a cache.
         NotImplementedError: an einsum or a dot_general of your own, input_positions.
@@ -116,6 +117,12 @@ def attention_fn(
     _refuse("attn_weights_value_einsum", attn_weights_value_einsum, reason)
     reason = "rotate query and key with regard.positions.rotary in an attention_fn of your own, and call this"
     _refuse("input_positions", input_positions, f"{reason} one from it")
+    _check_arguments(dtype, module, promote_dtype, options.get("aux", ()))
+    for name, flag in {
+        "deterministic": deterministic,
+        "force_fp32_for_softmax": force_fp32_for_softmax,
+    }.items():
+        check_flag(name, flag)
     options = layouts.further_options(options, rng="dropout_rng")
     call = layouts.HeadsLast(*promote_dtype((query, key, value), dtype=dtype), ranks=range(3, 33))
     options = layouts.from_the_first(options, mask, call.shape)
@@ -130,7 +137,7 @@ def attention_fn(
                 " itself"
             )
         allowed = layouts.all_of([allowed, masks.causal()])
-    rate = 0.0 if deterministic else dropout_rate
+    rate = 0.0 if deterministic else check_rate("dropout_rate", dropout_rate)
     layouts.demand_key("dropout_rng", dropout_rng, rate, f"dropout_rate = {rate}", "deterministic=True")
     asked = tuple(options.pop("aux", ()))
     names = asked if module is None else tuple(dict.fromkeys((*asked, "weights")))
@@ -145,6 +152,18 @@ def attention_fn(
         collection = nnx.Intermediate if isinstance(module, nnx.Module) else "intermediates"
         module.sow(collection, "attention_weights", weights)
     return (output, {name: aux[name] for name in asked}) if asked else output
+
+
+def _check_arguments(dtype: Any, module: Any, promote_dtype: Any, aux: Any) -> None:
+    """Raise for what Flax or JAX would refuse in words of their own."""
+    if dtype is not None and not jnp.issubdtype(as_array("dtype", "a dtype", jnp.dtype, dtype), jnp.floating):
+        raise TypeError(f"dtype: expected None or a floating-point dtype, such as jnp.float32; got {dtype!r}")
+    if module is not None and not callable(getattr(module, "sow", None)):
+        raise TypeError(f"module: expected a Flax module, to sow weights in, or None; got {module!r}")
+    if not callable(promote_dtype):
+        expected = "a function of (query, key, value) and dtype"
+        raise TypeError(f"promote_dtype: expected {expected}, as by default; got {promote_dtype!r}")
+    check_kind("aux", aux, tuple, list, hint='write aux=("weights",)')
 
 
 def _refuse(name: str, value: Any, reason: str) -> None:

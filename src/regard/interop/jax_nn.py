@@ -89,7 +89,7 @@ def dot_product_attention(
             " backend of Regard's, pass backend="
         )
     options = layouts.further_options(options)
-    if return_residual and options.get("aux"):
+    if check_flag("return_residual", return_residual) and options.get("aux"):
         raise ValueError(
             f'aux: expected none beside return_residual=True, got {options["aux"]!r}; "lse" in aux is the'
             " residual, heads first"

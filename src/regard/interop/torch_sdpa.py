@@ -72,7 +72,7 @@ def scaled_dot_product_attention(
     """
     options = layouts.further_options(options, dropout_rate="dropout_p")
     arrays = [float_array("query", query, 2), float_array("key", key, 2), float_array("value", value, 2)]
-    full = _score_shape(arrays, enable_gqa)
+    full = _score_shape(arrays, check_flag("enable_gqa", enable_gqa))
     rate, remedy = check_rate("dropout_p", dropout_p), "dropout_p=0.0 when not training"
     layouts.demand_key("rng", rng, rate, f"dropout_p = {rate}", remedy)
     causal = masks.causal() if check_flag("is_causal", is_causal) else None
