@@ -25,7 +25,9 @@ from regard.parallel.schedule import plan_rounds
 from regard.parallel.work import Work
 from regard.planning.candidates import Candidate, list_candidates
 from regard.planning.chips import Line, exchange_seconds, hop_seconds, sum_seconds
+from regard.planning.parameters import LayerKind
 from regard.planning.reports import spell_seconds
+from regard.planning.residuals import count_residuals
 from regard.planning.rings import Rings
 from regard.planning.search import Search
 
@@ -412,8 +414,16 @@ def test_latents_a_shared_expert_and_the_delta_rule_are_counted_by_hand():
         latent = dataclasses.replace(TINY, **LATENT, latent_query_dim=made_of)
         sums = planning.plan_step(latent, **options).sent["sums"]
         assert sums == 2 / 2 * 2 * tokens * 3 * (3 * 12 + (made_of or 12) + 10 + 4)
-    with pytest.raises(ValueError, match="sequence=1"):
-        planning.plan_step(config, **STEP, devices=2, fixed={"sequence": 2})
+    # What a part makes of the states of four rows, and what convolutions of 62 features read beside it.
+    shared = planning.plan_step(config, **STEP, devices=2, fixed={"sequence": 2})
+    assert shared.sent["states"] == 2 * 2 * 4 * (4 * 6 * 8 * (8 + 5) + 2 * 3 * 3 * 62)
+
+
+def test_what_a_block_keeps_of_a_token_is_no_less_where_the_length_is_a_width():
+    config = dataclasses.replace(TINY, d_model=96, num_heads=4, num_key_heads=4, d_ff=192)
+    how = {"remat": None, "kind": LayerKind("attention", True), "has_rows": False}
+    same, other = (count_residuals(config, size, 1, "float32", **how) for size in (96, 128))
+    assert same == pytest.approx(other, rel=0.02)
 
 
 def test_what_is_spread_evenly_is_the_least_of_a_step():
@@ -507,7 +517,7 @@ def test_a_step_refuses_what_a_plan_refuses_and_models_without_tokens():
         planning.plan_step(TINY, length=512, batch=2, devices=8, fixed={"fsdp": 8}, chip="h100")
     with pytest.raises(ValueError, match="expected expert to divide num_experts=7, got expert=2"):
         planning.plan_step(MIXED, **STEP, devices=2, fixed={"expert": 2})
-    with pytest.raises(ValueError, match="accumulate_steps: expected a divisor of batch, 4; got 3"):
+    with pytest.raises(ValueError, match="accumulate_steps: expected a divisor of the batch, 4; got 3"):
         planning.plan_step(TINY, **STEP, devices=2, accumulate_steps=3)
     with pytest.raises(ValueError, match="config: expected vocab_size, as"):
         planning.plan_step(dataclasses.replace(TINY, vocab_size=None, input_width=3), **STEP, devices=2)
@@ -658,7 +668,7 @@ def test_bytes_and_memory_are_those_of_compiled_programs(length, mesh, count, le
         [20],
         *(pytest.param(range(s, s + 5), marks=pytest.mark.slow) for s in range(0, 30, 5)),
         pytest.param([30, 62], marks=pytest.mark.slow),
-        pytest.param([100, 115], marks=pytest.mark.slow),
+        pytest.param([100, 115, 203], marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -56,6 +56,8 @@ def count_residuals(
         half, few = [count(has_rows=has_rows, expert_shards=shards) for shards in (_FEW // 2, _FEW)]
         return few + (few - half) / (_FEW // 2) * (expert_shards - _FEW)
     length = min(length, _LONGEST)
+    if not has_rows:  # Odd, as no width is: what a block keeps of its stream would look like rows of scores.
+        length -= 1 - length % 2
     own = _divide(config, head_shards, kind)
     block = nnx.eval_shape(lambda: Decoder(own, rngs=nnx.Rngs(0))).trunk.stack.blocks[0]
     graph, params, rest = nnx.split(block, nnx.Param, ...)

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from regard.engine.flash.measurements import Tuning
 from regard.linear.problem import CHUNK_OF_DELTA
@@ -26,7 +26,28 @@ from regard.planning.parameters import (
 from regard.planning.search import Beside
 
 AXES = ("data", "fsdp", "expert", "sequence", "tensor")  # as `regard train --mesh` has them
+_HALO = 3  # times the tokens that a convolution reads of a neighbour are sent
 _FLOAT = 4  # bytes of a parameter, of each of Adam's two moments, and of sums of gradients
+
+
+class Delta(NamedTuple):
+    """The delta rule of a hybrid: its layers, and numbers of one of them."""
+
+    layers: int
+    products: float  # multiplications per token, beside projections
+    state: int  # of a row: what a part of a sequence keeps of a state, and what it adds
+    features: int  # of a token, which convolutions read
+
+    @classmethod
+    def read(cls, config: Any) -> Delta:
+        """Return the numbers of a config."""
+        width = config.delta_head_dim or config.head_width
+        value_width = config.delta_value_dim or width
+        heads = config.delta_heads or config.num_heads
+        products = 2 * CHUNK_OF_DELTA * (width + value_width) + 3 * width * value_width
+        layers = sum(config.mixer(layer) != "attention" for layer in range(config.num_layers))
+        features = 2 * (config.delta_key_heads or heads) * width + heads * value_width
+        return cls(layers, heads * products, heads * width * (width + value_width), features)
 
 
 @dataclass(frozen=True)
@@ -57,14 +78,9 @@ class StepModel:
         return count_parameters(self.config)
 
     @functools.cached_property
-    def delta_products(self) -> float:
-        """Multiplications per token of the delta rule in all its layers, beside its projections."""
-        config, size = self.config, CHUNK_OF_DELTA
-        width = config.delta_head_dim or config.head_width
-        value_width = config.delta_value_dim or width
-        of_head = 2 * size * (width + value_width) + 3 * width * value_width
-        layers = sum(config.mixer(layer) != "attention" for layer in range(config.num_layers))
-        return layers * (config.delta_heads or config.num_heads) * of_head
+    def delta(self) -> Delta:
+        """The delta rule in all its layers."""
+        return Delta.read(self.config)
 
     def weigh(self, candidate: Candidate) -> Beside:
         """Return seconds and bytes beside attention."""
@@ -158,11 +174,22 @@ class StepOnMesh:
         return sum(share.stored for share in self.shares[:2])
 
     @property
+    def rows(self) -> float:
+        """Sequences of which a device has a part, in one part of a batch."""
+        asked, candidate = self.model.sizes, self.candidate
+        return (asked["batch"] // asked["accumulate_steps"] + candidate.rows) / candidate.data
+
+    @property
+    def states(self) -> float:
+        """Bytes that a part of a sequence makes of states in a layer, for the others to go on from."""
+        is_divided = self.sizes["sequence"] > 1
+        return is_divided * _FLOAT * self.rows * self.model.delta.state / self.candidate.heads
+
+    @property
     def tokens(self) -> float:
         """Tokens of a device in one part of a batch, in all its layers but the parts that heads divide."""
         asked, candidate = self.model.sizes, self.candidate
-        rows = (asked["batch"] // asked["accumulate_steps"] + candidate.rows) / candidate.data
-        return rows * (asked["length"] + candidate.tokens) / self.sizes["sequence"]
+        return self.rows * (asked["length"] + candidate.tokens) / self.sizes["sequence"]
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -190,7 +217,7 @@ class StepOnMesh:
         """Return seconds and bytes beside attention."""
         times = self.time()
         seconds = times["sums"] + times["update"] + max(times["products"], times["weights"])
-        seconds += times.get("experts", 0.0)
+        seconds += times.get("experts", 0.0) + times.get("states", 0.0)
         return Beside(seconds, sum(self.hold().values()) - self.model.peak(self.candidate))
 
     def hold(self) -> dict[str, float]:
@@ -207,7 +234,11 @@ class StepOnMesh:
             "attention": 0.0,
             "working": tokens * self.vocabulary * model.logit_bytes,
         }
-        inside = tokens * max((self.keep(kind, None) for kind in kinds), default=0.0)
+        period = find_period(config) if config.scan_layers else 1
+        insides = {kind: tokens * self.keep(kind, None) for kind in kinds}
+        inside = max(insides.values(), default=0.0)
+        if self.states:  # Between what devices send, XLA computes all blocks of a step side by side.
+            inside = period / config.num_layers * sum(kinds[kind] * insides[kind] for kind in kinds)
         attention = model.peak(self.candidate)
         gradient = loss | {
             "gradients": averaged + size * self.stored,
@@ -215,7 +246,6 @@ class StepOnMesh:
             # And gradients of the block's parameters and of the stream, each as it comes and as it goes.
             "working": max(inside - attention, 0.0) + 2 * size * (block.used + tokens * config.d_model),
         }
-        period = find_period(config) if config.scan_layers else 1
         if config.scan_layers:  # Parameters of a step's blocks, taken out of all, and as they are gathered.
             share = period / config.num_layers
             gradient["gathered"] += share * (_FLOAT * blocks.stored + size * blocks.copies(size))
@@ -271,6 +301,11 @@ class StepOnMesh:
             size = (runs + 3) * model.size * config.d_model + (8 * runs + 4) * config.experts_per_token
             rows = sparse * self.tokens * (self.expert - 1)
             sent["experts"] = model.sizes["accumulate_steps"] * rows * size
+        if self.states:
+            # Forward, where blocks run again, and the gradients back.
+            halo = _HALO * (config.conv_width - 1) * model.delta.features / head_shards * model.size
+            travelling = (self.sizes["sequence"] - 1) * self.states + self.rows * halo
+            sent["states"] = steps / model.size * (2 + again) * model.delta.layers * travelling
         return sent
 
     def time(self) -> dict[str, float]:
@@ -284,7 +319,9 @@ class StepOnMesh:
         of_experts = self.expert_rows * model.parts["experts"] / (config.num_experts or 1) if sparse else 0
         # Divided experts compute their tiles again in the backward pass, and the delta rule its chunks.
         multiplied = trips * multiplied + (trips if self.expert == 1 else 4) * of_experts
-        multiplied += (trips + 1) * self.tokens * model.delta_products
+        # Parts of a sequence run the rule once more for what they make of a state.
+        runs = (trips + 1) * (2 if self.states else 1)
+        multiplied += runs * self.tokens * model.delta.layers * model.delta.products
         products = multiplied / head_shards + 3 * self.tokens * config.d_model * self.vocabulary
         line = self.candidate.line(chip, "data", "sequence", "exchange")
         along = self.candidate.line(chip, "heads")
@@ -301,6 +338,9 @@ class StepOnMesh:
             travel = Line(self.expert, self.expert // self.spans["expert"])
             seconds = sum_seconds(chip, travel, sent["experts"])
             times["experts"] = shares.reach(seconds, 5 * parts * sparse)
+        if self.states:
+            seconds = sum_seconds(chip, self.candidate.line(chip, "sequence", "exchange"), sent["states"])
+            times["states"] = shares.reach(seconds, 2 * trips * parts * model.delta.layers)
         return times
 
 

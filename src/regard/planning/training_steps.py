@@ -61,10 +61,11 @@ class Step:
     sent: Mapping[str, float]
     """Bytes that a device sends: weights (gathered, and their gradients summed), sums (over what heads
     divide), attention (keys that travel, their tokens' balanced order, or sequence exchanged for heads),
-    and, where experts are divided, experts (tokens to them, and what they give back)."""
+    where experts are divided, experts (tokens to them, and what they give back), and where the sequence of
+    a hybrid is, states (of the delta rule, and tokens that convolutions read)."""
     seconds_of: Mapping[str, float]
     """Seconds of attention, products of all else, weights that are gathered and summed (while products are
-    computed), activations that are summed, update, and tokens on their way to divided experts."""
+    computed), activations that are summed, update, and tokens on their way to divided experts, or states."""
 
     @property
     def candidate(self) -> Candidate:
@@ -75,7 +76,7 @@ class Step:
     def seconds(self) -> float:
         """Time of the step: products and weights on their way overlap, the rest follows one another."""
         times = self.seconds_of
-        rest = times["attention"] + times["sums"] + times["update"] + times.get("experts", 0.0)
+        rest = sum(times.get(name, 0.0) for name in ("attention", "sums", "update", "experts", "states"))
         return rest + max(times["products"], times["weights"])
 
     def __str__(self) -> str:
@@ -124,7 +125,8 @@ def plan_step(
     rows that `layers.Experts` lays for the tokens of a device, up to twice those that its tokens choose.
     Along `expert` they are divided: tokens are gathered in their place, and a device computes its share, if
     tokens choose all experts alike, and half a tile more of each expert; in the backward pass once more.
-    Of a hybrid, heads of the delta rule are divided as those of attention, and no sequence is.
+    Of a hybrid, heads of the delta rule are divided as those of attention; parts of a sequence run the rule
+    twice, the first time for what they make of a state, which all others are sent.
 
     Args:
         config: the decoder's `TransformerConfig`; `remat` says whether blocks are run again.
@@ -180,9 +182,6 @@ def plan_step(
         wanted = f"expert to divide num_experts={config.num_experts}" if config.num_experts else "expert=1"
         model = "" if config.num_experts else ", as the model has no experts"
         raise ValueError(f"fixed: expected {wanted}{model}, got expert={fixed['expert']}")
-    if config.is_hybrid and fixed.get("sequence", 1) > 1:
-        problem = "as of the delta rule over parts of a sequence nothing is planned"
-        raise ValueError(f"fixed: expected sequence=1, {problem}; got sequence={fixed['sequence']}")
     heads, key_heads = config.num_heads, config.num_key_heads or config.num_heads
     width = config.head_width + (config.latent_rotary_dim or 0)  # of latents all heads have keys of their own
     of_arrays = (heads, width), (key_heads, width), (key_heads, config.latent_value_dim or config.head_width)
@@ -259,8 +258,6 @@ def _is_chosen(config: Any, search: Search, fixed: Mapping[str, int], candidate:
     if any((width or 0) % candidate.heads for width in widths):
         return False  # which it refuses
     shared = candidate.sequence * candidate.exchange
-    if config.is_hybrid and shared > 1:
-        return False  # of which nothing is planned
     return fixed.get("sequence", shared) == shared and search.adapt(candidate) == candidate
 
 
