@@ -201,3 +201,16 @@ def test_explain_says_what_is_done_of_unknown_sizes():
 def test_sizes_that_do_not_fit_are_refused_as_others_are(shapes, options, error, words):
     with pytest.raises(error, match=words):
         jax.eval_shape(lambda *arrays: attend(*arrays, **options), *shapes)
+
+
+def test_chosen_rows_of_a_symbolic_length():
+    drawn, described = arguments("length")
+    weigh = lambda *arrays: attend(
+        *arrays, query_offset=0, aux=("weights", "scores"), rows=[1, 40], heads=[1]
+    )[1]
+    exported = export.export(jax.jit(weigh))(*described["arrays"])
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, atol=1e-5),
+        exported.call(*drawn["arrays"]),
+        weigh(*drawn["arrays"]),
+    )

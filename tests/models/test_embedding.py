@@ -41,6 +41,13 @@ def test_learned_positions_are_scaled_rows_too():
     places = float64(embedding.position_table.embedding[...])
     assert places.shape == (T, M)
     assert_close(run(embedding, TOKENS), np.sqrt(M) * (table[TOKENS] + places))
+    order = np.array([4, 0, 2, 2, 1], np.int32)
+    assert_close(run(embedding, TOKENS, positions=order), np.sqrt(M) * (table[TOKENS] + places[order]))
+    # What the table does not have is refused, or NaN where it is traced.
+    with pytest.raises(ValueError, match=r"positions: expected values in 0..4 \(max_length=5\), got -1..3"):
+        embedding(TOKENS, positions=order - 1)
+    unknown = np.isnan(run(embedding, TOKENS, positions=order - 1)).all(-1)
+    np.testing.assert_array_equal(unknown, [[False, True, False, False, False]] * 2)
     # They have a limit, and sinusoids have none.
     long = np.zeros((1, 11), np.int32)
     assert jax.eval_shape(lambda: build(max_length=3)(long)).shape == (1, 11, M)
