@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 from layer_oracle import build_drawn
-from regard.cli import inspecting, main
+from regard.cli import inspecting, main, text_readers
 from regard.interop import huggingface
 from regard.models import Decoder, Encoder, preset
 
@@ -79,6 +79,13 @@ def test_decoders_are_read_too(tmp_path, monkeypatch, capsys):
     # The first word of a causal model has nobody else to read.
     lines = map(json.loads, printed.splitlines())
     assert {(line["reads"], line["share"]) for line in lines} == {(None, 0.0)}
+    # The page asks the same of a folder as of a run.
+    reader = text_readers.open_text_reader(tmp_path / "llama")
+    assert len(reader.record("the cat sat").calls) == 2
+    parts = reader.explain("the cat sat", layer=1, head=0, query=2, key=1)
+    np.testing.assert_allclose(parts.parts.sum(), parts.score, rtol=1e-4, atol=1e-5)
+    paths, target, words = reader.trace("the cat sat", 2)
+    assert (PIECES[paths.target], words) == (target, ("the", "cat", "sat"))
 
 
 def test_what_cannot_be_looked_at_is_refused(folder, tmp_path, capsys):
