@@ -243,7 +243,7 @@ def test_a_divergence_exits_with_1(tmp_path, monkeypatch, capsys):
 def test_a_reader_that_leaves_is_no_trouble_of_the_run(copied, monkeypatch):
     monkeypatch.setattr(loop, "train", mock.Mock(side_effect=BrokenPipeError(32, "Broken pipe")))
     with pytest.raises(BrokenPipeError):
-        advance_run(Console(quiet=True), runs.open_run(copied, tiny_copy()))
+        advance_run(commands.Demo(), Console(quiet=True), runs.open_run(copied, tiny_copy()))
 
 
 def test_on_a_terminal_there_is_a_bar(monkeypatch):
