@@ -87,7 +87,7 @@ class Sampling:
         idle = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) is not None]
         if self.greedy and idle:
             raise ValueError(
-                f"{', '.join(idle)}: expected a temperature above 0 with it, got 0, which takes"
+                f"{', '.join(idle)}: expected a temperature above 0 with it, got temperature 0, which takes"
                 " the most probable token whatever else; give one of 1.0, or leave it out"
             )
 
