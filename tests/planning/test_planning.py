@@ -25,7 +25,7 @@ from regard.parallel.schedule import plan_rounds
 from regard.parallel.work import Work
 from regard.planning.candidates import Candidate, list_candidates
 from regard.planning.chips import Line, exchange_seconds, hop_seconds, sum_seconds
-from regard.planning.parameters import LayerKind
+from regard.planning.parameters import LayerKind, find_period
 from regard.planning.reports import spell_seconds
 from regard.planning.residuals import count_residuals
 from regard.planning.rings import Rings
@@ -397,6 +397,7 @@ def test_latents_a_shared_expert_and_the_delta_rule_are_counted_by_hand():
         planning.plan_step(one, **options) for one in (config, dataclasses.replace(config, shared_width=None))
     )
     tokens, parts = 2 * 256, planning.count_parameters(config)
+    assert find_period(dataclasses.replace(config, num_layers=5)) == 2
     assert parts["feed_forward"] == 3 * (3 * 12 * 30 + 2 * 30 + 12)
     # A shared expert's outputs are summed forward, and gradients of its inputs back.
     assert step.sent["sums"] - apart.sent["sums"] == 2 / 2 * 2 * 12 * 2 * 3 * tokens
