@@ -150,7 +150,7 @@ class Truth:
             return f".shape)  # expected {want.shape}, got {got.shape}"
         got, checked = got.astype(float), ~np.broadcast_to(exact.free, want.shape)
         finite = np.isfinite(want) & checked
-        size = max(exact.size, abs(want[finite]).max(initial=0))
+        size = max(np.nan_to_num(exact.size), abs(want[finite]).max(initial=0))  # NaN says nothing of others
         missed = np.nan_to_num(abs(self.plain[name].value - want)[finite], posinf=0).max(initial=0)
         factor = (NARROW_FACTOR if self.narrow else FACTOR) * epsilon / np.finfo(np.float32).eps
         allowed = factor * missed + FLOOR * epsilon * size
