@@ -34,9 +34,7 @@ def draw(seed):
         mesh |= {"data": 1, "expert": mesh["data"]}
         experts = {"num_experts": 8, "experts_per_token": choose([1, 2, 4]), "expert_width": sizes["d_ff"]}
         model = dataclasses.replace(model, scan_layers=True, **experts)
-    if (
-        seed >= 100
-    ):  # Latents, a shared expert, and the delta rule, from 200 on over parts of a sequence, too.
+    if seed >= 100:  # Latents, a shared expert and the delta rule; from 200 on parts of a sequence, too.
         is_whole = seed % 2 and seed < 200
         mesh |= {"sequence": 1, "data": mesh.get("data", 1) * mesh["sequence"]} if is_whole else {}
         more = {"latent_dim": 48, "latent_rotary_dim": 8, "latent_query_dim": choose([None, 40])}

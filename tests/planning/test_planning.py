@@ -418,6 +418,9 @@ def test_latents_a_shared_expert_and_the_delta_rule_are_counted_by_hand():
     # What a part makes of the states of four rows, and what convolutions of 62 features read beside it.
     shared = planning.plan_step(config, **STEP, devices=2, fixed={"sequence": 2})
     assert shared.sent["states"] == 2 * 2 * 4 * (4 * 6 * 8 * (8 + 5) + 2 * 3 * 3 * 62)
+    rerun = dataclasses.replace(config, remat="dots_saveable")
+    rerun = planning.plan_step(rerun, **STEP, devices=2, fixed={"sequence": 2})
+    assert rerun.sent["states"] == 3 / 2 * shared.sent["states"]
 
 
 def test_what_a_block_keeps_of_a_token_is_no_less_where_the_length_is_a_width():

@@ -94,8 +94,9 @@ def _check_arguments(command: Inspect, out: Path) -> None:
     if command.save is not None and command.save.is_dir():
         file = command.save / "trace.regard"
         raise UsageError(f"--save: {command.save} is a folder; give a file in it, such as {file}")
-    made = {folder.absolute() for folder in (out, *out.parents)}  # with the figures, before
-    if command.save is not None and (command.save.exists() or command.save.parent.absolute() not in made):
+    # Figures are saved first, and make these.
+    new_folders = {folder.absolute() for folder in (out, *out.parents) if not folder.exists()}
+    if command.save is not None and command.save.parent.absolute() not in new_folders:
         try:
             check_target(command.save)
         except OSError as error:

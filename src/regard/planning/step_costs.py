@@ -294,10 +294,10 @@ class StepOnMesh:
         summed = 2 * (head_shards - 1) / head_shards * (rows * config.d_model + self.tokens * entering)
         steps = model.sizes["accumulate_steps"] * model.size
         sent = {"weights": steps * weights, "sums": steps * summed}
+        runs = 1 if config.remat in (None, "everything_saveable") else 2
         if self.expert > 1:
             # Tokens to the experts, and where blocks run again; sums back; the gradients of both. With tokens
             # their choices and weights, of 4 bytes each; gradients of weights come back.
-            runs = 1 if config.remat in (None, "everything_saveable") else 2
             size = (runs + 3) * model.size * config.d_model + (8 * runs + 4) * config.experts_per_token
             rows = sparse * self.tokens * (self.expert - 1)
             sent["experts"] = model.sizes["accumulate_steps"] * rows * size
@@ -305,7 +305,7 @@ class StepOnMesh:
             # Forward, where blocks run again, and the gradients back.
             halo = _HALO * (config.conv_width - 1) * model.delta.features / head_shards * model.size
             travelling = (self.sizes["sequence"] - 1) * self.states + self.rows * halo
-            sent["states"] = steps / model.size * (2 + again) * model.delta.layers * travelling
+            sent["states"] = model.sizes["accumulate_steps"] * (runs + 1) * model.delta.layers * travelling
         return sent
 
     def time(self) -> dict[str, float]:
