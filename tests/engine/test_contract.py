@@ -307,15 +307,6 @@ def test_scales_of_either_sign_and_zero_are_differentiated_in_bfloat16(backend):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-2, atol=3e-2), found, expected)
 
 
-def test_a_short_call_of_bfloat16_is_one_kernel_where_one_of_float32_is():
-    temporary = {}
-    for dtype in (jnp.bfloat16, jnp.float32):
-        x = jax.ShapeDtypeStruct((32, 8, 128, 64), dtype)
-        compiled = jax.jit(functools.partial(attend, backend="dense")).lower(x, x, x).compile()
-        temporary[dtype] = compiled.memory_analysis().temp_size_in_bytes
-    assert temporary[jnp.bfloat16] == 0 or temporary[jnp.float32] > 0
-
-
 @contract
 def test_an_empty_row_is_zero_beside_rows_that_attend_to_nan(backend):
     query, key, value, _ = Case().arrays()

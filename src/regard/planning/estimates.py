@@ -145,8 +145,7 @@ class Weighing:
         key, value = cut(problem.key, keys), cut(problem.value, keys)
         own = replace(problem, query=cut(problem.query, rows), key=key, value=value)
         tuning = Tuning()
-        in_tiles = self.backward and tuning.tiles_derivatives(own)
-        if ring == 1 and tuning.favours_dense(own) and not in_tiles:
+        if ring == 1 and tuning.favours_dense(own) and not tuning.tiles_derivatives(own):
             return math.prod(own.leading) * own.T * own.S
         tile = tuning.blocking(own)[0]
         return own.group * tile.queries * tile.keys * min(tile.heads, own.key_heads)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +15,7 @@ from regard.axes import Array
 from regard.engine.call.checkpoint_names import OUTPUT
 from regard.engine.call.problem import Problem
 from regard.engine.call.stores import FEW_QUERIES, LengthFirst, Store, Whole
+from regard.engine.flash.measurements import is_one_kernel
 from regard.engine.softmax import dropout
 from regard.engine.softmax.exponential import finite_base, nan_where_total_is, subtract_peak
 from regard.engine.softmax.online_softmax import first_largest
@@ -23,6 +26,8 @@ from regard.manual_meshes import vary, varying_axes
 from regard.masks.grid import Grid
 from regard.masks.spans import Span
 from regard.scores.cells import Block
+
+Way = Callable[[Problem], tuple[Array, dict[str, Array]]]
 
 
 def refuses(problem: Problem) -> str | None:
@@ -39,13 +44,19 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
         not problem.is_symbolic and 0 < problem.T * problem.group <= FEW_QUERIES and 0 not in problem.leading
     )
     # Elsewhere a branch would wait for the device, and the pass over values that it saves is part of another.
-    if not (masked and few) or problem.dropout_rate or jax.default_backend() != "cpu":
+    reads_once = masked and few and not problem.dropout_rate and jax.default_backend() == "cpu"
+    if not (reads_once or is_one_kernel(problem)):
         return _define(problem.with_arrays())
+    return read_once(problem, _define)
+
+
+def read_once(problem: Problem, otherwise: Way) -> tuple[Array, dict[str, Array]]:
+    """Compute the same, zeroing nothing; `otherwise` where the output is not finite, and its derivatives."""
     # Whether the output is finite would tell scores what they do not depend on.
     if varying_axes(problem.query, problem.key) != varying_axes(problem):
-        return _define(problem.with_arrays())
+        return otherwise(problem.with_arrays())
     hoisted = _hoist_closures(problem)
-    return _define(problem.with_arrays()) if hoisted is None else _read_once(hoisted)
+    return otherwise(problem.with_arrays()) if hoisted is None else _read_once(otherwise, hoisted)
 
 
 def _hoist_closures(problem: Problem) -> Problem | None:
@@ -61,17 +72,38 @@ def _hoist_closures(problem: Problem) -> Problem | None:
     return None if has_closures and varying_axes(hoisted) else hoisted
 
 
-@jax.custom_jvp
-def _read_once(problem: Problem) -> tuple[Array, dict[str, Array]]:
-    """Compute the same, zeroing unreachable keys and values only where the output is not finite."""
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _read_once(otherwise: Way, problem: Problem) -> tuple[Array, dict[str, Array]]:
     # Under `vmap`, a branch's operands are selected by what may vary over mesh axes: JAX then takes none that
     # does not.
     problem = vary(problem, varying_axes(problem))
     swapped = _swap_lengths(problem)
-    results = attend_cells(swapped, swapped.keep(), *_inputs(swapped))
-    is_sound = jnp.isfinite(results[0]).all()
+    if is_one_kernel(problem):
+        output, aux = _attend_at_once(swapped), {}
+        if (
+            problem.aux
+        ):  # from scores of its own: one more reader would end the kernel, which rounds otherwise
+            query, key = jax.lax.optimization_barrier((swapped.query, swapped.key))
+            aux = otherwise(dataclasses.replace(swapped, query=query, key=key))[1]
+        results = output, aux
+        if problem.mask is None and problem.bias is None:
+            return results
+    else:
+        results = attend_cells(swapped, swapped.keep(), *_inputs(swapped))
+    is_sound = _is_finite(results[0])
     # The branch swaps for itself: what it is given swapped is copied.
-    return jax.lax.cond(is_sound, lambda: results, lambda: _define(_swap_lengths(problem)))
+    return jax.lax.cond(is_sound, lambda: results, lambda: otherwise(_swap_lengths(problem)))
+
+
+@jax.custom_batching.custom_vmap
+def _is_finite(array: Array) -> Array:
+    return jnp.isfinite(array).all()
+
+
+@_is_finite.def_vmap
+def _is_finite_of_all(axis_size: int, in_batched: Any, array: Array) -> tuple[Array, bool]:
+    del axis_size, in_batched
+    return _is_finite(array), False  # one answer for the batch: for several, `cond` would take both branches
 
 
 def _swap_lengths(problem: Problem) -> Problem:
@@ -81,8 +113,8 @@ def _swap_lengths(problem: Problem) -> Problem:
 
 
 @_read_once.defjvp
-def _read_once_jvp(primals: Any, tangents: Any) -> Any:
-    return jax.jvp(lambda problem: _define(problem.with_arrays()), primals, tangents)
+def _read_once_jvp(otherwise: Way, primals: Any, tangents: Any) -> Any:
+    return jax.jvp(lambda problem: otherwise(problem.with_arrays()), primals, tangents)
 
 
 def _define(problem: Problem) -> tuple[Array, dict[str, Array]]:
@@ -124,6 +156,36 @@ def attend_cells(
         else:
             aux[name] = problem.spread(array, problem.T, 1)[..., 0]
     return checkpoint_name(output, OUTPUT), aux
+
+
+def _attend_at_once(problem: Problem) -> Array:
+    """Compute the output in one kernel where it is finite, and what is not finite elsewhere.
+
+    What would end the kernel: a comparison or a selection among scores, and work on fewer than 4096 numbers.
+    So -inf is added to what is masked, and rows are not divided by their sums: XLA would invert those first.
+    """
+    keep, dtype = problem.keep(), problem.accumulation
+    query, key, value = _inputs(problem)
+    size = jnp.where(problem.scale < 0, -1, 1) if problem.low_precision else problem.scale
+    scores = key.score(problem.fold(query * jnp.asarray(size, query.dtype)), problem.precision)
+    peak_of = scores
+    if keep is not None:
+        removed = jnp.where(keep, 0, -jnp.inf).astype(dtype)
+        if problem.bias is not None:
+            removed = removed + problem.with_heads(problem.bias).astype(dtype)
+        if problem.group > 1:
+            every_head = (*removed.shape[:-3], problem.leading[-1], problem.T, problem.S)
+            removed = jnp.broadcast_to(removed, every_head)
+        scores = scores + problem.fold(removed)
+        peak_of = jnp.maximum(scores, jnp.finfo(dtype).min)  # of an empty row
+    peak = peak_of.max(-1, keepdims=True)
+    shifted = (scores - peak) * jnp.abs(problem.scale) if problem.low_precision else scores - peak
+    weights = jnp.exp(shifted)
+    mixed = value.mix(weights.astype(problem.matmul_dtype), problem.precision)
+    total = jnp.broadcast_to(weights.sum(-1, keepdims=True), mixed.shape)
+    output = problem.unfold(mixed / (jax.lax.optimization_barrier(total) + jnp.finfo(dtype).tiny))
+    output = problem.spread(output, problem.T, problem.E).astype(problem.query.dtype)
+    return checkpoint_name(output, OUTPUT)
 
 
 class _Weighed(NamedTuple):

@@ -15,6 +15,7 @@ from regard.engine.backends.dense import score_matrix
 from regard.engine.call.problem import Problem
 from regard.engine.flash import primitives
 from regard.engine.flash.blocking import Blocking, TileConfig
+from regard.engine.flash.measurements import is_one_kernel
 from regard.engine.flash.operands import Context, Operands
 from regard.engine.flash.tile_calls import TileSpec
 from regard.engine.flash.tile_choice import choose_tiles
@@ -53,14 +54,19 @@ def run(
     return cut(output, problem, "output"), {name: cut(array, problem, name) for name, array in aux.items()}
 
 
-@jax.custom_jvp
+@jax.jit
 def run_at_once(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the same by the definition, and its derivatives in tiles, which keep no matrix of scores."""
+    return dense.read_once(problem, run) if is_one_kernel(problem) else _define(problem)
+
+
+@jax.custom_jvp
+def _define(problem: Problem) -> tuple[Array, dict[str, Array]]:
     return dense.run(problem)
 
 
-@run_at_once.defjvp
-def _run_at_once_jvp(primals: Any, tangents: Any) -> Any:
+@_define.defjvp
+def _define_jvp(primals: Any, tangents: Any) -> Any:
     return jax.jvp(lambda problem: run(problem.with_arrays()), primals, tangents)
 
 

@@ -7,7 +7,6 @@ import functools
 import json
 import math
 import os
-import platform
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from regard.engine.call.problem import Problem
+from regard.engine.call.stores import FEW_QUERIES, LengthFirst, Store
 from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.whole_tiles import size_tiles
+from regard.engine.processors import name_instructions
 from regard.paths import read_object, replacing
 
 _LANES = 32  # sizes of tiles that vector units like
@@ -34,7 +36,7 @@ class Tuning:
     """
 
     dense_scores: int = 1 << 20  # up to so many scores, dense is faster
-    dense_side: int = 256  # without a mask, also with more heads of at most side x side scores
+    dense_side: int = 256  # in one kernel, also with more heads of at most side x side scores
     dense_gradient_side: int = 64  # of these, those whose scores are fewer a side have dense derivatives, too
     dense_rows: int = 8  # with fewer queries per key head than this, dense is faster, too
     tile_side: int = 512  # queries and keys of a tile
@@ -53,10 +55,10 @@ class Tuning:
         if scores <= self.dense_scores:
             return f"{scores:,} scores, up to {self.dense_scores:,} are faster at once"
         plain = problem.mask is None and problem.bias is None
-        if plain and max(problem.T, problem.S) <= self.dense_side:
+        if max(problem.T, problem.S) <= self.dense_side and (plain or is_one_kernel(problem)):
             side = f"{self.dense_side} x {self.dense_side}"
             tiles = "; derivatives go in tiles" if self.tiles_derivatives(problem) else ""
-            return f"no mask and at most {side} scores a head, which are faster at once{tiles}"
+            return f"at most {side} scores a head, which are faster at once{tiles}"
         return None
 
     def tiles_derivatives(self, problem: Problem) -> bool:
@@ -105,6 +107,22 @@ class Tuning:
             return block
         sides = (side if side < 2 * _LEAST_SIDE else side // 2 for side in (block.queries, block.keys))
         return self._of_side(problem, *sides)
+
+
+_ONE_KERNEL_SIDE = 256  # rows and keys of a head up to which one kernel is faster
+
+
+def is_one_kernel(problem: Problem) -> bool:
+    """Return whether XLA's CPU makes one kernel of a call, on all cores, as `dense` computes it at once."""
+    if problem.is_symbolic or problem.dropout_rate or problem.accumulation != np.float32:
+        return False
+    stored = isinstance(problem.key, Store) and not isinstance(problem.key, LengthFirst)
+    if stored or problem.score is not None or problem.sinks is not None or 0 in problem.leading:
+        return False
+    rows = problem.T * problem.group
+    is_short = FEW_QUERIES < rows <= _ONE_KERNEL_SIDE and 0 < problem.S <= _ONE_KERNEL_SIDE
+    scaled_late = problem.low_precision and problem.bias is not None
+    return is_short and not scaled_late and jax.default_backend() == "cpu"
 
 
 def _divide(length: int, side: int) -> int:
@@ -191,17 +209,6 @@ def describe_costs() -> str:
     if kind != "cpu" or host == (2, "AVX-512"):
         return f"by default, {origin}"
     return f"by default, {origin}; here are {host[0]}, with {host[1]}: regard tune takes a minute"
-
-
-@functools.cache
-def name_instructions() -> str:
-    """Name the processor's vector instructions that costs depend on, or its architecture."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("flags")[2].partition("\n")[0]
-    except (OSError, UnicodeDecodeError):
-        flags = ""
-    names = {"avx512f": "AVX-512", "avx2": "AVX2"}
-    return next((name for flag, name in names.items() if flag in flags.split()), platform.machine())
 
 
 def read_tuning(path: Path) -> Tuning:
