@@ -40,8 +40,9 @@ FOLDERS = {
     "theory": "definition operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score placed pointwise distances bilinear_forms",
     "engine": "processors call.options call.stores call.quantized call.page_tables call.problem"
-    " call.canonicalization call.hooks call.checkpoint_names call softmax.scoring softmax.dropout softmax.exponential"
-    " softmax.sinks softmax.products softmax.online_softmax softmax.score_rows softmax.merging softmax"
+    " call.canonicalization call.hooks call.checkpoint_names call softmax.scoring softmax.dropout"
+    " softmax.exponential softmax.sinks softmax.products softmax.online_softmax"
+    " softmax.score_rows softmax.merging softmax"
     " flash.device_types flash.blocking flash.tiles flash.sparsity flash.loops flash.whole_tiles"
     " flash.measurements flash.piece_costs flash.tile_choice flash.operands flash.partitioning"
     " flash.preparation flash.tile_scores flash.passes flash.primitives flash.tile_calls flash"
