@@ -1,6 +1,7 @@
 """Attention of arrays by its definition: in float64 the truth, in a narrower dtype what rounding costs."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from definition import Attention, Mask, Recurrence
 
 
-def batched(query, key, value, keep=None, bias=None, scale=None, cotangent=None, dtype=np.float64):
+def batched(query, key, value, keep=None, bias=None, scale=None, cotangent=None, dtype: Any = np.float64):
     """Return results, gradients of sum(output * cotangent), and the size of the terms of each of these."""
     arrays = (np.asarray(array).astype(dtype) for array in (query, key, value))
     mask = None if keep is None else Mask(lambda at: np.asarray(keep))

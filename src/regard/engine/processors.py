@@ -1,4 +1,4 @@
-"""What this machine's processor says of itself."""
+"""Instructions that this machine's processor says it has."""
 
 import functools
 import platform

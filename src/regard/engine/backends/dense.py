@@ -15,7 +15,7 @@ from regard.axes import Array
 from regard.engine.call.checkpoint_names import OUTPUT
 from regard.engine.call.problem import Problem
 from regard.engine.call.stores import FEW_QUERIES, LengthFirst, Store, Whole
-from regard.engine.flash.measurements import is_one_kernel
+from regard.engine.flash.measurements import is_one_kernel, looks_at_output
 from regard.engine.softmax import dropout
 from regard.engine.softmax.exponential import finite_base, nan_where_total_is, subtract_peak
 from regard.engine.softmax.online_softmax import first_largest
@@ -44,7 +44,7 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
         not problem.is_symbolic and 0 < problem.T * problem.group <= FEW_QUERIES and 0 not in problem.leading
     )
     # Elsewhere a branch would wait for the device, and the pass over values that it saves is part of another.
-    reads_once = masked and few and not problem.dropout_rate and jax.default_backend() == "cpu"
+    reads_once = masked and few and not problem.dropout_rate and looks_at_output()
     if not (reads_once or is_one_kernel(problem)):
         return _define(problem.with_arrays())
     return read_once(problem, _define)
@@ -80,9 +80,8 @@ def _read_once(otherwise: Way, problem: Problem) -> tuple[Array, dict[str, Array
     swapped = _swap_lengths(problem)
     if is_one_kernel(problem):
         output, aux = _attend_at_once(swapped), {}
-        if (
-            problem.aux
-        ):  # from scores of its own: one more reader would end the kernel, which rounds otherwise
+        # Statistics are of scores of their own: one more reader would end the kernel, which rounds otherwise.
+        if problem.aux:
             query, key = jax.lax.optimization_barrier((swapped.query, swapped.key))
             aux = otherwise(dataclasses.replace(swapped, query=query, key=key))[1]
         results = output, aux
