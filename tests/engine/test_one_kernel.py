@@ -37,12 +37,18 @@ def test_short_calls_are_the_definition_whatever_lies_in_masked_slots(dtype, sha
     def run(query, key, value, keep, aux=()):
         return attend(query, key, value, mask=keep, bias=bias, scale=scale, aux=aux)
 
-    for output in (run(query, key, value, keep), run(query, *bad, keep), jax.vmap(run)(query, *bad, keep)):
-        oracle.assert_as_exact(output, truth, plain)
-        assert not np.asarray(output)[..., 3, :].any()
-    with_aux, aux = run(query, key, value, keep, ("lse",))
-    np.testing.assert_array_equal(with_aux, run(query, key, value, keep))
+    clean, aux = run(query, key, value, keep, ("lse",))
+    oracle.assert_as_exact(clean, truth, plain)
+    assert not np.asarray(clean)[..., 3, :].any()
     assert (np.asarray(aux["lse"])[..., 3] == -np.inf).all()
+    oracle.assert_as_exact(jax.vmap(run)(query, *bad, keep), truth, plain)
+    np.testing.assert_array_equal(run(query, *bad, keep), clean)
+    meets = np.broadcast_to(keep[..., 6], clean.shape[:3]) & (np.arange(batch) == 0)[:, None, None]
+    meets[1, 2, 7] = keep[1, 0, 7].any()
+    spoiled = query.at[1, 2, 7].set(jnp.nan), key.at[0, ..., 6, :].set(jnp.nan), value
+    output = np.asarray(run(*spoiled, keep))
+    assert np.isnan(output[meets]).all()
+    np.testing.assert_array_equal(output[~meets], np.asarray(clean)[~meets])
 
 
 @newest
