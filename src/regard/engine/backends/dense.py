@@ -79,36 +79,24 @@ def _read_once(otherwise: Way, problem: Problem) -> tuple[Array, dict[str, Array
     problem = vary(problem, varying_axes(problem))
     swapped = _swap_lengths(problem)
     if is_one_kernel(problem):
-        output, aux = _attend_at_once(swapped, *_inputs(swapped)), {}
+        output, aux = _attend_at_once(swapped), {}
         # Statistics are of scores of their own: one more reader would end the kernel, which rounds otherwise.
         if problem.aux:
             query, key = jax.lax.optimization_barrier((swapped.query, swapped.key))
             aux = otherwise(dataclasses.replace(swapped, query=query, key=key))[1]
         if problem.mask is not None or problem.bias is not None:
-            output = jax.lax.cond(
-                _is_finite(output), lambda: output, lambda: _attend_soundly(otherwise, problem)
-            )
+            mended = partial(_mend_rows, otherwise, problem, output)
+            output = jax.lax.cond(_is_finite(output), lambda: output, mended)
         return output, aux
     results = attend_cells(swapped, swapped.keep(), *_inputs(swapped))
     # The branch swaps for itself: what it is given swapped is copied.
     return jax.lax.cond(_is_finite(results[0]), lambda: results, lambda: otherwise(_swap_lengths(problem)))
 
 
-def _attend_soundly(otherwise: Way, problem: Problem) -> Array:
-    """Compute the output by `otherwise` where a row meets what is not finite; other rows keep their bits."""
-    problem = _swap_lengths(problem)
-    query, key, value = _inputs(problem)
-    whole_query, whole_key, whole_value = (jnp.isfinite(x) for x in (query, key.array(), value.array()))
-    used = jnp.where(whole_query, query, 0), key.zero_unless(whole_key), value.zero_unless(whole_value)
-    output = _attend_at_once(problem, *used)
-    sound_keys = whole_key.all(-1) & whole_value.all(-1)
-    if problem.group > 1:
-        sound_keys = jnp.repeat(sound_keys, problem.group if sound_keys.shape[-2] > 1 else 1, -2)
-    keep = problem.keep()
-    assert keep is not None  # else nobody asks
-    meets = (keep & ~sound_keys[..., None, :]).any(-1) | ~whole_query.all(-1)
-    meets = problem.spread(meets, problem.T)[..., None] | ~jnp.isfinite(output)
-    return jnp.where(meets, otherwise(problem)[0], output)
+def _mend_rows(otherwise: Way, problem: Problem, output: Array) -> Array:
+    """Compute rows that are not finite by `otherwise`; the others keep their bits."""
+    is_sound = jnp.isfinite(output).all(-1, keepdims=True)
+    return jnp.where(is_sound, output, otherwise(_swap_lengths(problem))[0])
 
 
 @jax.custom_batching.custom_vmap
@@ -174,13 +162,14 @@ def attend_cells(
     return checkpoint_name(output, OUTPUT), aux
 
 
-def _attend_at_once(problem: Problem, query: Array, key: Store, value: Store) -> Array:
+def _attend_at_once(problem: Problem) -> Array:
     """Compute the output in one kernel where it is finite, and what is not finite elsewhere.
 
     What would end the kernel: a comparison or a selection among scores, and work on fewer than 4096 numbers.
     So -inf is added to what is masked, and rows are not divided by their sums: XLA would invert those first.
     """
     keep, dtype = problem.keep(), problem.accumulation
+    query, key, value = _inputs(problem)
     size = jnp.where(problem.scale < 0, -1, 1) if problem.low_precision else problem.scale
     scores = key.score(problem.fold(query * jnp.asarray(size, query.dtype)), problem.precision)
     peak_of = scores
