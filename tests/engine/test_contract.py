@@ -476,7 +476,9 @@ def test_a_call_moves_nothing_to_the_device_but_its_own_numbers(backend):
 
 
 @contract
-def test_bfloat16_is_multiplied_as_such_unless_more_is_asked_for(backend):
+def test_bfloat16_is_multiplied_as_such_unless_more_is_asked_for(backend, monkeypatch):
+    jax.clear_caches()
+    monkeypatch.setattr("regard.engine.softmax.products.lacks_bfloat16", lambda: False)
     arrays = [x.astype(jnp.bfloat16) for x in Case().arrays()[:3]]
     wide = [x.astype(jnp.float32) for x in arrays]
 

@@ -25,8 +25,7 @@ def product(a: Array, b: Array, precision: Any, contract: tuple[int, int] = (-1,
     sum_dtype = np.promote_types(factor, np.float32)
     a, b = a.astype(factor), b.astype(factor)
     if factor == jnp.bfloat16 and jax.default_backend() == "cpu" and lacks_bfloat16():
-        # Faster as float32, and the same: rounded, where XLA takes a conversion there and back for none.
-        a, b = round_to_bfloat16(a), round_to_bfloat16(b)
+        a, b = a.astype(np.float32), b.astype(np.float32)  # faster, and the same: they are rounded
     sums = jax.lax.dot_general(a, b, (axes, (batch, batch)), precision, sum_dtype)
     work = sums.shape[-2] * sums.shape[-1] * a.shape[contract[0]]
     small = isinstance(work, int) and 0 < work <= _SMALL
@@ -38,8 +37,3 @@ def product(a: Array, b: Array, precision: Any, contract: tuple[int, int] = (-1,
     source, axis, along = (b, -1, -2) if contract[1] == -1 else (a, contract[0], -1)
     zeros = jnp.minimum(jnp.abs(jax.lax.stop_gradient(source).astype(sum_dtype)), 0)
     return sums + jnp.expand_dims(zeros.max(axis), along)
-
-
-def round_to_bfloat16(array: Array) -> Array:
-    """Round to what bfloat16 holds, as float32."""
-    return jax.lax.reduce_precision(array.astype(np.float32), exponent_bits=8, mantissa_bits=7)
