@@ -475,6 +475,13 @@ def test_a_call_moves_nothing_to_the_device_but_its_own_numbers(backend):
         pulled(query, key, value)
 
 
+def test_precision_is_heard():
+    query, key, value, _ = Case().arrays()
+    text = str(jax.make_jaxpr(lambda q: attend(q, key, value, precision="highest"))(query))
+    assert text.count("Precision.HIGHEST") >= 2 * 2
+    assert "HIGHEST" not in str(jax.make_jaxpr(lambda q: attend(q, key, value))(query))
+
+
 @contract
 def test_bfloat16_is_multiplied_as_such_unless_more_is_asked_for(backend, monkeypatch):
     jax.clear_caches()

@@ -66,7 +66,7 @@ DIVIDED_SEQUENCE = """
 import jax
 from jax.sharding import NamedSharding
 from mesh_cases import draw, make_mesh
-from regard import attend, explain, parallel
+from regard import attend, explain, masks, parallel
 P = jax.sharding.PartitionSpec
 mesh = make_mesh(b=2, seq=4)
 (whole,) = draw((2, 3, 44, 5))
@@ -75,12 +75,16 @@ print(explain(divided, divided, divided).gathered, explain(whole, whole, whole).
 print(str(explain(divided, divided, divided)).splitlines()[-1])
 with parallel.use(mesh, "seq", batch_axis="b"):
     print(explain(divided, divided, divided).gathered)
+for rows in (8, 44):  # whether an output is finite is not asked across devices
+    part = jax.device_put(whole[:, :, :rows], NamedSharding(mesh, P("b")))
+    run = jax.jit(lambda x: attend(x, x, x, mask=masks.causal()))
+    print("all-reduce" in run.lower(part).compile().as_text())
 """
 
 
-def test_explain_says_that_a_divided_sequence_is_gathered():
-    counts, line, within = on_eight_devices(DIVIDED_SEQUENCE).splitlines()
-    assert (counts, within) == ("('seq',) ()", "()")
+def test_explain_says_that_a_divided_sequence_is_gathered_and_short_calls_send_nothing():
+    counts, line, within, *sends = on_eight_devices(DIVIDED_SEQUENCE).splitlines()
+    assert (counts, within, sends) == ("('seq',) ()", "()", ["False", "False"])
     assert "with regard.parallel.use(mesh, 'seq'):" in line
 
 

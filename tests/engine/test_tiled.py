@@ -181,9 +181,6 @@ def test_masks_offsets_and_patterns_may_vary_along_any_axis_of_theirs():
         assert_close(output, whole(varying[0][:, row], varying[1][row], varying[2][row]))
 
 
-# Predicates that close over arrays.
-
-
 @pytest.mark.parametrize("run", [in_small_tiles, dense.run], ids=["tiled", "dense"])
 def test_a_predicate_that_closes_over_an_array_is_held_to_booleans_too(run):
     arrays = draw((3, 11, 7), (3, 11, 7), (3, 11, 13))
@@ -213,9 +210,6 @@ def test_a_predicate_may_close_over_what_is_traced_or_differentiated():
         return jax.jit(jax.vmap(one))(ids)
 
     assert_close(step(in_small_tiles), step(dense.run), rtol=1e-4, atol=1e-4)
-
-
-# Memory.
 
 
 def temporary_bytes(function, *shapes, dtype=jnp.float32):
@@ -288,9 +282,6 @@ def test_lists_of_a_table_of_small_blocks_stay_small():
     assert temporary_bytes(lists, (1024, 1024), dtype=jnp.bool_) < 48 * 2**20
 
 
-# Work.
-
-
 @record
 class Contradictory(Mask):
     """Says of the cells in FULL tiles that they are out, and of those in EMPTY tiles that they are in."""
@@ -337,17 +328,11 @@ def test_the_largest_score_costs_its_key_only_where_it_is_differentiated():
     assert "'argmax'" in str(jax.make_jaxpr(jax.grad(largest))(*arrays))
 
 
-# Nothing at all.
-
-
 def test_nothing_comes_of_masks_of_nothing():
     tree = masks.tree(np.zeros((0, 2), np.int32) - 1)
     by_head = masks.predicate(lambda head, query, key: key > head).number_leading((2,))
     assert tree.dense(3).shape == (0, 3, 3)
     assert by_head.dense(0, 3, query_offset=0).shape[-2:] == (0, 3)
-
-
-# Bits.
 
 
 # Keys 3 to 7 are nobody's and fill whole tiles; so does what the last queries may not read. Query 2 has none,
@@ -401,3 +386,21 @@ def test_what_nobody_may_attend_to_changes_no_bit_of_any_derivative(run, removed
             one = lambda arrays, others, place=place: (*arrays[:place], others[place], *arrays[place + 1 :])
             assert_same_bits(outcome(one(alone, spoiled), still, still), clean)
             assert_same_bits(outcome(alone, one(still, beside), still), clean)
+
+
+def test_the_backward_pass_knows_the_softcap_the_scale_and_the_sink_beyond_one_tile():
+    """A flash backward without the softcap's derivative; a short path without the scale."""
+    query, key, value, tangent = draw((1, 1031, 5), (1, 1031, 5), (1, 1031, 3), (1, 1031, 5))
+
+    def by_hand(query):
+        logits = 2 * jnp.tanh(query @ jnp.swapaxes(key, 1, 2) * 0.7 / 2)
+        weights = jax.nn.softmax(jnp.concatenate([logits, jnp.full((1, 1031, 1), 6.0)], -1))
+        return jnp.vdot(weights[..., :-1] @ value, value)
+
+    def ours(query):
+        options = {"score": scores.softcap(2.0), "scale": 0.7, "sinks": jnp.asarray([6.0])}
+        return jnp.vdot(attend(query, key, value, backend="tiled", **options), value)
+
+    (found, found_grad), (expected, grad) = (jax.jit(jax.value_and_grad(f))(query) for f in (ours, by_hand))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(*(jnp.vdot(one, tangent) for one in (found_grad, grad)), rtol=2e-4, atol=1e-4)

@@ -142,9 +142,6 @@ def test_heads_get_what_they_wrote_in_another_run_as_by_the_line_of_the_page(kin
     )
 
 
-# The server
-
-
 class Model:
     """Reads letters: evenly, but with heads cut; says what it was asked for, and may be made to wait."""
 

@@ -77,9 +77,6 @@ def check_tile(tile, dense):
     np.testing.assert_allclose(tile.reshape(256, 256), padded, rtol=3e-5, atol=1e-7)
 
 
-# Numbers
-
-
 @pytest.mark.slow
 def test_tiles_are_those_of_the_definition(page, cases):
     for blocks in ((1, 1), (3, 5), (512, 512)):
@@ -132,9 +129,6 @@ def test_tiles_of_a_file_come_from_its_own_blocks(trace, cases, tmp_path):
         assert ask(page, "row/2/0/0/1")[0] == 404
 
 
-# The page
-
-
 def read_document(body):
     text = body.decode()
     start = text.index(">", text.index('id="regard-document"')) + 1
@@ -169,9 +163,6 @@ def test_answers_may_be_used_by_the_page_alone(page):
         assert head == (got[0], b"", got[2]), "HEAD is GET without the body"
         assert f"Content-Length: {len(got[1])}".encode() in head[2]
     assert "script-src 'sha256-" in ask(page, "")[2]["Content-Security-Policy"]
-
-
-# Refusals
 
 
 def test_without_the_secret_there_is_nothing(page, trace):
@@ -242,9 +233,6 @@ def test_what_goes_wrong_inside_says_nothing_of_the_inside(page, monkeypatch):
     status, body, _ = ask(page, "row/0/0/0/0")
     assert (status, body) == (500, b"RuntimeError: this could not be formed")
     assert ask(page, "column/0/0/0/0")[0] == 200
-
-
-# Many at once, and the end
 
 
 def request_only(page, path):

@@ -100,9 +100,6 @@ def test_tiles_promise_what_cells_hold():
         assert_tiles_are_safe(keep, codes, (5, 4), name=name)
 
 
-# Trees
-
-
 @pytest.mark.parametrize("count", [0, 23])
 def test_any_tree_is_walked_traced_or_not(count):
     rng = np.random.default_rng(count)
@@ -120,9 +117,6 @@ def test_a_long_tree_holds_a_few_numbers_per_node():
     assert sum(leaf.size for leaf in jax.tree.leaves(mask)) == 3 * 4096 + 1
     compiled = jax.jit(lambda mask: mask.tiles(4096, query_block=128, key_block=128)).lower(mask).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 2**20
-
-
-# Others
 
 
 def test_far_patches_are_not_visited():
