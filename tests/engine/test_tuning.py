@@ -11,10 +11,10 @@ from regard.cli import main
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.flash import measurements as engine_tuning
 
-SHAPE = (1, 2, 64, 4)
-CALL, PLAIN = tuning.Workload(SHAPE, SHAPE, masks.causal(), backward=True), tuning.Workload(SHAPE, SHAPE)
+SHAPE, LONG = (1, 2, 64, 4), (1, 2, 65, 4)
+CALL, PLAIN = tuning.Workload(LONG, LONG, masks.causal(), backward=True), tuning.Workload(SHAPE, SHAPE)
 QUESTIONS = (
-    tuning.Question("dense_rows", (CALL,), 1, 1 << 10),  # dense whatever their number: asked in vain
+    tuning.Question("dense_rows", (CALL,), 1, 1 << 10),  # tiles whatever their number: asked in vain
     tuning.Question("dense_side", (PLAIN,), 16, 1 << 10),
 )
 
