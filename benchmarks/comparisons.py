@@ -25,7 +25,7 @@ from regard.engine.softmax import dropout
 from regard.layers import MultiHeadAttention
 from regard.masks.grid import Grid
 from regard.positions import rotary
-from regard.tuning import compile_passes, interleave
+from regard.tuning import interleave, lower_passes
 
 Calls = dict[str, Callable[[], Any]]
 
@@ -145,7 +145,7 @@ def compare_options(shape: tuple[int, ...] = (1, 8, 4096, 64)) -> Iterator[Compa
     for passes, given in (("forward", arrays[:3]), ("forward and backward", arrays)):
         calls = {}
         for name, function in make_options(shape[1]).items():
-            compiled = compile_passes(function, given, None)
+            compiled = lower_passes(function, given, None).compile()
             calls[name] = lambda run=compiled, given=given: run(given, None)
         yield Comparison(f"options of a causal call at {shape}, {passes}", calls)
 

@@ -20,7 +20,7 @@ from regard import scores
 from regard.attention import attend, explain
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.call.problem import Problem
-from regard.tuning import compile_passes
+from regard.tuning import lower_passes
 
 Results = tuple[np.ndarray, ...]  # output; where there is a backward pass, gradients of query, key, value
 KEEP_FREE = 1 << 30  # bytes of memory that no call may take
@@ -102,7 +102,7 @@ def compile_call(
     rearrange = swap_lengths if swapped else np.asarray
     arguments = [jnp.asarray(rearrange(array)).astype(case.dtype) for array in inputs.arrays]
     begun = time.perf_counter()
-    compiled = compile_passes(attention, arguments, extra)
+    compiled = lower_passes(attention, arguments, extra).compile()
     seconds = time.perf_counter() - begun
     needed = getattr(compiled.memory_analysis(), "temp_size_in_bytes", None)
     _demand_memory(needed)

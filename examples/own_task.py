@@ -14,7 +14,7 @@ import jax
 
 from regard.models import Classifier, TransformerConfig
 from regard.training import load_run, open_run, tasks, train
-from regard.training.accuracy import measure_labels
+from regard.training.losses import measure_labels
 from regard.training.settings import Cadence, Goal, Optimization, Sizes
 
 

@@ -189,11 +189,6 @@ def lower_passes(attention: Callable[..., Any], arrays: Sequence[Any], extra: An
     return jax.jit(run).lower(arrays, extra)
 
 
-def compile_passes(attention: Callable[..., Any], arrays: Sequence[Any], extra: Any) -> Any:
-    """Compile what `lower_passes` lowers."""
-    return lower_passes(attention, arrays, extra).compile()
-
-
 def interleave(
     calls: Mapping[Any, Callable[[], Any]], rounds: int, *, settle: bool = False
 ) -> dict[Any, list[float]]:

@@ -15,7 +15,7 @@ from importlib import import_module
 
 from regard.loading import remedy
 
-OK, MISUSED, INTERRUPTED = 0, 2, 130
+OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 # Packages that `pip install regard` leaves out, by the name they are imported under.
 EXTRAS = ("tyro", "rich", "flax", "optax", "orbax", "filelock", "sklearn", "matplotlib")
 EXTRAS += ("safetensors", "tokenizers")

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from regard.cli import overview, pictures
+from regard.cli import FAILED, INTERRUPTED, overview, pictures
 from regard.cli.commands import Demo, Inspect
 from regard.cli.console import Console, UsageError, expected_errors, new_table
 from regard.cli.continuation import describe_next, spell_command
@@ -33,10 +33,10 @@ def run_demonstration(command: Demo, console: Console) -> int:
     for run in open_all(command, out):
         outcome = advance_run(command, console, run)
         if outcome is None:
-            return 1
+            return FAILED
         if outcome.status == "interrupted":
             console.say(f"stopped with a checkpoint; {describe_next(console.words)}")
-            return 130
+            return INTERRUPTED
         trained.append(run)
         results[run.task.name] = summarise(run, outcome)
     with expected_errors():

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-INTERRUPTED = 130
+from regard.cli import INTERRUPTED
+
 PATIENCE_SECONDS = 1.0  # for Python to end what an interrupt ends
 SHOW_CURSOR = b"\x1b[?25h"
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))

@@ -16,14 +16,14 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from regard.cli import FAILED, INTERRUPTED, MISUSED
 from regard.cli.command_words import name_options
 from regard.cli.commands import Train
 from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.continuation import describe_start, spell_continuation
-from regard.cli.interruption import INTERRUPTED, STOPPING, handle_signals
+from regard.cli.interruption import STOPPING, handle_signals
 from regard.training.membership import Membership, Patience, find_membership
 
-FAILED, MISUSED = 1, 2
 ANNOUNCED_AFTER = 10
 LINE = "REGARD_SUPERVISED_BY"  # the environment variable that tells a child its socket to the parent
 JOINED, TOLD = b"j", b"t"

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from regard.cli import displays, interruption, overview
+from regard.cli import FAILED, INTERRUPTED, displays, interruption, overview
 from regard.cli.command_words import name_options
 from regard.cli.commands import Demo, Train
 from regard.cli.console import Console, RunFailedError, UsageError, enough_memory, expected_errors
@@ -40,13 +40,13 @@ def run_training(command: Train, console: Console) -> int:
                 overview.print_overview(console, run, deployment)
     outcome = advance_run(command, console, run, deployment)
     if outcome is None:
-        return 1
+        return FAILED
     if not processes.is_first():
-        return 130 if outcome.status == "interrupted" else 0
+        return INTERRUPTED if outcome.status == "interrupted" else 0
     console.emit("end", run=str(directory), **dataclasses.asdict(outcome))
     if outcome.status == "interrupted":
         console.say(f"stopped at step {outcome.step} with a checkpoint; {describe_next(console.words)}")
-        return 130
+        return INTERRUPTED
     goal = task.goal
     aim = f"; a smoke run: the goal, {goal}, is for a full one" if command.smoke else f", goal {goal}"
     result = f"step {outcome.step}, held-out {goal.title} {outcome.held_out[goal.metric]:.4f}{aim}"

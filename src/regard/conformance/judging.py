@@ -67,9 +67,9 @@ class Judge:
         lacking = {letter: 1 for letter in "BH" if letter not in self.subject.layout}
         return {**sizes, **lacking} | ({"K": 1} if "H" in lacking else {})
 
-    def ask(self, call: Call, *, differentiate: bool = True, seed: int = 1) -> tuple[Answer, Cotangents]:
+    def ask(self, call: Call, *, differentiate: bool = True) -> tuple[Answer, Cotangents]:
         """Call the function; return its answer and the cotangents of output and lse."""
-        rng, kind = np.random.default_rng(seed), np.asarray(call["query"]).dtype
+        rng, kind = np.random.default_rng(1), np.asarray(call["query"]).dtype
         live = ~find_empty(self.spell(call))
         d_output = round_to(rng.normal(size=(*live.shape, call["value"].shape[-1])), kind) * live[..., None]
         d_lse = round_to(rng.normal(size=live.shape), kind if kind.name in HALF else np.float32) * live

@@ -47,7 +47,7 @@ def compute_numbers(problem: Problem) -> CourseNumbers:
     rows, heads = chosen_indices(problem)
     members = jnp.arange(problem.S, dtype=jnp.int32)
     grid = Grid.at(rows, members, problem.query_offset, len(problem.leading), problem.key_offset)
-    stages = score_stages(problem, rows, None, heads)
+    stages = score_stages(problem, rows, heads)
     scores = stages[-1]
     # The largest score is subtracted first, so that nothing overflows.
     base = finite_base(scores.max(-1, initial=-jnp.inf))

@@ -89,15 +89,15 @@ def align_mask(name: str, mask: Any, full: tuple[int, ...]) -> Mask | None:
     """Return a mask from an array that NumPy would broadcast to `full`, which is (*B, H, T, S)."""
     if mask is None or isinstance(mask, Mask):
         return mask
-    return masks.from_array(_full_rank(name, check_boolean(name, mask), full))
+    return masks.from_array(_with_axes(name, check_boolean(name, mask), full))
 
 
 def align_bias(name: str, bias: Any, full: tuple[int, ...]) -> Array | None:
     """Return a bias at the rank of `full`, (*B, H, T, S), to which NumPy would broadcast it."""
-    return None if bias is None else _full_rank(name, float_array(name, bias, 0), full)
+    return None if bias is None else _with_axes(name, float_array(name, bias, 0), full)
 
 
-def _full_rank(name: str, array: Any, full: tuple[int, ...]) -> Any:
+def _with_axes(name: str, array: Any, full: tuple[int, ...]) -> Any:
     # The last two axes are (T, S) here; with a third, a batch of as many examples as heads has two readings.
     check_broadcast(name, np.shape(array), full, wrapped=True)
     return array.reshape((*(1,) * (len(full) - array.ndim), *array.shape))

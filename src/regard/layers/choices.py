@@ -5,9 +5,11 @@ import inspect
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
+import jax
 from flax import nnx
 
 from regard.arguments import check_flag, check_kind, check_option, whole_number
+from regard.axes import Array
 from regard.engine.call.canonicalization import check_precision, float_dtype
 from regard.positions import Rotary
 
@@ -39,6 +41,18 @@ def check_options(
 def check_rngs(rngs: Any) -> None:
     """Raise unless a layer is given random streams to start from."""
     check_kind("rngs", rngs, nnx.Rngs, hint=f"pass nnx.Rngs({rngs if isinstance(rngs, int) else 0})")
+
+
+def check_own_cache(cache: Any, own: Any, x: Array) -> None:
+    """Raise unless a cache has the arrays of the layer's own, and a row for each of x."""
+    expected = [leaf.shape for leaf in jax.tree.leaves(own)]
+    shapes = [leaf.shape for leaf in jax.tree.leaves(cache)]
+    is_own = expected == shapes and jax.tree.structure(own) == jax.tree.structure(cache)
+    if not is_own or x.shape[:-2] != (cache.batch,):
+        raise ValueError(
+            f"cache: expected the layer's own and x ({cache.batch}, T, {x.shape[-1]}); got x {x.shape}"
+            f" and arrays {shapes} for {expected}; make it with the layer's start_cache"
+        )
 
 
 def check_initializers(**initializers: Any) -> None:

@@ -16,7 +16,14 @@ from regard.attention import attend, merge
 from regard.axes import Array, ArrayLike, Size
 from regard.cache.rows import divide_rows, row_integers
 from regard.engine.call.hooks import called_by
-from regard.layers.choices import check_counts, check_initializers, check_kind, check_options, check_rotary
+from regard.layers.choices import (
+    check_counts,
+    check_initializers,
+    check_kind,
+    check_options,
+    check_own_cache,
+    check_rotary,
+)
 from regard.layers.compressed_cache import CompressedCache
 from regard.layers.compressor import Blocks, Compressor, turn_tail
 from regard.layers.heads import merge_heads, split_heads
@@ -112,9 +119,8 @@ class CompressedAttention(nnx.Module):
         sizes = {"d_model": d_model, "num_heads": num_heads, "head_dim": head_dim, "rotary_dim": rotary_dim}
         sizes |= {"compress_rate": compress_rate, "query_latent_dim": query_latent_dim}
         sizes |= {"output_latent_dim": output_latent_dim, "output_groups": output_groups}
-        check_indexer(index_count, index_heads, index_dim, rotary_dim)
+        sizes |= check_indexer(index_count, index_heads, index_dim, rotary_dim)
         indexer: Any = {"num_heads": index_heads, "head_dim": index_dim, "count": index_count}
-        sizes |= {f"index_{name}": size for name, size in indexer.items() if size is not None}
         shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         check_options(sizes, precision=precision, **shared)
         check_initializers(kernel_init=kernel_init)
@@ -278,13 +284,7 @@ class CompressedAttention(nnx.Module):
             )
         capacity = cache.entries[0].shape[1] * self.compress_rate
         own = jax.eval_shape(lambda: self.start_cache(cache.batch, max(capacity, 1)))
-        expected = [leaf.shape for leaf in jax.tree.leaves(own)]
-        shapes = [leaf.shape for leaf in jax.tree.leaves(cache)]
-        if expected != shapes or own.compress_rate != cache.compress_rate or x.shape[:-2] != (cache.batch,):
-            raise ValueError(
-                f"cache: expected the layer's own and x ({cache.batch}, T, {self.d_model}); got x {x.shape}"
-                f" and arrays {shapes} for {expected}; make it with the layer's start_cache"
-            )
+        check_own_cache(cache, own, x)
         added = jnp.full(cache.batch, x.shape[-2], jnp.int32)
         if counts is not None:
             added = jnp.clip(row_integers("counts", counts, cache.batch), 0, x.shape[-2])

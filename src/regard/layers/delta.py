@@ -15,7 +15,7 @@ from regard import linear
 from regard.arguments import guided, integers, whole_number
 from regard.axes import Array, ArrayLike, Float
 from regard.cache.rows import divide_rows, row_integers
-from regard.layers.choices import check_counts, check_initializers, check_kind, check_options
+from regard.layers.choices import check_counts, check_initializers, check_kind, check_options, check_own_cache
 from regard.layers.delta_cache import DeltaCache
 from regard.layers.heads import check_heads, merge_heads, split_heads
 from regard.layers.multi_head import check_features
@@ -183,13 +183,7 @@ class _Delta(nnx.Module):
     def _check_cache(self, cache: Any, x: Array) -> None:
         check_kind("cache", cache, DeltaCache)
         empty_cache = jax.eval_shape(lambda: self.start_cache(cache.batch))
-        expected = [leaf.shape for leaf in jax.tree.leaves(empty_cache)]
-        shapes = [leaf.shape for leaf in jax.tree.leaves(cache)]
-        if expected != shapes or x.shape[:-2] != (cache.batch,):
-            raise ValueError(
-                f"cache: expected the layer's own and x ({cache.batch}, T, {self.d_model}); got x {x.shape}"
-                f" and arrays {shapes} for {expected}; make it with the layer's start_cache"
-            )
+        check_own_cache(cache, empty_cache, x)
 
 
 @guided

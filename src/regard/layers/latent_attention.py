@@ -115,9 +115,8 @@ class LatentAttention(nnx.Module):
         sizes = {"d_model": d_model, "num_heads": num_heads, "latent_dim": latent_dim, "head_dim": head_dim}
         sizes |= {"rotary_dim": rotary_dim, "value_dim": value_dim}
         sizes |= {} if query_latent_dim is None else {"query_latent_dim": query_latent_dim}
-        check_indexer(index_count, index_heads, index_dim, rotary_dim)
+        sizes |= check_indexer(index_count, index_heads, index_dim, rotary_dim)
         indexer: Any = {"num_heads": index_heads, "head_dim": index_dim, "count": index_count}
-        sizes |= {f"index_{name}": size for name, size in indexer.items() if size is not None}
         shared = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         check_options(sizes, precision=precision, use_bias=use_bias, **shared)
         check_initializers(kernel_init=kernel_init)
@@ -291,10 +290,13 @@ class LatentAttention(nnx.Module):
         return jnp.einsum(axes, features, kernel.astype(features.dtype), precision=self.precision)
 
 
-def check_indexer(count: int | None, num_heads: int | None, head_dim: int | None, rotary_dim: int) -> None:
-    """Check that an indexer has all of its sizes, or none."""
+def check_indexer(
+    count: int | None, num_heads: int | None, head_dim: int | None, rotary_dim: int
+) -> dict[str, Any]:
+    """Check that an indexer has all of its sizes, which are returned by their names, or none."""
     sizes = {"index_count": count, "index_heads": num_heads, "index_dim": head_dim}
     if len({size is None for size in sizes.values()}) == 2:
         raise ValueError(f"index_count: expected all of {', '.join(sizes)}, or none of them; got {sizes}")
     if head_dim is not None and head_dim < rotary_dim:
         raise ValueError(f"index_dim: expected at least rotary_dim = {rotary_dim}, got {head_dim}")
+    return {} if count is None else sizes

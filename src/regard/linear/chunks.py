@@ -111,6 +111,8 @@ def _advance(
 
     written = value
     if rate is not None:
+        # What a token writes lacks what is stored under its key by then, also by tokens of this chunk:
+        # written = (1 + rate K K^T below the diagonal)^-1 rate (value - K memory).
         inverse = invert(rate * products[:, :, -1], config.precision)
         written = jnp.matmul(inverse, rate * (value - reads[:, :, -1]), precision=config.precision)
     output = None

@@ -142,17 +142,17 @@ class BlockTable(Stored):
         # Blocks of a piece begin anywhere.
         return min(self.queries, self.keys) if self.rows is None else None
 
-    def _full_rank(self, rank: int) -> Array:
+    def _table_of_rank(self, rank: int) -> Array:
         return spread(jnp.asarray(self.table), rank, trailing=2)
 
     def keep(self, grid: Grid) -> Array:
-        table = self._full_rank(grid.leading_axes + 2)
+        table = self._table_of_rank(grid.leading_axes + 2)
         row, column = _find(self.rows, grid.query_index), _find(self.columns, grid.key_index)
         rows = jnp.take(table, jax.lax.div(row.ravel(), np.int32(self.queries)), -2)
         return jnp.take(rows, jax.lax.div(column.ravel(), np.int32(self.keys)), -1)
 
     def classify(self, blocks: Blocks) -> Array:
-        table, sides = self._full_rank(blocks.leading_axes + 2), (self.queries, self.keys)
+        table, sides = self._table_of_rank(blocks.leading_axes + 2), (self.queries, self.keys)
         sources = {"query": self.rows, "key": self.columns}
         names = {f"{side}_{end}": source for side, source in sources.items() for end in ("first", "last")}
         ends = {name: _find(source, getattr(blocks, name)) for name, source in names.items()}

@@ -110,20 +110,20 @@ class FromArray(Mask):
     def reads_cells(self) -> bool:
         return {0, 1}.isdisjoint(np.shape(self.array)[-2:])
 
-    def _full_rank(self, leading_axes: int) -> Array:
+    def _array_with_axes(self, leading_axes: int) -> Array:
         missing = leading_axes + 2 - np.ndim(self.array)
         if not missing:
             return self.array
         return jnp.asarray(self.array).reshape((*(1,) * missing, *np.shape(self.array)))
 
     def keep(self, grid: Grid) -> Array:
-        array = self._full_rank(grid.leading_axes)
+        array = self._array_with_axes(grid.leading_axes)
         if array.shape[-2] != 1:
             array = grid.take_rows(array, -2)
         return array if array.shape[-1] == 1 else grid.take_columns(array)
 
     def slice_batch(self, take: Take, leading_axes: int) -> Mask:
-        return FromArray(take(self._full_rank(leading_axes), 2))
+        return FromArray(take(self._array_with_axes(leading_axes), 2))
 
     def slice_grid(self, grid: Grid) -> Mask:
         return FromArray(self.keep(grid))
@@ -131,7 +131,7 @@ class FromArray(Mask):
     def classify(self, blocks: Blocks) -> Array:
         # One axis at a time, rows first: whole rows combine faster than entries of a row. The barrier keeps
         # XLA from evaluating a constant mask while it compiles, which takes half a minute at 4096 x 4096.
-        some = every = jax.lax.optimization_barrier(self._full_rank(blocks.leading_axes))
+        some = every = jax.lax.optimization_barrier(self._array_with_axes(blocks.leading_axes))
         for axis, block in ((-2, blocks.query_block), (-1, blocks.key_block)):
             if some.shape[axis] > 1:
                 some, every = split(some, block, axis).any(axis), split(every, block, axis).all(axis)

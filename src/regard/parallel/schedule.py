@@ -9,6 +9,7 @@ from jax.core import eval_context
 from jax.sharding import use_abstract_mesh
 
 from regard.engine.call.problem import Problem
+from regard.engine.dispatch.explanation import choose_side
 from regard.engine.flash.device_types import NO_MESH
 from regard.masks import Mask, TileKind
 from regard.masks.grid import Blocks, Grid, is_concrete
@@ -17,7 +18,6 @@ from regard.masks.spans import Span
 from regard.parallel.division import Division, Round
 
 _MOST_CELLS = 1 << 26  # of a mask that must be looked at
-_SIDE, _MOST_TILES = 128, 2048  # of tiles that are counted: at least so large, at most so many along an axis
 
 
 @contextlib.contextmanager
@@ -94,10 +94,8 @@ def count_tiles(problem: Problem, division: Division) -> tuple[tuple[int, ...], 
     Where the mask is not known cheaply, pairs of chunks that may have work are counted: those of another
     layout have another size.
     """
-    queries, side = division.queries, _SIDE
-    while max(problem.T, problem.S) > side * _MOST_TILES:
-        side *= 2
-    side = min(side, queries.chunk)
+    queries = division.queries
+    side = min(choose_side(problem), queries.chunk)
 
     def count(member: int) -> list[Any]:
         starts = (division.chunk_of(part, member) * queries.chunk for part in range(queries.parts))

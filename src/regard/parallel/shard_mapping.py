@@ -34,7 +34,7 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
     if undivided and not problem.dropout_rate and problem.score is None and problem.bias is None:
         return _run_unsharded(problem, division)
     inputs = {name: getattr(problem, name) for name in ("query", "key", "value", "bias")}
-    arrays, call = operands(problem, division, inputs, padded=True)
+    arrays, call = collect_operands(problem, division, inputs, padded=True)
     whole = jax.tree.map(lambda _: PartitionSpec(), arrays)
     specs = whole._replace(
         **{name: division.outside(array) for name, array in _sequence_arrays(arrays).items()},
@@ -88,7 +88,7 @@ def _run_unsharded(problem: Problem, division: Division) -> tuple[Array, dict[st
     return output.reshape((*problem.leading, problem.T, problem.E)), extra
 
 
-def operands(
+def collect_operands(
     problem: Problem, division: Division, arrays: Mapping[str, Any], *, padded: bool
 ) -> tuple[Operands, Replicated]:
     """Return what a call is differentiated by, `arrays` in place of the problem's own, and what is whole."""
@@ -191,7 +191,7 @@ def run_part(
 ) -> tuple[Array, dict[str, Array]]:
     """Compute this device's part of the output and of what `whole.aux` names; all devices do so together."""
     varied = {name: vary(array, sequence) for name, array in arrays.items() if name != "bias"}
-    parts, call = operands(whole, division, {**varied, "bias": arrays["bias"]}, padded=False)
+    parts, call = collect_operands(whole, division, {**varied, "bias": arrays["bias"]}, padded=False)
     rows = attend_here(division, parts, call)
     sinks = None
     if whole.sinks is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from regard.engine.call.problem import Problem
-from regard.engine.dispatch.explanation import MOST_TILES, TILE
+from regard.engine.dispatch.explanation import choose_side
 from regard.masks import TileKind
 from regard.parallel.cost_reports import sent_bytes
 from regard.parallel.division import Division
@@ -35,9 +35,7 @@ class Work:
 
         Tiles that only parts of the mask which are not known now leave out count as well.
         """
-        pairs, side = problem.T * problem.S, TILE
-        while max(problem.T, problem.S) > side * MOST_TILES:
-            side *= 2
+        pairs, side = problem.T * problem.S, choose_side(problem)
         kinds = find_kinds(problem, side, side)
         is_known = problem.mask is not None and is_countable(problem, problem.mask)
         if kinds.shape[-2:] == (1, 1) and not is_known:

@@ -99,7 +99,7 @@ def read_manual() -> dict[str, str]:
 
 
 def list_files(files: Sequence[str | Path]) -> list[tuple[Path, bool]]:
-    """List files, and the visible ones below directories that hold anything, sorted; True for those found."""
+    """List files, and the visible ones below directories that hold anything, sorted; True for the latter."""
     from regard.arguments import check_kind  # with JAX, which settings do without
     from regard.paths import read_path
 

@@ -22,10 +22,10 @@ class PeerError(RuntimeError):
     """The error of another process, with its message, or a difference between processes."""
 
 
-def join(membership: Membership, seconds: Patience = patience) -> None:
+def join(membership: Membership, chosen_patience: Patience = patience) -> None:
     """Join the other processes, before any other use of JAX; return when all are there, and connected."""
     global patience
-    patience = seconds
+    patience = chosen_patience
     if membership.index == 0 and membership.coordinator is not None:
         _demand_free_port(membership.coordinator)
     try:
@@ -33,9 +33,9 @@ def join(membership: Membership, seconds: Patience = patience) -> None:
             membership.coordinator,
             membership.count,
             membership.index,
-            initialization_timeout=seconds.join_seconds + 60,  # `supervision` gives up before, in words
-            heartbeat_timeout_seconds=seconds.heartbeat_seconds,
-            shutdown_timeout_seconds=seconds.wait_seconds,
+            initialization_timeout=patience.join_seconds + 60,  # `supervision` gives up before, in words
+            heartbeat_timeout_seconds=patience.heartbeat_seconds,
+            shutdown_timeout_seconds=patience.wait_seconds,
         )
     except (ValueError, RuntimeError) as error:
         remedy = "give coordinator='HOST:PORT', processes= and process="

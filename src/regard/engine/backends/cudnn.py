@@ -21,14 +21,13 @@ from regard.engine.backends.kernel_masks import (
     four_axes,
     read_cap,
     read_kernel_mask,
+    refuses_call,
     row_bounds,
 )
 from regard.engine.backends.kernel_primitives import run_kernel
 from regard.engine.call.problem import Problem
-from regard.masks.grid import is_concrete
 
 _NARROW = (jnp.bfloat16, jnp.float16)
-_ORDINARY = (None, "default", "fastest", "bfloat16", jax.lax.Precision.DEFAULT)
 
 
 @functools.cache
@@ -55,7 +54,8 @@ def refuses(problem: Problem) -> str | None:
     if _inner() is None:
         return f"JAX {jax.__version__} calls it in a way that is not known here"
     return (
-        _refuses_options(problem)
+        refuses_call(problem)
+        or _refuses_options(problem)
         or _refuses_score(problem, capability)
         or _refuses_shapes(problem, capability)
         or _refuses_mask(problem, capability)
@@ -63,17 +63,12 @@ def refuses(problem: Problem) -> str | None:
 
 
 def _refuses_options(problem: Problem) -> str | None:
-    if others := [name for name in problem.aux if name != "lse"]:
-        return f"of statistics it returns lse alone, aux asks for {', '.join(others)}"
     if problem.bias is not None:
         return "rows of -inf in a bias give NaN there, not 0"
     if problem.dropout_rate:
         return "its dropout draws another pattern every time it runs, which no gradient could draw again"
-    if not is_concrete(problem.scale):
-        return "its scale is part of the program, and this one is traced"
-    precision = problem.precision or jax.config.jax_default_matmul_precision  # pyright: ignore
-    if precision not in _ORDINARY:
-        return f"it rounds weights to the inputs' dtype, and precision={precision!r} asks for more"
+    if not problem.may_round_weights:
+        return "it rounds weights to the inputs' dtype, and precision asks for more"
     return None
 
 
@@ -100,15 +95,11 @@ def _refuses_shapes(problem: Problem, capability: tuple[int, int]) -> str | None
     if len(dtypes) > 1 or not dtypes <= {np.dtype(dtype) for dtype in _NARROW}:
         names = ", ".join(sorted(dtype.name for dtype in dtypes))
         return f"it takes bfloat16 or float16 alone, got {names}"
-    if 0 in (*problem.leading, problem.T, problem.S):
-        return "there is nothing to compute"
     widest = 256 if capability >= (9, 0) else 128
     if problem.D != problem.E:
         return f"it takes values as wide as keys, got E = {problem.E}, D = {problem.D}"
     if problem.D % 8 or problem.D not in range(1, widest + 1):
         return f"it takes head widths up to {widest} that 8 divides, got {problem.D}"
-    if problem.leading and (problem.query.ndim < 3 or problem.leading[-1] != problem.query.shape[-3]):
-        return "it takes no query that several heads share"
     return None
 
 

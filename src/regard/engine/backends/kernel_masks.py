@@ -24,6 +24,19 @@ from regard.masks.grid import is_concrete
 from regard.masks.offsets import positions_of
 
 
+def refuses_call(problem: Problem) -> str | None:
+    """Return why a library's kernel cannot serve a call, whatever its mask and dtypes, or None."""
+    if others := [name for name in problem.aux if name != "lse"]:
+        return f"of statistics it returns lse alone, aux asks for {', '.join(others)}"
+    if not is_concrete(problem.scale):
+        return "its scale is part of the program, and this one is traced"
+    if 0 in (*problem.leading, problem.T, problem.S, problem.E):
+        return "there is nothing to compute"
+    if problem.leading and (problem.query.ndim < 3 or problem.leading[-1] != problem.query.shape[-3]):
+        return "it takes no query that several heads share"
+    return None
+
+
 def read_kernel_mask(problem: Problem) -> Bounds | str:
     """Return the call's mask as bounds counted by rows, or the part of it that is not made of bounds.
 

@@ -17,12 +17,12 @@ from regard.engine.backends.kernel_masks import (
     four_axes,
     read_cap,
     read_kernel_mask,
+    refuses_call,
     row_bounds,
     row_ids,
 )
 from regard.engine.backends.kernel_primitives import run_kernel
 from regard.engine.call.problem import Problem
-from regard.masks.grid import is_concrete
 
 _LANES = 128
 _BLOCK = 512  # queries and keys of a tile, the size that JAX's own examples take
@@ -34,28 +34,20 @@ def refuses(problem: Problem) -> str | None:
     """Return why the kernel, or what it was checked for, does not cover the call, or None."""
     if jax.default_backend() != "tpu" and not _INTERPRET:
         return f"it needs a TPU, and JAX computes on {jax.default_backend()} here"
-    return _refuses_options(problem) or _refuses_mask(problem)
+    return refuses_call(problem) or _refuses_options(problem) or _refuses_mask(problem)
 
 
 def _refuses_options(problem: Problem) -> str | None:
-    if others := [name for name in problem.aux if name != "lse"]:
-        return f"of statistics it returns lse alone, aux asks for {', '.join(others)}"
     if problem.bias is not None:
         return "it takes no bias"
     if isinstance(cap := read_cap(problem), str):
         return cap
     if problem.dropout_rate:
         return "it has no dropout"
-    if not is_concrete(problem.scale):
-        return "its scale is part of the program, and this one is traced"
     if any(array.dtype != jnp.bfloat16 for array in (problem.query, problem.key, problem.value)):
         return "it takes bfloat16: how it multiplies float32 was not measured"
     if not problem.low_precision:
         return "it rounds weights to bfloat16, and precision asks for more"
-    if 0 in (*problem.leading, problem.T, problem.S, problem.E):
-        return "there is nothing to compute"
-    if problem.leading and (problem.query.ndim < 3 or problem.leading[-1] != problem.query.shape[-3]):
-        return "it takes no query that several heads share"
     return None
 
 

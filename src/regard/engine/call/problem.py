@@ -96,10 +96,13 @@ class Problem:
     def matmul_dtype(self) -> np.dtype:
         """The dtype that matrix products multiply: bfloat16 if every input is, unless more is asked for."""
         is_bfloat16 = all(array.dtype == jnp.bfloat16 for array in (self.query, self.key, self.value))
+        return np.dtype(jnp.bfloat16) if is_bfloat16 and self.may_round_weights else self.accumulation
+
+    @property
+    def may_round_weights(self) -> bool:
+        """True where no precision asks for more digits than the inputs have."""
         precision = self.precision or jax.config.jax_default_matmul_precision  # pyright: ignore
-        if is_bfloat16 and precision in (None, "default", "fastest", "bfloat16", jax.lax.Precision.DEFAULT):
-            return np.dtype(jnp.bfloat16)
-        return self.accumulation
+        return precision in (None, "default", "fastest", "bfloat16", jax.lax.Precision.DEFAULT)
 
     @property
     def low_precision(self) -> bool:

@@ -18,7 +18,7 @@ from regard.engine.flash.tile_choice import TileChoice, choose_tiles
 from regard.masks.grid import is_concrete
 
 TILE = 128
-MOST_TILES = 2048  # along an axis: counting more would take gigabytes
+_MOST_TILES = 2048  # along an axis: counting more would take gigabytes
 
 
 @dataclass(frozen=True)
@@ -182,12 +182,18 @@ def _census(problem: Problem) -> TileCensus | None:
     return TileCensus(**counts, side=side)
 
 
+def choose_side(problem: Problem) -> int:
+    """Return the side of tiles that are counted: 128, or more where there would be too many."""
+    side = TILE
+    while max(problem.T, problem.S) > side * _MOST_TILES:
+        side *= 2
+    return side
+
+
 def classify_tiles(problem: Problem) -> tuple[np.ndarray, int]:
     """Return `TileKind` codes of the call's mask, whose arrays are known, and the side of the tiles."""
     assert problem.mask is not None
-    side = TILE
-    while max(problem.T, problem.S) > side * MOST_TILES:
-        side *= 2
+    side = choose_side(problem)
     offsets = {"query_offset": problem.query_offset, "key_offset": problem.key_offset}
     placed: dict[str, Any] = {**offsets, "leading_axes": len(problem.leading)}
     return np.asarray(

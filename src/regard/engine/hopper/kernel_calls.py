@@ -153,8 +153,8 @@ class _Call:
 
         self.inputs, self.context, self.config = inputs, context, config
         self.clean = _is_clean(inputs, context)
-        self.batch, self.rows = config.rows[:-2], _whole(config.num_queries, BLOCK)
-        self.columns = _whole(config.num_keys, BLOCK)
+        self.batch, self.rows = config.rows[:-2], _round_up(config.num_queries, BLOCK)
+        self.columns = _round_up(config.num_keys, BLOCK)
         pairs = trace_pairs(inputs, context, config)
         heads, key_heads = config.rows[-2], config.leading[-1]
         self.launch = Launch(math.prod(self.batch), heads, key_heads, pairs, interpret)
@@ -207,7 +207,8 @@ class _Call:
         return passes.sum_to(grad.reshape((*self.batch, *grad.shape[1:])), shape)
 
     def _rows(self, array: Array) -> Array:
-        return _lay(array.astype(jnp.bfloat16), self.config, 2, (self.rows, _whole(array.shape[-1], LANES)))
+        padded_sizes = self.rows, _round_up(array.shape[-1], LANES)
+        return _lay(array.astype(jnp.bfloat16), self.config, 2, padded_sizes)
 
     def _signed(self, rows: Array) -> Array:
         return rows * self.sign.astype(rows.dtype)
@@ -216,7 +217,7 @@ class _Call:
         return array if self.clean is None else jnp.where(jnp.isfinite(array), array, 0)
 
     def _lay_keys(self, array: Array) -> Array:
-        return _lay(array, self.config, 2, (self.columns, _whole(array.shape[-1], LANES)))
+        return _lay(array, self.config, 2, (self.columns, _round_up(array.shape[-1], LANES)))
 
     def _lists(self, lists: TileLists) -> Lists:
         full = lists.full
@@ -230,7 +231,7 @@ class _Call:
 
 
 def _lay(
-    array: Array, config: TileConfig, trailing: int, whole: tuple[int, ...] = (), fill: float = 0
+    array: Array, config: TileConfig, trailing: int, padded_sizes: tuple[int, ...] = (), fill: float = 0
 ) -> Array:
     """Reshape (*batch, heads, ...) to (batch | 1, heads, ...), and fill its last axes up."""
     full = config.leading[:-1]
@@ -240,11 +241,11 @@ def _lay(
     if math.prod(batch) > 1:
         array = jnp.broadcast_to(array, (*full, *rest))
     array = array.reshape((-1, *rest))
-    more = [(0, long - size) for size, long in zip(rest[1:], whole, strict=True)] if whole else []
-    return jnp.pad(array, [(0, 0), (0, 0), *more], constant_values=fill) if whole else array
+    padding = [(0, padded - size) for size, padded in zip(rest[1:], padded_sizes, strict=False)]
+    return jnp.pad(array, [(0, 0), (0, 0), *padding], constant_values=fill) if padding else array
 
 
-def _whole(length: int, unit: int) -> int:
+def _round_up(length: int, unit: int) -> int:
     return -(-length // unit) * unit
 
 
@@ -328,8 +329,8 @@ def trace_pairs(inputs: Operands, context: Context, config: TileConfig) -> Pairs
     # Every query head has tiles of its own here.
     of_head = dataclasses.replace(config, leading=(*batch, heads), group=1, forward=blocking)
     sides = (
-        Side(blocking.queries, _whole(config.num_queries, BLOCK)),
-        Side(blocking.keys, _whole(config.num_keys, BLOCK)),
+        Side(blocking.queries, _round_up(config.num_queries, BLOCK)),
+        Side(blocking.keys, _round_up(config.num_keys, BLOCK)),
     )
     mask, offsets, named = context.forward_mask, context.offsets, inputs.named()
     finite = _lay(jnp.isfinite(inputs.key).all(-1), config, 1)

@@ -51,12 +51,13 @@ def score_cells(problem: Problem, rows: Array, columns: Array | None, heads: Arr
     return chosen.shape(finished.scores)
 
 
-def score_stages(problem: Problem, rows: Array, columns: Array | None, heads: Array) -> list[Array]:
-    """Compute the same a step at a time: products, scaled, after each score, with bias, kept by the mask.
+def score_stages(problem: Problem, rows: Array, heads: Array) -> list[Array]:
+    """Compute scores of the rows and heads with these indices a step at a time, all of them.
 
-    A stage that the call lacks is left out.
+    They are products, scaled, after each score, with bias, kept by the mask. A stage
+    that the call lacks is left out.
     """
-    chosen = _gather(problem, rows, columns, heads)
+    chosen = _gather(problem, rows, None, heads)
     stages = [product(chosen.query, chosen.key, problem.precision, (-1, -1))]
     stages.append(stages[-1] * problem.scale)
     for part in () if problem.score is None else problem.score.parts:

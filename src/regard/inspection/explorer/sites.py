@@ -66,12 +66,12 @@ class Explorer:
 
     def __init__(self, traces: Sequence[Any], framed: bool = False, **options: Any):
         # Statistics alone are no finer on a server: such a page carries all there is.
-        finer = any(call.problem is not None for trace in traces for call in trace.calls)
+        has_queries = any(call.problem is not None for trace in traces for call in trace.calls)
         self.traces = traces
         self.options = {**options, "compare": traces[1] if len(traces) > 1 else None}
-        payload, self._page = fill_page(traces[0], max_mb=None, served=finer, **self.options)
+        payload, self._page = fill_page(traces[0], max_mb=None, served=has_queries, **self.options)
         around = "'self'" if framed else "'none'"
-        policy = load_shell().policy("'self'" if finer else "'none'") + f"; frame-ancestors {around}"
+        policy = load_shell().policy("'self'" if has_queries else "'none'") + f"; frame-ancestors {around}"
         self._headers = {"Content-Type": "text/html; charset=utf-8", "Content-Security-Policy": policy}
         if framed:
             self._headers["X-Frame-Options"] = "SAMEORIGIN"

@@ -74,9 +74,9 @@ def scan_greys(large_is_dark: bool = True) -> Colormap:
     return LinearSegmentedColormap.from_list("scan", ["1.0", "0.5"][:: 1 if large_is_dark else -1])
 
 
-def veil_colors(color: ColorType = KEPT, strongest: float = 0.8) -> Colormap:
+def veil_colors() -> Colormap:
     """Return a map that only varies in opacity, to lay weights over a picture without hiding it."""
-    ramp = [(*to_rgb(color), alpha) for alpha in np.linspace(0.0, strongest, 256)]
+    ramp = [(*to_rgb(KEPT), alpha) for alpha in np.linspace(0.0, 0.8, 256)]
     return ListedColormap(ramp, name="veil").with_extremes(bad=(0.0, 0.0, 0.0, 0.0))
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from regard.training.accuracy import measure_tokens
 from regard.training.lazy_modules import jax, jnp, models, np
+from regard.training.losses import measure_tokens
 from regard.training.settings import VOCABULARY, Cadence, Count, Goal, Optimization, Sizes, at_least
 from regard.training.task import Batch, MarkedTask, Metrics, Picture, draw_heads
 

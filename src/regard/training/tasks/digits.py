@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from regard.loading import remedy
-from regard.training.accuracy import measure_labels
 from regard.training.lazy_modules import figures, inspection, jax, jnp, models, np
+from regard.training.losses import measure_labels
 from regard.training.settings import FRACTION, Cadence, DataSeed, Goal, Optimization, Sizes, at_least
 from regard.training.task import Batch, Example, Metrics, Picture, Task
 

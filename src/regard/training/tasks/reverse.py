@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from regard.training.accuracy import count_right, measure_tokens
 from regard.training.lazy_modules import jax, jnp, masks, models, np
+from regard.training.losses import count_right, measure_tokens
 from regard.training.settings import VOCABULARY, Cadence, Count, Goal, Optimization, Sizes, at_least
 from regard.training.task import Batch, Example, MarkedTask, Metrics, Picture, draw_heads
 

@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from regard.training import settings
-from regard.training.accuracy import measure_losses
 from regard.training.lazy_modules import (
     corpora,
     inspection,
@@ -29,6 +28,7 @@ from regard.training.lazy_modules import (
     token_files,
     vocabularies,
 )
+from regard.training.losses import measure_losses
 from regard.training.settings import Cadence, Count, DataSeed, DecoderSizes, Goal, Optimization, at_least
 from regard.training.task import Batch, Example, Metrics, Picture, ProgressHook, Task, draw_heads
 
