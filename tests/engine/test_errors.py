@@ -81,6 +81,7 @@ WRONG = {
     "rate text": (TypeError, "dropout_rate: expected a number known before tracing, got 'half'", {"dropout_rate": "half"}),
     "no rng": (ValueError, r"rng: expected a random key because dropout_rate = 0\.5, got None", {"dropout_rate": 0.5}),
     "many rngs": (TypeError, "rng: expected one random key", {"dropout_rate": 0.5, "rng": jax.random.split(jax.random.key(0), 3)}),
+    "rng of streams": (TypeError, r"rng: expected one random key, got Rngs; rngs\.dropout\(\) draws one", {"dropout_rate": 0.5, "rng": nnx.Rngs(0)}),
     "rng of other words": (TypeError, r"rng: expected one random key.* whose raw form has 2 words; got an array of shape \(3,\)", {"dropout_rate": 0.5, "rng": np.zeros(3, np.uint32)}),
     "aux text": (TypeError, r"aux: expected a sequence of names, got the string 'lse'; write aux=\('lse',\)", {"aux": "lse"}),
     "backends": (ValueError, r"backend: expected one of .* or None, got \['dense'\]", {"backend": ["dense"]}),
@@ -143,6 +144,8 @@ WRONG = {
     "ids beyond int32": (ValueError, "key_ids: expected integers that int32 holds, got 8589934592", lambda: masks.segments([1], np.array([2**33]))),
     "dense beyond int32": (ValueError, "query_offset: expected positions below 2147483647", lambda: masks.causal().dense(3, query_offset=2**31 - 3)),
     "a predicate of one": (TypeError, r"fn: expected fn\(query, key\), fn\(batch, head, query, key\).* got .*\(a\)", lambda: masks.predicate(lambda a: a > 0)),
+    "a predicate with names in others' places": (TypeError, r"fn: expected fn\(query, key\).* got .*\(key, q\)", lambda: masks.predicate(lambda key, q: q >= key)),
+    "a modifier in another order": (TypeError, r"fn: expected fn\(score, batch, head, .*got .*\(score, query, key, batch, head\)", lambda: scores.modifier(lambda score, query, key, batch, head: score)),
     "a modifier of two": (TypeError, r"fn: expected fn\(score, batch, head, query_position, key_position\), got .*\(s, q\); ", lambda: scores.modifier(lambda s, q: s)),
     "an activation of another name": (ValueError, r"activation: .* got 'swish' \(did you mean silu\?\)", lambda: layers.FeedForward(6, 11, activation="swish", rngs=nnx.Rngs(0))),
     "a shape to compute with": (TypeError, "bias: expected an array, got a shape; explain takes shapes", lambda: attend(Q, K, V, bias=jax.ShapeDtypeStruct((5, 11), "float32"))),
@@ -262,7 +265,8 @@ def test_arrays_of_other_libraries_are_taken():
     for given in (Foreign(keep), nnx.Variable(jnp.asarray(keep))):
         np.testing.assert_array_equal(call(mask=given), output)
     assert masks.valid_keys(Foreign([1, 0])) == masks.valid_keys([True, False])
-    assert masks.lengths(Foreign([1, 2])) == masks.lengths([1, 2])
+    for given in (Foreign([1, 2]), nnx.Variable(jnp.array([1, 2]))):
+        assert masks.lengths(given) == masks.lengths([1, 2])
     assert masks.segments(Foreign([3, 4])) == masks.segments([3, 4])
     assert repr(scores.alibi(slopes=Foreign([0.5, 0.25]))) == "alibi(slopes=[0.5, 0.25])"
     moved, expected = (call(mask=masks.causal(), query_offset=make([6, 2])) for make in (Foreign, np.array))

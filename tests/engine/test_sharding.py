@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from mesh_cases import draw, make_mesh, on_eight_devices
-from regard import attend, masks, parallel
+from regard import attend, layers, masks, parallel
 
 
 def agree():
@@ -77,9 +78,27 @@ def divide_in_context():
         parallel.ring_attend(*arrays, axis="seq")
 
 
+def read_parameters_of_the_mesh():
+    """Of an array on a mesh that a shard_map makes manual, JAX refuses array[index], but no other reading."""
+    mesh, parts, (x,) = make_mesh(data=4), jax.sharding.PartitionSpec("data"), draw((4, 9, 8))
+    place, options = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()), {"rngs": nnx.Rngs(0)}
+    widths = {"head_dim": 4, "rotary_dim": 2, "compress_rate": 2, "window": 4, "query_latent_dim": 4}
+    chosen = {"output_latent_dim": 4, "index_count": 2, "index_heads": 2, "index_dim": 4}
+    for layer in (
+        layers.GatedDeltaNet(8, 2, **options),
+        layers.Experts(8, 16, num_experts=4, experts_per_token=2, use_bias=True, **options),
+        layers.CompressedAttention(8, 2, **widths, **chosen, **options),
+    ):
+        graph, state = nnx.split(layer)
+        placed = nnx.merge(graph, jax.device_put(state, place))
+        divided = jax.jit(jax.shard_map(placed, mesh=mesh, in_specs=parts, out_specs=parts))
+        np.testing.assert_allclose(divided(x), layer(x), 1e-5, 1e-6)
+
+
 def test_a_part_of_a_sequence_attends_with_the_others():
     on_eight_devices("import test_sharding\ntest_sharding.agree()")
 
 
 def test_the_context_divides_calls_within_a_shard_map():
-    on_eight_devices("import test_sharding\ntest_sharding.divide_in_context()")
+    calls = "divide_in_context()", "read_parameters_of_the_mesh()"
+    on_eight_devices("\n".join(("import test_sharding", *(f"test_sharding.{call}" for call in calls))))

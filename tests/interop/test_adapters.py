@@ -70,6 +70,8 @@ def test_options_that_nobody_has_are_named(library):
         call(scor=scores.softcap(2.0))
     with pytest.raises(TypeError, match=r"logits_soft_cap: .*; write score=scores.softcap"):
         call(logits_soft_cap=30.0)
+    with pytest.raises(TypeError, match=r"is_casual: .* did you mean 'is_causal'"):
+        call(is_casual=True)
     with pytest.raises(TypeError, match="is_causal: expected True or False, known before tracing"):
         jax.jit(lambda flag: call(is_causal=flag))(True)
 
@@ -77,8 +79,10 @@ def test_options_that_nobody_has_are_named(library):
 def test_options_that_a_library_calls_otherwise_are_told_its_name():
     residual = {"return_residual": True, "aux": ("lse",)}
     for library, options, message in (
-        ("torch", {"dropout_rate": 0.1}, "dropout_rate: expected it as dropout_p"),
-        ("flax", {"rng": jax.random.key(0)}, "rng: expected it as dropout_rng"),
+        ("torch", {"dropout_rate": 0.1}, "dropout_rate: expected none here; write dropout_p="),
+        ("torch", {"mask": masks.causal()}, "mask: expected none here; write attn_mask="),
+        ("flax", {"rng": jax.random.key(0)}, "rng: expected none here; write dropout_rng="),
+        ("flax", {"dropout_rate": 0.1, "dropout_rng": 1}, "dropout_rng: expected one random key"),
         ("jax.nn", residual, "aux: expected none beside return_residual=True"),
     ):
         adapter, lay, _ = ADAPTERS[library]

@@ -336,11 +336,14 @@ def test_bad_inputs_are_explained():
         (lambda: run(x, x, x, jnp.ones((T, T + 1), bool)), VALUE, "attn_mask: expected at most 5 keys"),
         (lambda: run(x, x, x, left_window_size=-2), VALUE, "left_window_size: expected a number of keys"),
         (lambda: run(x, x, x, softcap=-1.0), VALUE, "softcap: expected a number above 0"),
+        (lambda: run(x, x, x, is_causal="0"), TYPE, "is_causal: expected an integer"),
+        (lambda: run(packed, packed, packed, q_num_heads="3"), TYPE, "q_num_heads: expected an integer"),
         (lambda: run(x, x, x, softmax_precision=11), VALUE, "softmax_precision: .*JAX_ENABLE_X64"),
         (lambda: run(x, x, x, qk_matmul_output_mode=4), VALUE, "qk_matmul_output_mode: expected None, 0, 1"),
         (lambda: turn(packed, table, table, ids), VALUE, "num_heads: expected a number of heads"),
         (lambda: turn(x, table, table), VALUE, r"cos_cache: expected 3 axes, got shape \(9, 2\)"),
         (lambda: turn(x, table, table, ids, rotary_embedding_dim=6), VALUE, "rotary_embedding_dim: .* the 4"),
+        (lambda: turn(x, table, table[:3], ids), VALUE, r"sin_cache: expected the shape .*\(9, 2\); got \(3"),
         (lambda: turn(x, table, table, ids[:, :2]), VALUE, "position_ids: expected one row of the table per"),
         (lambda: recur(rule="erase"), VALUE, "update_rule: expected one of linear, gated, delta"),
         (lambda: recur(rule="gated"), VALUE, "decay: expected an array under .*'gated', which reads decay"),
@@ -357,7 +360,7 @@ def test_bad_graphs_and_nodes_are_explained():
     run = lambda body, **constants: lambda: flex(score_mod=graph(body, **constants))
     empty = parser.parse_graph("g (double[B, H, T, S] s) => () { r = Relu (s) }")
     count = {"Attention": 3, "Softmax": 1}
-    node = lambda name, **more: helper.make_node(name, ["x"] * count[name], ["y"], **more)
+    node = lambda name, to="y", **more: helper.make_node(name, ["x"] * count[name], [*to], **more)
     evaluate = lambda made, **options: lambda: onnx_ops.run_node(made, {"x": x}, **options)
     UNKNOWN = NotImplementedError
     refuse([
@@ -370,5 +373,6 @@ def test_bad_graphs_and_nodes_are_explained():
         (lambda: flex(prob_mod=empty), VALUE, "prob_mod: expected a graph"),
         (evaluate(node("Softmax")), UNKNOWN, r"node: expected one of Attention, .*; got Softmax"),
         (evaluate(node("Attention", windows=3)), UNKNOWN, "Attention: the attribute 'windows' is not known"),
+        (evaluate(node("Attention", "abcde")), VALUE, "node: expected at most 4 outputs of Attention, got 5"),
         (evaluate(node("Attention"), backend="nothing"), VALUE, "backend: expected one of"),
     ])  # fmt: skip

@@ -82,7 +82,7 @@ class Rows:
 
         Raises:
             TypeError: offsets or positions, or what `regard.attend` raises.
-            ValueError: query of another batch or rank, or what `regard.attend` raises.
+            ValueError: query of another batch or rank, counts outside 0..n, or what `regard.attend` raises.
 
         Example:
             >>> import jax.numpy as jnp
@@ -104,8 +104,9 @@ class Rows:
                 f"query: expected shape ({self.batch}, H, n, D), the cache's rows, heads, tokens, width; got"
                 f" {tuple(queries.shape)}"
             )
-        offset = self.query_offset(queries.shape[2] if counts is None else counts)
-        options |= {"query_offset": offset, **self._places}  # pyright: ignore[reportAssignmentType]
+        size = queries.shape[2]
+        added = size if counts is None else _read_counts(counts, self.batch, "query", size)
+        options |= {"query_offset": self.query_offset(added), **self._places}  # pyright: ignore[reportAssignmentType]
         key, value = self._stores
         shapes = (jax.ShapeDtypeStruct(stored.shape, stored.dtype) for stored in (key, value))
         problem = canonicalize(queries, *shapes, **options)
@@ -257,13 +258,18 @@ def canonicalize_chunk(batch: int, stored: tuple[Any, Any], key: Any, value: Any
         raise ValueError(f"value: expected as many tokens as key, {size}, on axis 2; got {value.shape[2]}")
     if counts is None:
         return Chunk(key, value, None)
+    return Chunk(key, value, _read_counts(counts, batch, "key", size))
+
+
+def _read_counts(counts: Any, batch: int, name: str, size: int) -> Array:
+    """Return how many tokens of each row are real; known ones are checked to be among `size`."""
     counts = row_integers("counts", counts, batch, scalar=False)
     if is_concrete(counts):
         for row in np.flatnonzero((np.asarray(counts) < 0) | (np.asarray(counts) > size)):
             raise ValueError(
-                f"counts: expected 0..{size}, as many as key has tokens; got {counts[row]} for row {row}"
+                f"counts: expected 0..{size}, as many as {name} has tokens; got {counts[row]} for row {row}"
             )
-    return Chunk(key, value, jnp.clip(counts, 0, size))
+    return jnp.clip(counts, 0, size)
 
 
 def _tokens(name: str, tokens: Any, batch: int, stored: Any) -> Any:

@@ -72,7 +72,9 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         Raises:
             TypeError, ValueError: as `attend`; dropout without a key.
         """
-        options = layouts.further_options(options, dropout_rate="dropout_p of the layer", rng="key")
+        options = layouts.further_options(
+            options, type(self).__call__, dropout_rate="the layer has its own, dropout_p", rng="write key="
+        )
         inputs = (self.query_proj, query), (self.key_proj, key_), (self.value_proj, value)
         heads: Any = [jax.vmap(project)(x).reshape((x.shape[0], self.num_heads, -1)) for project, x in inputs]
         if process_heads is not None:

@@ -123,8 +123,9 @@ def attention_fn(
         "force_fp32_for_softmax": force_fp32_for_softmax,
     }.items():
         check_flag(name, flag)
-    options = layouts.further_options(options, rng="dropout_rng")
-    call = layouts.HeadsLast(*promote_dtype((query, key, value), dtype=dtype), ranks=range(3, 33))
+    options = layouts.further_options(options, attention_fn, rng="write dropout_rng=")
+    promoted = promote_dtype((query, key, value), dtype=dtype)
+    call = layouts.HeadsLast(*promoted, ranks=range(3, 33), score=options.get("score"))
     options = layouts.from_the_first(options, mask, call.shape)
     mask, sound = _read_mask(mask)
     allowed = layouts.align_mask("mask", mask, call.shape)

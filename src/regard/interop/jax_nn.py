@@ -88,13 +88,13 @@ def dot_product_attention(
             f"implementation: expected None, 'xla' or 'cudnn', a hint; got {implementation!r}. To choose a"
             " backend of Regard's, pass backend="
         )
-    options = layouts.further_options(options)
+    options = layouts.further_options(options, dot_product_attention)
     if check_flag("return_residual", return_residual) and options.get("aux"):
         raise ValueError(
             f'aux: expected none beside return_residual=True, got {options["aux"]!r}; "lse" in aux is the'
             " residual, heads first"
         )
-    call = layouts.HeadsLast(query, key, value, range(3, 5))
+    call = layouts.HeadsLast(query, key, value, range(3, 5), options.get("score"))
     batch, _, num_queries, num_keys = call.shape
     options = layouts.from_the_first(options, mask, call.shape)
     parts = [layouts.align_mask("mask", mask, call.shape)]

@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import inspect
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from regard import masks
 from regard.arguments import check_option, integers
 from regard.attention import run_problem
 from regard.axes import Array
-from regard.engine.call.canonicalization import canonicalize, float_array
+from regard.engine.call.canonicalization import canonicalize, check_rng, float_array
 from regard.engine.call.options import Options
 from regard.engine.call.stores import LengthFirst
 from regard.masks import Mask
@@ -28,7 +29,7 @@ class HeadsLast:
     `shape` is that of their scores, (*B, H, T, S), where one example is a batch of 1.
     """
 
-    def __init__(self, query: Any, key: Any, value: Any, ranks: range):
+    def __init__(self, query: Any, key: Any, value: Any, ranks: range, score: Any = None):
         self._is_single = np.ndim(query) == 3
         query = _batched("query", query, ranks)
         key = _batched("key", key, ranks)
@@ -43,7 +44,7 @@ class HeadsLast:
                 raise ValueError(
                     f"{name}: expected the batch axes of query, {query.shape[:-3]}; got {shapes}"
                 )
-        if key.shape[-1] != query.shape[-1]:
+        if key.shape[-1] != query.shape[-1] and score is None:  # which may take keys of another width
             raise ValueError(
                 f"key: expected the head width of query, {query.shape[-1]}, on its last axis; got"
                 f" {shapes}{order}"
@@ -114,16 +115,18 @@ def demand_key(name: str, rng: Any, rate: Any, reason: str, remedy: str) -> None
     if rate and rng is None:
         hint = f"pass one, such as jax.random.key(0), or {remedy}"
         raise ValueError(f"{name}: expected a random key because {reason}, got None; {hint}")
+    if rate:
+        check_rng(rate, rng, name)
 
 
-def further_options(options: dict[str, Any], **elsewhere: str) -> dict[str, Any]:
-    """Return options of `attend`, but for those that another library's call has by the names `elsewhere`."""
+def further_options(options: dict[str, Any], call: Callable[..., Any], **elsewhere: str) -> dict[str, Any]:
+    """Return options of `attend` beside those of another library's call, which has some `elsewhere`."""
     for name in options.keys() & elsewhere.keys():
-        raise TypeError(
-            f"{name}: expected it as {elsewhere[name]}, as this call names it; write {elsewhere[name]}="
-        )
+        raise TypeError(f"{name}: expected none here; {elsewhere[name]}")
+    names = [name for name in inspect.signature(call).parameters if name not in ("self", "options")]
+    names += [name for name in (*Options.__annotations__, "backend") if name not in (*names, *elsewhere)]
     for name in options:
-        check_option(name, [*Options.__annotations__, "backend"])
+        check_option(name, names)
     return options
 
 

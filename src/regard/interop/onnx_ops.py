@@ -19,7 +19,7 @@ from regard.axes import Array, ArrayLike
 from regard.interop.onnx_softmax import AttentionOutputs as AttentionOutputs
 from regard.interop.onnx_softmax import attention as attention
 from regard.interop.onnx_softmax import flex_attention as flex_attention
-from regard.interop.onnx_tensors import join_heads, read_heads, split_heads, tensor
+from regard.interop.onnx_tensors import join_heads, read_flag, read_heads, split_heads, tensor
 from regard.positions.rotation import rotate
 
 
@@ -67,11 +67,15 @@ def rotary_embedding(
     packed = features.ndim == 3
     features = split_heads("features", features, "num_heads", num_heads or None)
     batch, _, length, width = features.shape
-    turned = rotary_embedding_dim or width
-    if not 0 < turned <= width:
+    turned = whole_number("rotary_embedding_dim", rotary_embedding_dim, 0) or width
+    if turned > width or turned % 2:
         raise ValueError(
-            f"rotary_embedding_dim: expected at most the {width} features of a head, or 0 for all; got"
+            f"rotary_embedding_dim: expected pairs of the {width} features of a head, or 0 for all; got"
             f" {rotary_embedding_dim}"
+        )
+    if np.shape(cos_cache) != np.shape(sin_cache):
+        raise ValueError(
+            f"sin_cache: expected the shape of cos_cache, {np.shape(cos_cache)}; got {np.shape(sin_cache)}"
         )
     caches = []
     for name, cache in (("cos_cache", cos_cache), ("sin_cache", sin_cache)):
@@ -81,7 +85,7 @@ def rotary_embedding(
                 f"{name}: expected half of the {turned} features that are turned on the last axis, got"
                 f" {caches[-1].shape[-1]}"
             )
-    result = rotate(features, *caches, interleaved=bool(interleaved))
+    result = rotate(features, *caches, interleaved=read_flag("interleaved", interleaved))
     return join_heads(result) if packed else result
 
 
@@ -166,7 +170,7 @@ def linear_attention(
 
     Reference: ONNX operators, LinearAttention, version 27, as of ONNX 1.23.
     """
-    if update_rule not in _READS:
+    if update_rule not in tuple(_READS):
         raise ValueError(f"update_rule: expected one of {', '.join(_READS)}; got {update_rule!r}")
     for name, array in (("decay", decay), ("beta", beta)):
         if (array is not None) != (name in _READS[update_rule]):
@@ -234,7 +238,7 @@ def run_node(node: Any, tensors: Mapping[str, ArrayLike], *, backend: str | None
     Raises:
         KeyError: an input that is not among the tensors.
         NotImplementedError: another operator, or an attribute that is not known here.
-        TypeError, ValueError: as the operator's function.
+        TypeError, ValueError: as the operator's function; another number of inputs, more outputs than it has.
 
     Example:
         >>> import jax.numpy as jnp
@@ -267,6 +271,21 @@ def run_node(node: Any, tensors: Mapping[str, ArrayLike], *, backend: str | None
     if node.op_type == "Attention":
         asked = len(node.output) > 3 and node.output[3]
         attributes["qk_matmul_output_mode"] = attributes.get("qk_matmul_output_mode", 0) if asked else None
-    results = function(*(tensors[source] if source else None for source in node.input), **attributes)
+    check_kind("tensors", tensors, Mapping)
+    for name in node.input:
+        if name and name not in tensors:
+            raise KeyError(f"tensors: expected an array for each input, and there is none named {name!r}")
+    inputs = [tensors[name] if name else None for name in node.input]
+    places = [param for param in parameters.values() if param.kind is param.POSITIONAL_OR_KEYWORD]
+    least = sum(param.default is param.empty for param in places)
+    if not least <= len(inputs) <= len(places):
+        raise ValueError(
+            f"node: expected {least} to {len(places)} inputs of {node.op_type}, got {len(inputs)}"
+        )
+    results = function(*inputs, **attributes)
     results = results if isinstance(results, tuple) else (results,)
+    if len(node.output) > len(results):
+        raise ValueError(
+            f"node: expected at most {len(results)} outputs of {node.op_type}, got {len(node.output)}"
+        )
     return {output: result for output, result in zip(node.output, results, strict=False) if output}

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard import attend, masks, scores
+from regard.arguments import as_array, read_number
 from regard.axes import Array, ArrayLike
 from regard.interop import layouts
 from regard.interop.onnx_subgraphs import cell_function, spread_over
-from regard.interop.onnx_tensors import join_heads, read_heads, tensor, working_dtype
+from regard.interop.onnx_tensors import join_heads, read_flag, read_heads, tensor, working_dtype
 from regard.masks import Mask
 
 
@@ -109,7 +110,7 @@ def attention(
         lengths = layouts.row_lengths("nonpad_kv_seqlen", nonpad_kv_seqlen, query.shape[0], num_keys)
         offset = lengths - num_queries
         parts.append(masks.lengths(lengths))
-    if is_causal:
+    if read_flag("is_causal", is_causal):
         parts.append(masks.causal())
     for name, size in (("left_window_size", left_window_size), ("right_window_size", right_window_size)):
         if isinstance(size, bool) or not isinstance(size, int) or size < -1:
@@ -118,7 +119,8 @@ def attention(
         parts.append(masks.from_flash_window(left_window_size, right_window_size))
     bias = None
     if attn_mask is not None:
-        filled, full = _fill(jnp.asarray(attn_mask), num_keys), (*query.shape[:3], num_keys)
+        filled = _fill(as_array("attn_mask", "an array", jnp.asarray, attn_mask), num_keys)
+        full = (*query.shape[:3], num_keys)
         # ONNX reads axes from the last one on, whatever sizes agree.
         filled = filled.reshape((*(1,) * (4 - filled.ndim), *filled.shape))
         if filled.dtype == bool:
@@ -128,7 +130,7 @@ def attention(
     mode = qk_matmul_output_mode
     if mode not in (None, 0, 1, 2, 3):
         raise ValueError(f"qk_matmul_output_mode: expected None, 0, 1, 2 or 3; got {mode}")
-    if not softcap >= 0:
+    if not 0 <= read_number("softcap", softcap) < np.inf:
         raise ValueError(f"softcap: expected a number above 0, or 0 for none; got {softcap}")
 
     dtype = working_dtype(softmax_precision, query.dtype)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import as_array
+from regard.arguments import LARGEST, as_array, whole_number
 from regard.axes import Array
 
 # Element types of floating-point tensors, numbered as in onnx.proto.
@@ -25,6 +25,11 @@ def tensor(name: str, value: Any, ranks: tuple[int, ...]) -> Array:
     return array
 
 
+def read_flag(name: str, flag: Any) -> bool:
+    """Return a flag that is an integer, as ONNX has them: nonzero is True."""
+    return bool(flag if isinstance(flag, bool | np.bool_) else whole_number(name, flag, -LARGEST))
+
+
 def read_heads(
     query: Any, key: Any, value: Any, q_num_heads: int | None, kv_num_heads: int | None, *ranks: int
 ) -> tuple[Array, Array, Array]:
@@ -39,6 +44,7 @@ def read_heads(
 
 def split_heads(name: str, array: Array, attribute: str, heads: int | None) -> Array:
     """Unpack (batch, length, heads * width) into (batch, heads, length, width); return 4 axes as they are."""
+    heads = None if heads is None else whole_number(attribute, heads, 1)
     if array.ndim == 4:
         if heads is not None and heads != array.shape[1]:
             raise ValueError(
@@ -46,7 +52,7 @@ def split_heads(name: str, array: Array, attribute: str, heads: int | None) -> A
                 f" {name} has 4 axes; got {heads}"
             )
         return array
-    if heads is None or heads < 1 or array.shape[-1] % heads:
+    if heads is None or array.shape[-1] % heads:
         raise ValueError(
             f"{attribute}: expected a number of heads that divides the last axis of {name}"
             f" {tuple(array.shape)}, because its heads are packed; got {heads}"
@@ -64,7 +70,7 @@ def working_dtype(softmax_precision: int | None, dtype: Any) -> Any:
     """Return the dtype of inputs with which the softmax has at least the precision asked for."""
     if softmax_precision is None:
         return dtype
-    if softmax_precision not in FLOATS:
+    if softmax_precision not in tuple(FLOATS):
         codes = ", ".join(f"{number} ({kind})" for number, kind in FLOATS.items())
         raise ValueError(f"softmax_precision: expected None or one of {codes}; got {softmax_precision}")
     if FLOATS[softmax_precision] != np.float64:

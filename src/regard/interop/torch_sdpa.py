@@ -70,7 +70,12 @@ def scaled_dot_product_attention(
 
     Reference: PyTorch 2.13, `torch.nn.functional.scaled_dot_product_attention`.
     """
-    options = layouts.further_options(options, dropout_rate="dropout_p")
+    options = layouts.further_options(
+        options,
+        scaled_dot_product_attention,
+        dropout_rate="write dropout_p=",
+        **dict.fromkeys(("mask", "bias"), "write attn_mask="),
+    )
     arrays = [float_array("query", query, 2), float_array("key", key, 2), float_array("value", value, 2)]
     full = _score_shape(arrays, check_flag("enable_gqa", enable_gqa))
     rate, remedy = check_rate("dropout_p", dropout_p), "dropout_p=0.0 when not training"

@@ -130,7 +130,8 @@ class Compressor(nnx.Module):
     def _split(self, projected: Array, columns: slice, wide: Any) -> tuple[Array, Array]:
         """Return these columns of the features, and of the gates with their biases."""
         features, gates = jnp.split(projected.astype(wide), 2, axis=-1)
-        bias = self.gate_bias[...].astype(wide)[:, columns]
+        bias = self.gate_bias[...].astype(wide)
+        bias = jax.lax.slice_in_dim(bias, *columns.indices(bias.shape[1])[:2], axis=1)
         return features[..., columns], gates[..., columns] + jnp.expand_dims(bias, range(gates.ndim - 2))
 
 

@@ -289,12 +289,15 @@ class _ExpertLinear(nnx.Module):
         arrays = self.arrays if arrays is None else arrays
         tiles, kernels, biases = promote_dtype((tiles, *arrays), dtype=self.dtype)
 
+        # Not array[experts], which JAX refuses of an array on a mesh that `shard_map` makes manual.
+        pick = functools.partial(jnp.take, axis=0, mode="clip")
+
         def multiply(tiles: Array, kernels: Array, experts: Array) -> Array:
-            return jnp.einsum("gcti,gcio->gcto", tiles, kernels[experts], precision=self.precision)
+            return jnp.einsum("gcti,gcio->gcto", tiles, pick(kernels, experts), precision=self.precision)
 
         # The kernels of all tiles, up to twice those of the layer, are taken again in the backward pass.
         out = jax.checkpoint(multiply, prevent_cse=False)(tiles, kernels, experts)
-        return out if biases is None else out + biases[experts][:, :, None]
+        return out if biases is None else out + pick(biases, experts)[:, :, None]
 
 
 def _find_largest(scores: Array, count: int) -> Array:

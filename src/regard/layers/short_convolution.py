@@ -34,7 +34,9 @@ def convolve(
         if document is not None:
             is_same = jax.lax.slice_in_dim(document, tap, tap + T, axis=-1) == document[..., reach:]
             read = jnp.where(is_same[..., None], read, jnp.zeros_like(read))
-        output = output + read * jnp.expand_dims(taps[tap], range(read.ndim - 1))
+        # Not taps[tap], which JAX refuses of an array on a mesh that `shard_map` makes manual.
+        weight = jax.lax.index_in_dim(taps, tap, keepdims=False)
+        output = output + read * jnp.expand_dims(weight, range(read.ndim - 1))
     return output
 
 

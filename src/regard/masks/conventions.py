@@ -111,7 +111,7 @@ def from_flash_window(left: int, right: int) -> Mask:
     Reference: flash-attention 2.1, `flash_attn_func`; jax.nn's `local_window_size` counts the same way.
     """
     sides = {"left": left, "right": right}
-    counts = (None if side == -1 else whole_number(name, side, 0) for name, side in sides.items())
+    counts = (None if side == -1 else whole_number(name, side, -1) for name, side in sides.items())
     return sliding_window(*counts)
 
 

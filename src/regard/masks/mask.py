@@ -325,7 +325,7 @@ class Mask:
             " arithmetic; for causal + window write masks.causal() & masks.sliding_window(before)"
         )
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse_arithmetic
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __xor__ = __rxor__ = _refuse_arithmetic
 
     def __bool__(self) -> NoReturn:
         raise TypeError(

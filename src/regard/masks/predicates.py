@@ -95,9 +95,14 @@ def _read_parameters(fn: Callable[..., Array]) -> tuple[tuple[str, ...], tuple[s
     if named and all(param in named for param in needed):
         placed = tuple(param.name for param in named if param.kind is param.POSITIONAL_ONLY)
         return placed, tuple(param.name for param in named if param.name not in placed)
-    by_number = {0: _PAIR if len(parameters) > len(every) else None, 2: _PAIR, 4: _ALL}
+    takes_any = any(param.kind is param.VAR_POSITIONAL for param in parameters)
+    by_number = {0: _PAIR if takes_any else None, 2: _PAIR, 4: _ALL}
     taken = by_number.get(len(needed))
-    if taken is None or any(param.kind is param.KEYWORD_ONLY for param in needed):
+    # A name of the four that stands elsewhere would be given another's number.
+    is_misplaced = any(
+        param in named and param.name != name for param, name in zip(needed, taken or (), strict=False)
+    )
+    if taken is None or is_misplaced or any(param.kind is param.KEYWORD_ONLY for param in needed):
         raise TypeError(
             "fn: expected fn(query, key), fn(batch, head, query, key), or a function with some of these names"
             f" in any order, got {_name(fn)}{inspect.signature(fn)}; bind others with functools.partial"

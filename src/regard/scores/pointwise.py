@@ -173,6 +173,10 @@ class Temperature(Score):
 Modify = Callable[[Array, Array, Array, Array, Array], Array]
 
 
+# Names that say which of a modifier's numbers a parameter is: they come in this order.
+_PLACES = {"score": 0, "batch": 1, "head": 2, "query": 3, "query_position": 3, "key": 4, "key_position": 4}
+
+
 def modifier(fn: Modify) -> Score:
     """Let `fn` say what becomes of each score.
 
@@ -189,8 +193,8 @@ def modifier(fn: Modify) -> Score:
         A score.
 
     Raises:
-        TypeError: something that cannot be called with the five, or (when evaluated) an answer that is not
-            one score.
+        TypeError: something that cannot be called with the five, or that has them in another order, or (when
+            evaluated) an answer that is not one score.
 
     Example:
         >>> from regard import scores
@@ -211,6 +215,9 @@ def modifier(fn: Modify) -> Score:
         return Modifier(fn)
     try:
         signature.bind(*range(5))
+        for place, name in enumerate(signature.parameters):
+            if _PLACES.get(name, place) != place:
+                raise TypeError(f"{name} is not in its place")
     except TypeError:
         name = getattr(fn, "__qualname__", repr(fn))
         raise TypeError(

@@ -80,10 +80,10 @@ class DivergenceError(FloatingPointError):
         step: the first step at which it was not finite.
     """
 
-    def __init__(self, metric: str, value: float, step: int, last_good: Path | None):
+    def __init__(self, metric: str, value: float, step: int, last_good: Path | None, skips: bool = False):
         last = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint had been saved yet"
-        skip = "nan='skip', which leaves single updates that are not finite out"
-        remedy = f"A smaller learning_rate may help, or {skip}."
+        skip = "" if skips else ", or nan='skip', which leaves single updates that are not finite out"
+        remedy = f"A smaller learning_rate may help{skip}."
         super().__init__(f"{metric} is {value} at step {step}; {last}. {remedy}")
         self.metric, self.step = metric, step
 
@@ -287,7 +287,8 @@ class _Session:
                 self.progress.stepped(step, self.task.optimization.steps, values, self._rate(step))
             if nonfinite and not passes:
                 self._finish_saving()
-                raise DivergenceError(nonfinite, values[nonfinite], step, self.saved)
+                skips = self.task.optimization.nan == "skip"
+                raise DivergenceError(nonfinite, values[nonfinite], step, self.saved, skips)
 
     def _log(self, line: Mapping[str, Any]) -> None:
         if processes.is_first():

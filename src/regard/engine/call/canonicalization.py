@@ -65,7 +65,7 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
         scale=_check_scale(chosen["scale"], query, key, value),
         sinks=None if chosen["sinks"] is None else _check_sinks(chosen["sinks"], leading),
         dropout_rate=rate,
-        rng=_check_rng(rate, chosen["rng"]) if rate else None,
+        rng=check_rng(rate, chosen["rng"]) if rate else None,
         query_offset=query_offset,
         key_offset=key_offset,
         aux=aux,
@@ -224,9 +224,13 @@ def check_rate(name: str, rate: Any) -> float:
     return number
 
 
-def _check_rng(rate: float, rng: Any) -> Any:
+def check_rng(rate: float, rng: Any, name: str = "rng") -> Any:
+    """Return what dropout draws from, one random key."""
     if rng is None:
-        raise ValueError(f"rng: expected a random key because dropout_rate = {rate}, got None")
+        raise ValueError(f"{name}: expected a random key because dropout_rate = {rate}, got None")
+    if (kind := type(rng).__name__) in ("Rngs", "RngStream"):  # of Flax, which have any attribute
+        draw = "rngs.dropout()" if kind == "Rngs" else "stream()"
+        raise TypeError(f"{name}: expected one random key, got {kind}; {draw} draws one")
     typed = hasattr(rng, "dtype") and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)
     if typed and rng.ndim == 0:
         return rng
@@ -236,7 +240,7 @@ def _check_rng(rate: float, rng: Any) -> Any:
         if rng.size == words:
             return rng
         hint = f", whose raw form has {words} words"
-    raise TypeError(f"rng: expected one random key, such as jax.random.key(0){hint}; got {_describe(rng)}")
+    raise TypeError(f"{name}: expected one random key, such as jax.random.key(0){hint}; got {_describe(rng)}")
 
 
 def _check_aux(aux: Any) -> tuple[str, ...]:
