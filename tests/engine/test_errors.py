@@ -105,7 +105,7 @@ WRONG = {
     "a mask as an array": (TypeError, r"a mask is no array: .*mask\.dense\(T, S\)", lambda: np.asarray(masks.causal())),
     "masks under and": (TypeError, "instead of and, or, not", lambda: masks.causal() and masks.sliding_window(2)),
     "a window of a fraction": (TypeError, r"before: expected an integer known before tracing, got 2\.5", lambda: masks.sliding_window(2.5)),
-    "a window of flash-attention below -1": (ValueError, "right: expected an integer of at least 0, got -2", lambda: masks.from_flash_window(-1, -2)),
+    "a window of flash-attention below -1": (ValueError, "right: expected an integer of at least -1, got -2", lambda: masks.from_flash_window(-1, -2)),
     "fewer than no keys": (ValueError, r"num_keys: expected an integer of at least 0, got -1", lambda: masks.causal().tiles(2, -1, query_offset=0)),
     "text of a mask by half its name": (ValueError, r"`window\(3\)` is not a mask; did you mean sliding_window\(before\)\?$", lambda: masks.parse("window(3)")),
     "text of masks under +": (ValueError, r"masks are joined by & and \| and .*\. Known: block_diffusion", lambda: masks.parse("causal() + chunked(3)")),
