@@ -21,6 +21,11 @@ def name_instructions() -> str:
     return next((name for flag, name in names.items() if flag in read_flags()), platform.machine())
 
 
+def multiplies_tiles() -> bool:
+    """Return whether the processor is known to multiply tiles of bfloat16 (Intel's AMX)."""
+    return "amx_bf16" in read_flags()
+
+
 def lacks_bfloat16() -> bool:
     """Return whether the processor is known to have no products of bfloat16."""
     return bool(read_flags()) and not any("bf16" in flag for flag in read_flags())

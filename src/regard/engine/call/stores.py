@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
+from regard.engine.processors import multiplies_tiles
 from regard.records import record, static
 
 # Eigen packs what it multiplies: 512 keys stay in the second cache, a whole row of thousands does not.
@@ -134,19 +135,24 @@ class LengthFirst(Store):
 
 # Up to this many rows of queries per key head, products wait for memory: keys and values are read once.
 FEW_QUERIES = 32
-# XLA's CPU takes five times as long for a product of one row of bfloat16 as for one of four.
-_FEW_ROWS = 4
+# XLA's CPU takes five times as long for a product of one row of bfloat16 as for one of four. Where the processor
+# multiplies tiles, one row is better behind the keys, and of several eight are (benchmarks/NOTES.md).
+_FEW_ROWS, _ROWS_OF_TILES = 4, 8
 
 
 def product(subscripts: str, a: Array, b: Array, precision: Any) -> Array:
     """Multiply matrices of one dtype, summed in float32 at least."""
     rows = a.shape[-2]
-    if a.dtype == jnp.bfloat16 and isinstance(rows, int) and 0 < rows < _FEW_ROWS:
-        a = jnp.concatenate([a] * -(-_FEW_ROWS // rows), -2)
+    in_tiles = a.dtype == jnp.bfloat16 and jax.default_backend() == "cpu" and multiplies_tiles()
+    least = _ROWS_OF_TILES if in_tiles and rows != 1 else _FEW_ROWS
+    if a.dtype == jnp.bfloat16 and isinstance(rows, int) and 0 < rows < least:
+        a = jnp.concatenate([a] * -(-least // rows), -2)
     options: Any = {"precision": precision, "preferred_element_type": np.promote_types(a.dtype, np.float32)}
     if a.dtype == jnp.bfloat16 and subscripts.endswith("e") and a.shape[:-2] != b.shape[:-2]:
         # Where rows share values, einsum turns the factors round, and XLA's CPU has no such product.
         return jnp.matmul(a, b, **options)[..., :rows, :]
+    if in_tiles and rows == 1 and subscripts.endswith("s"):
+        return jnp.matmul(b, a.swapaxes(-1, -2), **options)[..., :rows].swapaxes(-1, -2)
     return jnp.einsum(subscripts, a, b, **options)[..., :rows, :]
 
 
