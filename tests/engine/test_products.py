@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from regard import attend, masks
+from regard.engine.call import stores
 from regard.engine.softmax import products
 from regard.engine.softmax.products import product
 
@@ -41,6 +42,17 @@ def test_product_is_that_of_numpy(dtype, contract, lacks, monkeypatch):
         found = product(a, b, jax.lax.Precision.HIGHEST, contract)
         assert found.dtype == (np.float64 if dtype == "float64" else np.float32)
         np.testing.assert_allclose(found, expect(a, b, contract), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("in_tiles", [False, True])
+def test_products_of_few_rows_with_what_is_stored_are_those_of_numpy(in_tiles, monkeypatch):
+    monkeypatch.setattr(stores, "multiplies_tiles", lambda: in_tiles)
+    for rows in (1, 3, 5, 9):
+        for contract, subscripts in zip(CONTRACTS, ("...td,...sd->...ts", "...ts,...se->...te"), strict=True):
+            a, b = draw(contract, "bfloat16", (rows, 17, 19))
+            found = stores.product(subscripts, a, b, None)
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found, expect(a, b, contract), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

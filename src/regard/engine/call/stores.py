@@ -135,8 +135,8 @@ class LengthFirst(Store):
 
 # Up to this many rows of queries per key head, products wait for memory: keys and values are read once.
 FEW_QUERIES = 32
-# XLA's CPU takes five times as long for a product of one row of bfloat16 as for one of four. Where the processor
-# multiplies tiles, one row is better behind the keys, and of several eight are (benchmarks/NOTES.md).
+# XLA's CPU takes five times as long for a product of one row of bfloat16 as for one of four. Where processors
+# multiply tiles, one row is better behind the keys, and of several eight are (benchmarks/NOTES.md).
 _FEW_ROWS, _ROWS_OF_TILES = 4, 8
 
 
