@@ -34,6 +34,11 @@ def describe_store(path: Path) -> str | None:
     )
 
 
+def cache_folder() -> Path:
+    """Return the folder of what can be made again, under XDG_CACHE_HOME or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"
+
+
 def name_final(path: Path) -> Path:
     """Return the path that a draft is moved to when it is whole; any other as it is.
 

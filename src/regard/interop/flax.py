@@ -91,7 +91,7 @@ def attention_fn(
         take, a pair of it and the dict that `attend` returns, whose arrays are `(*B, H, Q, ...)`.
 
     Raises:
-        TypeError: inputs or a dtype that are not of floating point, a module that sows nothing, wrong flags.
+        TypeError: a dtype that is not of floating point, a module that sows nothing, wrong flags.
         ValueError: shapes or heads that do not fit, a floating-point mask with other numbers than 0 and 1, a
             mask with two readings, dropout without a key, `is_causal` for one query of a cache.
         NotImplementedError: an einsum or a dot_general of your own, input_positions.

@@ -78,6 +78,7 @@ def canonicalize(
     rewind: int = 0,
     return_cache: bool = False,
 ) -> Request:
+    """Check what a model is to write after, and fill in how much its cache holds and reads at once."""
     vocab_size = vocabulary_size(model)
     max_tokens = whole_number("max_tokens", max_tokens, 1)
     if start_token is not None:

@@ -18,7 +18,7 @@ import numpy as np
 from filelock import FileLock
 from jaxtyping import Int
 
-from regard.engine.flash.measurements import cache_file
+from regard.paths import cache_folder
 from regard.training import corpora, metrics
 from regard.training.corpora import Documents
 from regard.training.vocabularies import ByteVocabulary
@@ -113,7 +113,7 @@ def keep(
     record are JSON values; `make` writes files into an empty folder.
     """
     name = _digest(json.dumps([FORMAT, dict(key)]))[:20]
-    folder = cache_file().parent / "tokens" / name
+    folder = cache_folder() / "tokens" / name
     draft = folder.with_suffix(".draft")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

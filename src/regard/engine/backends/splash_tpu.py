@@ -138,6 +138,7 @@ class Splash:
             grad[:, :, : array.shape[2], : array.shape[3]]
             for grad, array in zip(grads, (query, key, value), strict=True)
         ]
+        # `_prepare` scaled the queries.
         return [(grads[0] * jnp.asarray(self.scale, jnp.float32)).astype(query.dtype), *grads[1:]]
 
     def _prepare(

@@ -45,6 +45,7 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
     try:
         query_offset = place_queries(num_queries, num_keys, query_offset, reads_positions, key_offset)
     except ValueError as error:
+        # With heads last, heads are taken for lengths, and lengths, here alike, for heads.
         if query.ndim < 4 or query.shape[-3:-2] != key.shape[-3:-2] or num_queries % max(num_keys, 1):
             raise
         raise ValueError(

@@ -21,7 +21,7 @@ from regard.engine.call.stores import FEW_QUERIES, LengthFirst, Store
 from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.whole_tiles import size_tiles
 from regard.engine.processors import name_instructions
-from regard.paths import read_object, replacing
+from regard.paths import cache_folder, read_object, replacing
 
 _LANES = 32  # sizes of tiles that vector units like
 _LEAST_SIDE = 128  # of tiles of several leading positions
@@ -170,9 +170,8 @@ def default_tuning() -> Tuning:
 
 
 def cache_file() -> Path:
-    """Return the file of `regard tune`, under XDG_CACHE_HOME or ~/.cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "regard" / "tuning.json"
+    """Return the file of `regard tune`."""
+    return cache_folder() / "tuning.json"
 
 
 def device_key() -> str:
