@@ -186,7 +186,8 @@ def integers(
     if array.dtype == object and all(isinstance(number, int) for number in array.flat):
         array = np.asarray(np.clip(array, np.iinfo(np.int64).min, np.iinfo(np.int64).max), np.int64)
     if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"{name}: expected integers, got {array.dtype}")
+        got = repr(value)[:60] if array.dtype == object else array.dtype
+        raise TypeError(f"{name}: expected integers, got {got}")
     if isinstance(array, jax.ShapeDtypeStruct):
         width = jax.dtypes.canonicalize_dtype(array.dtype).itemsize
         return jax.ShapeDtypeStruct(array.shape, np.int64 if wide and width > 4 else np.int32)

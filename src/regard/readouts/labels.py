@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import check_kind
+from regard.arguments import check_kind, read_number
 from regard.axes import Array
 from regard.masks.grid import is_concrete
 from regard.readouts.accumulators import PATTERNS
@@ -151,7 +151,9 @@ def label(
     theorem 1. Thresholds are ours.
     """
     check_kind("readout", readout, Readout)
-    thresholds = dict(thresholds or {})
+    check_kind("thresholds", thresholds, Mapping, type(None))
+    thresholds = thresholds or {}
+    thresholds = {name: read_number(f"thresholds[{name!r}]", thresholds[name]) for name in thresholds}
     unknown = [name for name in thresholds if name not in LABELS]
     if unknown:
         raise ValueError(f"thresholds: expected names among {', '.join(LABELS)}; got {', '.join(unknown)}")
