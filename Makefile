@@ -10,7 +10,7 @@ CONSTRAINTS = constraints/python$(shell $(BIN)/python -c 'import sys; print("%d.
 # Of what is installed, bytecode comes with the first import: for all of it, a third of the time would go.
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 
-.PHONY: demo test test-all test-newest fuzz mutants lint first-lines types setup docs docs-check pretrained bench
+.PHONY: demo test test-all test-newest fuzz mutants lint first-lines local-names types setup docs docs-check pretrained bench
 .PHONY: gpu-check gpu-contract gpu-kernels gpu-rates dist clean
 
 demo: $(VENV)/.demo
@@ -49,12 +49,16 @@ NPM = PATH="$(NODE_WHEEL)/bin:$$PATH" node $(NODE_WHEEL)/lib/node_modules/npm/bi
 lint: $(VENV)/.dev node_modules/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(MAKE) --no-print-directory first-lines
+	$(MAKE) --no-print-directory first-lines local-names
 	$(NPM) run lint
 
 # What ruff does not see: a clause in place of a sentence ("Whether x fits", "Of a call whose layer ...").
 first-lines:
 	@! grep -rnE --include='*.py' '^ *"""(How|Of|What|Where|Whether|Which|Why)[ ,:.]' src/regard
+
+# What locals are called, and generators that are unpacked.
+local-names:
+	@$(BIN)/python .ci/local_names.py
 
 types: $(VENV)/.dev node_modules/.installed
 	$(BIN)/pyright --pythonpath $(BIN)/python

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cudnn_model
+import mesh_cases
 from regard import attend, explain, masks, scores
 from regard.engine.backends import cudnn, kernel_primitives, mosaic_gpu, splash_tpu
 from regard.engine.backends.kernel_masks import read_kernel_mask, row_bounds
@@ -180,11 +181,7 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(splash_tpu, "_INTERPRET", True)
 
 
-def draw(*shapes, dtype="bfloat16"):
-    rng = np.random.default_rng(11)
-    return [jnp.asarray(rng.normal(size=shape).astype(jnp.dtype(dtype))) for shape in shapes]
-
-
+draw = functools.partial(mesh_cases.draw, dtype="bfloat16")
 SHAPES = ((B, H, T, D), (B, K, S, D), (B, K, S, D))
 SQUARE = ((B, H, S, D), (B, K, S, D), (B, K, S, D))
 LSE, CAP = {"aux": ("lse",), "scale": 0.4}, scores.softcap(0.7)
@@ -394,7 +391,6 @@ REFUSED = {
 }
 SPLASH_REFUSED = {
     **{name: REFUSED[name] for name in ("score", "documents moved", "precision", "fewer keys")},
-    "statistics": ({}, {"aux": ("entropy",)}, "lse alone"),
     "bias": ({}, {"bias": np.zeros((11, 11))}, "no bias"),
     "before": ({}, {"mask": masks.causal(), "query_offset": -2}, "rows without a key"),
     "shared": ({"heads": 1}, {}, "no query that several heads share"),

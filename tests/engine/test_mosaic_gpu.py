@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mesh_cases
 import test_contract as shared
 from regard import attend, explain, masks, scores
 from regard.engine.backends import cudnn, mosaic_gpu
@@ -28,11 +29,7 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(mosaic_gpu, "_INTERPRET", jax.default_backend() != "gpu")
 
 
-def draw(*shapes):
-    rng = np.random.default_rng(11)
-    return [jnp.asarray(rng.normal(size=shape).astype(jnp.bfloat16)) for shape in shapes]
-
-
+draw = functools.partial(mesh_cases.draw, dtype=jnp.bfloat16)
 # Two batch rows, four heads in two groups; three tiles of queries, two of keys, the last of each cut off.
 SHAPES = ((2, 4, 263, 8), (2, 2, 149, 8), (2, 2, 149, 8))
 IDS = np.arange(298).reshape(2, 149) // 40

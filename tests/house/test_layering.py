@@ -65,7 +65,7 @@ FOLDERS = {
     "models": "config sharding padding embedding depth stack encoder decoder encoder_decoder classifier"
     " presets sampling prompts prefill writing speculation generation beams",
     "training": "settings typed_json compilation metrics corpora vocabularies token_files lazy_modules task"
-    " accuracy"
+    " losses"
     " tasks.threshold tasks.copy tasks.reverse tasks.digits tasks.text tasks mesh_specs membership processes"
     " locks checkpoint_files checkpoints run_configs runs sharding head_statistics optimization"
     " programs history work loop",

@@ -215,8 +215,8 @@ def modifier(fn: Modify) -> Score:
         return Modifier(fn)
     try:
         signature.bind(*range(5))
-        for place, name in enumerate(signature.parameters):
-            if _PLACES.get(name, place) != place:
+        for position, name in enumerate(signature.parameters):
+            if _PLACES.get(name, position) != position:
                 raise TypeError(f"{name} is not in its place")
     except TypeError:
         name = getattr(fn, "__qualname__", repr(fn))
