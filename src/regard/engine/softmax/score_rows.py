@@ -52,10 +52,9 @@ def score_cells(problem: Problem, rows: Array, columns: Array | None, heads: Arr
 
 
 def score_stages(problem: Problem, rows: Array, heads: Array) -> list[Array]:
-    """Compute scores of the rows and heads with these indices a step at a time, all of them.
+    """Compute scores of the rows and heads with these indices a step at a time.
 
-    They are products, scaled, after each score, with bias, kept by the mask. A stage
-    that the call lacks is left out.
+    Products, scaled, after each score, with bias, kept by the mask; a stage that the call lacks is left out.
     """
     chosen = _gather(problem, rows, None, heads)
     stages = [product(chosen.query, chosen.key, problem.precision, (-1, -1))]
