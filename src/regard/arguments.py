@@ -145,9 +145,11 @@ def read_array(name: str, value: Any, dtype: Any = None) -> Any:
 
     Numbers and lists, which have no dtype of their own, take this one, or int32 if empty.
     """
+    if isinstance(value, jax.Array):
+        return value
     if hasattr(value, "__jax_array__"):  # a variable of a model
         return as_array(name, "an array", jnp.asarray, value)
-    if isinstance(value, jax.Array) or isinstance(getattr(value, "dtype", None), np.dtype):
+    if isinstance(getattr(value, "dtype", None), np.dtype):
         return value
     if hasattr(value, "dtype"):
         return as_array(name, "an array", np.asarray, value)
