@@ -40,11 +40,12 @@ def predicate(
     Args:
         fn: called with those arguments that its parameters name, in any order, of `batch`, `head`, `query`
             and `key`. Parameters with other names are told by their number: two are (query, key), four are
-            (batch, head, query, key), as in the `mask_mod` of FlexAttention. `query` and `key` are int32
-            arrays of positions that broadcast against each other, `batch` and `head` int32 scalars: the index
-            on the first leading axis of query, 0 where heads are the only one, and that of the query head.
-            Returns a boolean array that broadcasts to the pairs. It may close over arrays, traced ones too.
-            It is part of the compiled program: define it once, because a new function object compiles again.
+            (batch, head, query, key), as in the `mask_mod` of FlexAttention, and any of these names beside
+            them stands in its place. `query` and `key` are int32 arrays of positions that broadcast against
+            each other, `batch` and `head` int32 scalars: the index on the first leading axis of query, 0
+            where heads are the only one, and that of the query head. Returns a boolean array that broadcasts
+            to the pairs. It may close over arrays, traced ones too. It is part of the compiled program:
+            define it once, because a new function object compiles again.
         classify: how tiles without work are found. "exact" evaluates fn at every pair once more before the
             call, one row of tiles at a time, and for each batch row and head if fn takes them: T x S work,
             after which empty tiles are skipped and full ones not masked. "partial" finds none: every tile is
