@@ -204,7 +204,10 @@ class TileView:
         if self.blocking.heads == 1:
             return tile.reshape((count * length, width))
         if count == 1:
-            return jnp.broadcast_to(tile, (self.blocking.heads, length, width))
+            # Held: XLA's CPU of jax 0.10 multiplies what is broadcast wrongly in a kernel with more to add.
+            return jax.lax.optimization_barrier(
+                jnp.broadcast_to(tile, (self.blocking.heads, length, width))
+            )
         return tile.reshape((self.blocking.heads, -1, width))
 
     def over_scores(self, tile: Array) -> Array:
