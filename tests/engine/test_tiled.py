@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mesh_cases
 import oracle
 from regard import attend, explain, masks, scores
 from regard.engine.backends import dense, tiled
@@ -17,12 +18,7 @@ from regard.masks import Mask, TileKind
 from regard.records import record
 
 in_small_tiles = functools.partial(tiled.run, forward=Blocking(3, 2), backward=Blocking(2, 3))
-
-
-def draw(*shapes, dtype=None):
-    rng = np.random.default_rng(17)
-    dtype = dtype or jnp.float32
-    return [jnp.asarray(rng.normal(size=shape).astype(dtype), dtype) for shape in shapes]
+draw = functools.partial(mesh_cases.draw, seed=17)
 
 
 def assert_close(actual, expected, rtol=2e-5, atol=2e-5):
@@ -34,6 +30,12 @@ def assert_close(actual, expected, rtol=2e-5, atol=2e-5):
 def assert_same_bits(actual, expected):
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("heads", [(1, 3), (3, 1)])
+def test_one_head_of_keys_or_of_values_serves_all(heads):
+    query, key, value, bias = draw((3, 601, 16), (heads[0], 601, 16), (heads[1], 601, 7), (601,))
+    assert_close(*(attend(query, key, value, bias=bias, backend=name) for name in ("tiled", "dense")))
 
 
 # Derivatives of any order, in float64, of a call with everything. Neither side divides the call.
