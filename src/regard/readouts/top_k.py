@@ -47,18 +47,22 @@ class RunningTopK(NamedTuple):
             return _before(best, least, running_top.scores[-1], running_top.keys[-1]).any()
 
         def take(state: Any) -> Any:
-            running_top, tops, (best, chunk), (last, last_index) = state
+            running_top, tops, (expected, chunk), (last, last_index) = state
             index = chunk[None] * np.int32(CHUNK) + members
             # A gather from a flat array is three times as fast as one along an axis, or as a masked maximum.
             cells = flat.at[index * np.int32(rows) + row_index]
             values = cells.get(mode="promise_in_bounds", unique_indices=True)
             untaken = (values < last[None]) | ((values == last[None]) & (index > last_index[None]))
+            # Of what is stored: another kernel may have made `expected` anew, rounded otherwise.
+            has_candidate = expected > -jnp.inf  # a row without keeps none, whatever its chunks hold
+            best = jnp.where(untaken & has_candidate[None], values, -jnp.inf).max(0)
             best_index = jnp.where(untaken & (values == best[None]), index, count * CHUNK).min(0)
             rest = jnp.where(untaken & (index != best_index[None]), values, -jnp.inf).max(0)
             running_top = running_top.insert(best, first_key + best_index)
-            # A row without candidates keeps none, whatever its chunks hold.
-            tops = jnp.where((numbers == chunk[None]) & (best > -jnp.inf)[None], rest[None], tops)
-            return running_top, tops, find_candidate(tops), (best, best_index)
+            tops = jnp.where((numbers == chunk[None]) & has_candidate[None], rest[None], tops)
+            is_taken = best > -jnp.inf
+            taken = jnp.where(is_taken, best, last), jnp.where(is_taken, best_index, last_index)
+            return running_top, tops, find_candidate(tops), taken
 
         start = jnp.full((rows,), jnp.inf, scores.dtype), jnp.full((rows,), -1, jnp.int32)
         state = self, tops, find_candidate(tops), start

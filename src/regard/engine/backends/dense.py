@@ -18,7 +18,6 @@ from regard.engine.call.stores import FEW_QUERIES, LengthFirst, Store, Whole
 from regard.engine.flash.measurements import is_one_kernel, looks_at_output
 from regard.engine.softmax import dropout
 from regard.engine.softmax.exponential import finite_base, nan_where_total_is, subtract_peak
-from regard.engine.softmax.online_softmax import first_largest
 from regard.engine.softmax.score_rows import take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores, scale_early, scale_late
 from regard.engine.softmax.sinks import Sunk, sink
@@ -338,8 +337,8 @@ def _survivors(problem: Problem, grid: Grid) -> Array:
 def _argmax(scores: Array) -> Array:
     if scores.shape[-1] == 0:
         return jnp.zeros((*scores.shape[:-1], 1), jnp.int32)
-    keys = jnp.arange(scores.shape[-1], dtype=jnp.int32)
-    return first_largest(jax.lax.stop_gradient(scores), keys)[..., None]
+    # Not `first_largest`: what XLA computes anew beside a maximum may be rounded otherwise, barriers or not.
+    return jax.lax.argmax(jax.lax.stop_gradient(scores), scores.ndim - 1, jnp.int32)[..., None]
 
 
 def _largest_score(scores: Array, alive: Array) -> Array:

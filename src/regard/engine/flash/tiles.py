@@ -205,9 +205,7 @@ class TileView:
             return tile.reshape((count * length, width))
         if count == 1:
             # Held: XLA's CPU of jax 0.10 multiplies what is broadcast wrongly in a kernel with more to add.
-            return jax.lax.optimization_barrier(
-                jnp.broadcast_to(tile, (self.blocking.heads, length, width))
-            )
+            return jax.lax.optimization_barrier(jnp.broadcast_to(tile, (self.blocking.heads, length, width)))
         return tile.reshape((self.blocking.heads, -1, width))
 
     def over_scores(self, tile: Array) -> Array:
