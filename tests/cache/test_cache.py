@@ -136,9 +136,6 @@ def test_a_window_of_the_token_itself_holds_one_token():
     assert KVCache.create(B, K, None, D, window=WINDOW).capacity == 2 * WINDOW
 
 
-# Overflow.
-
-
 def full(kind, size=14):
     """A cache, its capacity, and a function that appends n tokens under jit."""
     cache = CACHES[kind](garbage=0.0)
@@ -206,9 +203,6 @@ def test_padding_may_reach_beyond_the_capacity():
         assert not longer.overflowed.any()
 
 
-# Rewind and reset.
-
-
 def test_rewinding_behind_the_window_is_refused():
     cache = contiguous(capacity=11, window=WINDOW)
     _, key, value = draw()
@@ -255,9 +249,6 @@ def test_rewinding_under_jit_never_goes_forward():
     for kind in CACHES:
         cache, *_ = full(kind, 5)
         assert jax.jit(type(cache).rewind)(cache, jnp.array([9, -3])).lengths.tolist() == [5, 0]
-
-
-# Pages.
 
 
 def test_rows_share_a_prompt():
@@ -339,9 +330,6 @@ def test_a_cache_is_a_list_of_tokens(kind, operations):
                 np.testing.assert_array_equal(held, np.broadcast_to(expected, held.shape))
 
 
-# What else is promised.
-
-
 def test_unused_slots_are_zero_and_padding_is_not_stored():
     _, key, value = draw(3)
     value[0, :, 1:] = NAN
@@ -395,8 +383,6 @@ def test_repr_says_what_is_stored():
     assert "lengths=traced" in seen[0]
     assert "PyTreeSpec" not in repr(jax.tree.map(lambda leaf: None, cache))
 
-
-# Bad input.
 
 KEY, VALUE = np.ones((B, K, 3, D), np.float32), np.ones((B, K, 3, E), np.float32)
 

@@ -100,5 +100,4 @@ def test_a_part_of_a_sequence_attends_with_the_others():
 
 
 def test_the_context_divides_calls_within_a_shard_map():
-    calls = "divide_in_context()", "read_parameters_of_the_mesh()"
-    on_eight_devices("\n".join(("import test_sharding", *(f"test_sharding.{call}" for call in calls))))
+    on_eight_devices("import test_sharding as t\nt.divide_in_context()\nt.read_parameters_of_the_mesh()")

@@ -12,7 +12,7 @@ import pytest
 
 import definition
 from oracle import assert_as_exact
-from regard import attend, masks, readouts
+from regard import attend, masks, readouts, scores
 from regard.readouts import accumulators
 from regard.readouts.accumulators import bin_of, sum_diagonals
 from regard.readouts.top_k import RunningTopK
@@ -494,3 +494,16 @@ def test_mistakes_are_explained():
     for error, message, call in wrong:
         with pytest.raises(error, match=message):
             call()
+
+
+def test_scores_that_are_computed_twice_have_their_largest_key():
+    """Rounded otherwise beside their maximum, none would equal it."""
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), "bfloat16")
+    grown = scores.modifier(lambda s, b, h, *_: s * (1 + 0.25 * h.astype(s.dtype)) + 0.5 * b.astype(s.dtype))
+    keys = jax.jit(functools.partial(readouts.read, score=grown))(draw(2, 6, 7, 8), draw(2, 2, 7, 8)).top_keys
+    assert (np.sort(keys) == np.arange(-1, 7)).all()
+    thirds = scores.modifier(lambda s, b, h, q, k: s + 0.7 * (k % 3).astype(s.dtype))
+    options = {"score": thirds, "scale": 0.37, "mask": masks.prefix(103), "aux": ("argmax",)}
+    call = jax.jit(lambda query, key, bias: attend(query, key, key, bias=bias, **options)[1]["argmax"])
+    assert (call(draw(2, 6, 131, 16), draw(2, 1, 131, 16), draw(2, 1, 131, 1)) < 103).all()

@@ -206,7 +206,7 @@ class _Counting:
         tiling = self.tiling
         view = tiling.view(row_block.view.leading, row_block.view.first_query, start)
         scores = tiling.align(tiling.scores(row_block.query, view, partly), view, -jnp.inf)
-        # Held: made anew by another kernel, none of a chunk's scores may be its largest.
+        # Held, where XLA keeps barriers; where it does not, top keys are found among what is stored.
         scores = jax.lax.optimization_barrier(scores)
         # A row that holds NaN counts for nothing: times 0, it would still reach what others count for.
         is_nan = row_block.norm.is_nan()

@@ -143,7 +143,8 @@ def first_largest(scores: Array, keys: Array) -> Array:
     """Return the first of the keys (C,) with the largest score of a row; NaN has none, the largest int32.
 
     An argmax, which carries pairs, takes five times as long on the CPU. The scores that are compared are
-    held: made anew by another kernel, they may be rounded otherwise, and none of them be the largest.
+    held, where XLA keeps barriers: made anew by another kernel, they may be rounded otherwise, and none of
+    them be the largest.
     """
     scores = jax.lax.optimization_barrier(scores)
     peak = scores.max(-1, keepdims=True)
