@@ -187,8 +187,7 @@ def test_overflow_of_one_row_leaves_the_other():
         over.assign(0, [4])
     # Pages of nobody and of the other row are as they were.
     before, after = np.array(cache.key_pages), np.array(over.key_pages)
-    own = [cache.page_table[0, 2], *cache.page_table[1]]
-    others = np.setdiff1d(np.arange(11), own)
+    others = np.setdiff1d(np.arange(11), [cache.page_table[0, 2], *cache.page_table[1]])
     np.testing.assert_array_equal(after[others], before[others])
 
 
@@ -263,8 +262,7 @@ def test_rows_share_a_prompt():
     assert cache.page_table.tolist() == [[6, 2, 4], [6, 2, 0]]
     assert cache.lengths.tolist() == [10, 10]
     assert cache.free_pages.tolist() == [1, 3, 5]
-    rest = [x[:, :, 10:] for x in arrays]
-    grown, output = step(cache, *rest, mask)
+    grown, output = step(cache, *[x[:, :, 10:] for x in arrays], mask)
     whole = oracle.batched(*arrays, keep=table(keep), dtype=np.float32).output
     truth = oracle.batched(*arrays, keep=table(keep)).output
     oracle.assert_as_exact(output, truth[:, :, 10:], whole[:, :, 10:])
@@ -281,8 +279,7 @@ def test_rows_share_a_prompt():
     assert left.release(1).free_pages.tolist() == list(range(7))
     assert left.lengths.tolist() == [0, 13]
     # The first may serve another request, and is held to nothing that it once shared.
-    served = left.assign(0, 3).append(*prompt[1:], [4, 0])
-    assert served.rewind([0, 13]).lengths.tolist() == [0, 13]
+    assert left.assign(0, 3).append(*prompt[1:], [4, 0]).rewind([0, 13]).lengths.tolist() == [0, 13]
 
 
 # Against a list of tokens.

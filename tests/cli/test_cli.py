@@ -74,8 +74,7 @@ def read_help(capsys, *words):
 
 
 def test_every_verb_has_a_summary_a_runnable_example_and_a_place_in_the_guide(capsys):
-    text = read_help(capsys)
-    examples = re.findall(r"Example: (regard .*?)(?= [a-z]+ [A-Z]|$)", text)
+    examples = re.findall(r"Example: (regard .*?)(?= [a-z]+ [A-Z]|$)", read_help(capsys))
     assert len(examples) == 11
     for example in examples:
         words = shlex.split(example)

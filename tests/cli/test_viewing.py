@@ -171,8 +171,7 @@ def test_a_run_is_served_beside_a_file_with_its_training(copied, kept, during, c
         read.update({path: read_url(events[0]["url"] + path) for path in ("", "row/0/0/1/2", "row/1/0/1/2")})
 
     during(look)
-    words = [str(copied), "--compare", kept, "--no-browser", "--json"]
-    assert main(["view", *words]) == 0
+    assert main(["view", str(copied), "--compare", kept, "--no-browser", "--json"]) == 0
     assert events[0]["event"] == "serving"
     assert events[0]["url"].startswith(f"http://127.0.0.1:{events[0]['port']}/")
     document = read_document(read.pop(""))

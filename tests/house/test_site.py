@@ -56,8 +56,7 @@ def test_formulas_of_the_reference_can_be_read():
 def test_the_reference_lists_the_modules_of_its_pages():
     """Each module has one page; none is forgotten on the other side."""
     reference = "".join(text for name, text in TEXTS.items() if name.startswith("api/"))
-    shown = re.findall(r"public:: (\S+)\n```", reference)
-    assert sorted(shown) == sorted(MODULES)
+    assert sorted(re.findall(r"public:: (\S+)\n```", reference)) == sorted(MODULES)
 
 
 # The site.

@@ -312,8 +312,7 @@ def test_bombs_are_refused_before_they_are_read(tmp_path, good, monkeypatch):
     # A directory that promises more than the member holds.
     write_archive(path, {}, {"a": np.zeros(8, np.float32)})
     data = bytearray(path.read_bytes())
-    central = data.rindex(b"PK\x01\x02")
-    struct.pack_into("<I", data, central + 24, 1 << 30)
+    struct.pack_into("<I", data, data.rindex(b"PK\x01\x02") + 24, 1 << 30)
     path.write_bytes(data)
     with pytest.raises(ValueError, match="expected a trace"):
         read_archive(path)

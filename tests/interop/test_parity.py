@@ -82,8 +82,7 @@ def place(name, key, value, arrays, facts):
 
 def assert_within(actual, truth, error, name):
     """Root mean square at most twice torch's own in float32, which counts as one rounding of the largest."""
-    rounding = np.finfo(actual.dtype).eps * np.abs(truth).max()
-    allowed = 2 * max(error, rounding)
+    allowed = 2 * max(error, np.finfo(actual.dtype).eps * np.abs(truth).max())
     assert actual.shape == truth.shape, f"{name}: {actual.shape} for {truth.shape}"
     found = np.sqrt(np.mean((actual.astype(np.float64) - truth) ** 2))
     assert found <= allowed, f"{name}: error {found:.3g}, allowed {allowed:.3g}"

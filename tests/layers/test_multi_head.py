@@ -102,8 +102,7 @@ def test_glorot_has_the_textbook_scale():
 def test_no_two_parameters_share_random_numbers():
     kernels = [np.ravel(x) for x in jax.tree.leaves(nnx.state(start()[0], nnx.Param)) if x.ndim == 2]
     assert len(kernels) == 4
-    correlation = np.corrcoef(np.stack(kernels)) - np.eye(4)
-    assert np.abs(correlation).max() < 0.06
+    assert np.abs(np.corrcoef(np.stack(kernels)) - np.eye(4)).max() < 0.06
 
 
 def test_bfloat16_stays_near_the_definition():

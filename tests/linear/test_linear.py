@@ -110,8 +110,7 @@ def test_narrow_inputs_are_summed_in_float32():
     truth, memory, _ = oracle.recurrent(wide)
     # The output is rounded once; the state not at all.
     half = float(ml_dtypes.finfo(jnp.bfloat16).eps) / 2
-    error = np.abs(np.asarray(output, np.float64) - truth)
-    assert (error <= half * np.abs(truth) + 2e-6).all()
+    assert (np.abs(np.asarray(output, np.float64) - truth) <= half * np.abs(truth) + 2e-6).all()
     oracle.assert_as_exact(state.memory, memory, oracle.recurrent(wide, dtype=np.float32)[1], "memory")
 
 
@@ -209,6 +208,15 @@ def test_a_step_may_share_one_query_among_the_rows():
     output, state = step(arrays["memory"], {**tokens, "query": tokens["query"][1]})
     shared = {**arrays, "query": np.stack([arrays["query"][1]] * B)}
     assert_recurrence((output[:, :, None], state), shared)
+
+
+def test_one_token_may_share_its_rate_under_vmap():
+    """With gradients: the inverse of one row is 1, of which JAX knows no axis that is mapped."""
+    arrays = draw("gated delta per head", length=1)
+    arrays, rate = {name: arrays[name] for name in ("query", "key", "value")}, arrays["rate"][0]
+    run = lambda arrays: jax.vmap(lambda row: linear.attend(**row, rate=rate))(arrays)
+    output, _ = jax.jit(lambda arrays: jax.vjp(run, arrays))(arrays)
+    close(output, linear.attend(**arrays, rate=rate[None]))
 
 
 # Tokens that are not there.

@@ -57,8 +57,7 @@ def test_zigzag_needs_a_device():
 
 
 def rounds_of(mask, length=24, devices=4, layout="contiguous", offset=0):
-    arrays = [shape(2, 2, length, 3)] * 3
-    problem = canonicalize(*arrays, mask=mask, query_offset=offset)
+    problem = canonicalize(*[shape(2, 2, length, 3)] * 3, mask=mask, query_offset=offset)
     placement = MeshPlacement.check(mesh(seq=devices), "seq", layout=layout, plan="ring")
     return placement.choose(problem).division
 

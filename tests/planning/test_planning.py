@@ -382,8 +382,7 @@ def test_a_step_of_experts_is_what_is_counted_by_hand():
     assert apart.sent["experts"] == 2 * tokens * 6 * (4 * 2 * 12 + (2 + 1) * 2 * 4)
     assert apart.held["parameters"] < step.held["parameters"]
     command = spell_training(apart, dataclasses.replace(MIXED, head_dim=2, vocab_size=300))
-    words = shlex.split(command.splitlines()[-1])[1:]
-    arguments = parse_arguments(words)
+    arguments = parse_arguments(shlex.split(command.splitlines()[-1])[1:])
     assert (arguments.mesh, arguments.task.model.dense_layers) == ("expert=7,tensor=2", (0,))
 
 

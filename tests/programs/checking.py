@@ -176,8 +176,8 @@ class Truth:
 def quantize(tokens):
     """Round to int8 with a scale per token, as caches do."""
     tokens = tokens.astype(np.float32)
-    scale = abs(tokens).max(-1, keepdims=True) / np.float32(127)
-    return np.round(tokens / np.where(scale > 0, scale, 1)) * scale
+    scale = abs(tokens).max(-1, keepdims=True) * np.float32(1 / 127)
+    return np.round(tokens * (1 / np.where(scale > 0, scale, 1))) * scale
 
 
 def shrink(program, outcome):

@@ -353,9 +353,9 @@ class Attention:
         size = weights * (abs(by_weight) + add(weights * abs(by_weight)) + abs(lse)) + abs(by_score)
         clean = np.where(self.keep & np.isfinite(self.raw), self.raw, 0)
         small = step(clean)
-        slope = (
-            self.follow(self.chain, clean + small).imag / abs(small) if self.chain else np.ones_like(clean)
-        )
+        # Nothing passes through what a score removes, whose complex products are NaN.
+        change = lambda moved: np.where(np.isfinite(self.score), moved.imag / abs(small), 0)
+        slope = change(self.follow(self.chain, clean + small)) if self.chain else np.ones_like(clean)
         # What is odd in a row may reach the gradients of all keys of its head, as 0 times NaN.
         odd = np.broadcast_to(self.odd_row | self.nan_row | self.reached, self.keep.shape)
         odd = odd | (self.keep & (self.tie & ("max_score" in cotangents)))
@@ -392,8 +392,8 @@ class Attention:
             for index in np.ndindex(parameter.shape):
                 bumped = np.array(parameter + 0 * small)
                 bumped[index] += small
-                moved = self.follow(remake({name: bumped})[self.metric is not None :], clean + 0 * small)
-                moved = moved.imag / abs(small)
+                chain = remake({name: bumped})[self.metric is not None :]
+                moved = change(self.follow(chain, clean + 0 * small))
                 # These two divide by their parameter, and what is left may be less than what cancels.
                 lost = (abs(clean) + 1) / abs(parameter).min() if name in ("cap", "temperature") else 0
                 one, terms = grads[name], size * (abs(moved) + lost)

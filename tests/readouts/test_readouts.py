@@ -158,8 +158,7 @@ def check_top(readout, exact):
     assert (keys[~listed] == -1).all()
     assert not weights[~listed].any()
     # Places that list nothing get numbers of their own.
-    ordered = np.sort(np.where(listed, keys, -1 - np.arange(TOP)), -1)
-    assert (np.diff(ordered) > 0).all()
+    assert (np.diff(np.sort(np.where(listed, keys, -1 - np.arange(TOP)), -1)) > 0).all()
     assert np.take_along_axis(exact.keep, np.maximum(keys, 0), -1)[listed].all()
     found = np.take_along_axis(exact.weights, np.maximum(keys, 0), -1)
     np.testing.assert_allclose(found[listed], weights[listed], rtol=2e-5, atol=1e-7)
@@ -223,8 +222,7 @@ def test_hostile_sizes_are_counted_right(T, S):
     for name, size in sizes.items():
         np.testing.assert_array_equal(getattr(readout, name), np.zeros(size))
     np.testing.assert_array_equal(readout.keys, np.full((2, T), S))
-    coarsest = readout.level(readout.num_levels - 1)
-    assert coarsest.mass.shape == (2, min(T, 1), min(S, 1))
+    assert readout.level(readout.num_levels - 1).mass.shape == (2, min(T, 1), min(S, 1))
     assert readouts.window(query, key, readout.lse).shape == (2, T, S)
     assert set(readouts.label(readout)) == {(0,), (1,)}
 
@@ -282,8 +280,7 @@ def test_an_lse_of_the_callers_is_used_and_judged(monkeypatch):
     # The entropy is that of the shares, whatever the lse makes of their sum.
     np.testing.assert_allclose(wrong.entropy, found.entropy, rtol=1e-5, atol=1e-6)
     assert float(wrong.trust[0].max()) < 1e-5
-    lost = read_causal(lse=lse.at[0, 0, 40].set(-jnp.inf))
-    np.testing.assert_allclose(lost.trust[0, 0], 1)
+    np.testing.assert_allclose(read_causal(lse=lse.at[0, 0, 40].set(-jnp.inf)).trust[0, 0], 1)
 
 
 def test_a_query_that_meets_nan_counts_for_nothing(monkeypatch):

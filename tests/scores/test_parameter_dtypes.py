@@ -22,8 +22,7 @@ TABLE = np.array([2.0**-9, -(2.0**-11)])  # times up to 12 steps: exact in every
 
 def bend(table, score, query, key):
     """Add a product in the parameter's dtype: of another, `mul` takes neither."""
-    distance = (query - key).astype(table.dtype)
-    return score + jax.lax.mul(table, distance).astype(score.dtype)
+    return score + jax.lax.mul(table, (query - key).astype(table.dtype)).astype(score.dtype)
 
 
 def close_over(table):

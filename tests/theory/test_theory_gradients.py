@@ -166,8 +166,7 @@ def test_nan_in_masked_slots_reaches_nothing(x64):
 def test_heads_in_index_form_are_heads_one_by_one(x64):
     rng = np.random.default_rng(8)
     hidden, other = rng.normal(size=(2, T, 11)), rng.normal(size=(2, S, 11))
-    shapes = ((3, 11, D), (3, 11, D), (3, 11, E), (3, E, 11))
-    weights = [rng.normal(size=shape) for shape in shapes]
+    weights = [rng.normal(size=shape) for shape in ((3, 11, D), (3, 11, D), (3, 11, E), (3, E, 11))]
     call = jax.jit(steps.multi_head)
     for given, source in ((None, hidden), (other, other)):
         found, outputs = call(hidden, *weights, source=given), []

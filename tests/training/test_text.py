@@ -215,8 +215,7 @@ def test_a_stream_has_a_mark_around_every_document(tmp_path, kind):
     assert (tmp_path / "tokens").stat().st_size == 2 * count == 2 * len(stream)
     places = np.flatnonzero(stream == own.mark)
     assert (places[0], places[-1], len(places)) == (0, len(stream) - 1, 4)
-    parts = [own.decode(part[1:]) for part in np.split(stream, places[1:])[:-1]]
-    assert parts == texts
+    assert [own.decode(part[1:]) for part in np.split(stream, places[1:])[:-1]] == texts
     assert vocabularies.count_bytes(own)[stream].sum() == sum(len(text.encode()) for text in texts)
 
 

@@ -54,13 +54,15 @@ def decay_weights(factors: Float[Array, "N C 1"]) -> Decayed:
     return _join(parts, lower)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
 def invert(below: Float[Array, "N C C"], precision: Any = None) -> Array:
     """Invert 1 + what `below` holds below its diagonal; the rest of it is not read."""
-    size = below.shape[-1]
-    if size == 1:
-        return jnp.ones_like(below)
-    half = size // 2
+    # Not in `_invert`, whose rule would have the axis of `vmap` that ones have not.
+    return jnp.ones_like(below) if below.shape[-1] == 1 else _invert(below, precision)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _invert(below: Array, precision: Any) -> Array:
+    half = below.shape[-1] // 2
     corners = jnp.stack((below[:, :half, :half], below[:, half:, half:]), 1)
     inverse = invert(corners.reshape((2 * below.shape[0], half, half)), precision)
     first, last = _pair(inverse)
@@ -69,7 +71,7 @@ def invert(below: Float[Array, "N C C"], precision: Any = None) -> Array:
     return _corners(first, lower, last)
 
 
-@invert.defjvp
+@_invert.defjvp
 def _differentiate_inverse(
     precision: Any, primals: tuple[Array], tangents: tuple[Array]
 ) -> tuple[Array, Array]:

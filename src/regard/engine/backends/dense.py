@@ -86,10 +86,20 @@ def _read_once(otherwise: Way, problem: Problem) -> tuple[Array, dict[str, Array
         if problem.mask is not None or problem.bias is not None:
             mended = partial(_mend_rows, otherwise, problem, output)
             output = jax.lax.cond(_is_finite(output), lambda: output, mended)
-        return output, aux
+        return batch_first((output, aux))
     results = attend_cells(swapped, swapped.keep(), *_inputs(swapped))
     # The branch swaps for itself: what it is given swapped is copied.
-    return jax.lax.cond(_is_finite(results[0]), lambda: results, lambda: otherwise(_swap_lengths(problem)))
+    answer = jax.lax.cond(_is_finite(results[0]), lambda: results, lambda: otherwise(_swap_lengths(problem)))
+    return batch_first(answer)
+
+
+def batch_first(results: Any) -> Any:
+    """Make the axis over which `vmap` runs the first of all results, if they have it.
+
+    Under `jit`, JAX takes that axis of a function for that of its derivative rule (jax-ml/jax#16374), which
+    is another program here: values and gradients would change places where sizes allow it.
+    """
+    return jax.tree.map(lambda array: jnp.squeeze(array[None], 0), results)
 
 
 def _mend_rows(otherwise: Way, problem: Problem, output: Array) -> Array:
@@ -117,7 +127,7 @@ def _swap_lengths(problem: Problem) -> Problem:
 
 @_read_once.defjvp
 def _read_once_jvp(otherwise: Way, primals: Any, tangents: Any) -> Any:
-    return jax.jvp(lambda problem: otherwise(problem.with_arrays()), primals, tangents)
+    return jax.jvp(lambda problem: batch_first(otherwise(problem.with_arrays())), primals, tangents)
 
 
 def _define(problem: Problem) -> tuple[Array, dict[str, Array]]:

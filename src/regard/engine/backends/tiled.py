@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.engine.backends import dense, symbolic
-from regard.engine.backends.dense import score_matrix
+from regard.engine.backends.dense import batch_first, score_matrix
 from regard.engine.call.problem import Problem
 from regard.engine.flash import primitives
 from regard.engine.flash.blocking import Blocking, TileConfig
@@ -62,12 +62,12 @@ def run_at_once(problem: Problem) -> tuple[Array, dict[str, Array]]:
 
 @jax.custom_jvp
 def _define(problem: Problem) -> tuple[Array, dict[str, Array]]:
-    return dense.run(problem)
+    return batch_first(dense.run(problem))
 
 
 @_define.defjvp
 def _define_jvp(primals: Any, tangents: Any) -> Any:
-    return jax.jvp(lambda problem: run(problem.with_arrays()), primals, tangents)
+    return jax.jvp(lambda problem: batch_first(run(problem.with_arrays())), primals, tangents)
 
 
 @partial(jax.jit, static_argnames=("forward", "backward", "spec"))

@@ -98,10 +98,12 @@ class Quantized(Store):
 @jax.custom_jvp
 def quantize(tokens: Array) -> Quantized:
     """Round tokens (..., width) to int8, by the largest number of each: scale = max_d |token_d| / 127."""
-    scale = jnp.abs(tokens.astype(np.float32)).max(-1, keepdims=True) / 127
+    # Products with reciprocals, which XLA makes of some quotients: half the largest number, a tie, would be
+    # rounded up in one program and down in another.
+    scale = jnp.abs(tokens.astype(np.float32)).max(-1, keepdims=True) * np.float32(1 / 127)
     finite = jnp.isfinite(tokens).all(-1, keepdims=True)  # XLA's CPU loses NaN in a maximum
-    divisor = jnp.where(finite & (scale > 0), scale, 1)
-    values = jnp.where(finite, jnp.round(tokens.astype(np.float32) / divisor), 0)
+    divisor = jnp.where(finite & (scale >= np.finfo(np.float32).tiny), scale, 1)
+    values = jnp.where(finite, jnp.round(tokens.astype(np.float32) * (1 / divisor)), 0)
     return Quantized(values.astype(jnp.int8), jnp.where(finite, scale, jnp.nan))
 
 
