@@ -138,6 +138,7 @@ def test_training_says_what_runs_where_and_what_to_do_next(trained):
         r"compiling train step \.\.\.\n.*compiled train step in \d+\.\d s\n",
         r"step +17 held out: +loss",
         r"finished: step 17, held-out accuracy \d\.\d{4}, goal at least 1\n",
+        r"\nsample\n(input +SOS( \d+){3}\ntarget +(\d+ ){3}EOS\nprediction( +\S+){4}\n\n){3}next",
         rf"next: regard plot {directory}\s+$",
     ):
         assert re.search(told, text), told
@@ -221,7 +222,7 @@ def test_a_finished_run_does_nothing_until_it_is_forced_and_json_is_json(
     assert kinds[:3] == ["compiled"] * 3
     assert kinds.count("step") == 9
     assert [event["step"] for event in events if event["event"] == "evaluation"] == [5, 10, 15, 17]
-    assert (kinds[-1], events[-1]["status"]) == ("end", "finished")
+    assert (*kinds[-2:], events[-2]["status"]) == ("end", "sample", "finished")
     assert "compiling train step" in captured.err
 
 

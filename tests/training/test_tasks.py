@@ -118,6 +118,9 @@ def test_reverse_is_judged_by_what_it_generates(monkeypatch):
     for answer, accuracy in ((batch["target"], 1.0), (np.zeros_like(batch["target"]), 0.0)):
         monkeypatch.setattr(tasks.Reverse, "generate", lambda *_, answer=answer: jnp.asarray(answer))
         assert task.evaluate(model, batch)["accuracy"] == accuracy
+    monkeypatch.setattr(tasks.Reverse, "generate", lambda _, __, batch: jnp.flip(batch["target"], 1))
+    _, right, written = (words.split()[1:] for words in task.write_sample(model).split("\n")[:3])
+    assert written == right[::-1] != right
 
 
 def test_attention_calls_are_of_batches_larger_than_the_held_out_data():

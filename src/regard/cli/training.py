@@ -60,7 +60,7 @@ def run_training(command: Train, console: Console) -> int:
         losses = metrics.columns(metrics.read(run.metrics_path), "loss")[1]
         console.say(f"loss  {draw_sparkline(losses)}")
         # A model that is divided may be larger than the memory of one device.
-        if task.writes_text and not (deployment and deployment.divides_model):
+        if task.shows_sample and not (deployment and deployment.divides_model):
             sample = run.task.write_sample(runs.load_model(run.task, directory))
             console.emit("sample", task=task.name, text=sample)
             # A terminal would obey control characters.

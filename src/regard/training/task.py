@@ -29,6 +29,7 @@ ProgressHook: TypeAlias = "Callable[[str, int, int], None]"  # hears what is don
 Picture: TypeAlias = "tuple[str, Drawing]"
 # Streams of one seed. Held-out data have their own: no seed makes training draw what is held out.
 INITIALISATION, TRAINING, DROPOUT, HELD_OUT = range(4)
+SAMPLE_SIZE = 3
 PROBE_SIZE = 8  # examples: a hundredth of a step's work where steps are many and batches are large
 
 
@@ -58,6 +59,7 @@ class Task(Settings, abc.ABC):
     Attributes:
         name: a word for the command line and for run directories.
         goal: the held-out result that a full-size run must reach.
+        shows_sample: True for a task that writes a sample at the end of a run.
         writes_text: True for a task whose model is a `Decoder` of text: `regard generate` goes on with it.
         reads_rows: True for a task whose training rows `choose` and `fetch` read on the host, between two
             compiled steps, and not `make_batch` within one.
@@ -67,6 +69,7 @@ class Task(Settings, abc.ABC):
 
     name: ClassVar[str]
     goal: ClassVar[Goal]
+    shows_sample: ClassVar[bool] = False
     writes_text: ClassVar[bool] = False
     reads_rows: ClassVar[bool] = False
     keeps: ClassVar[tuple[str, ...]] = ()
@@ -151,7 +154,7 @@ class Task(Settings, abc.ABC):
         return {"batch": f"{self.optimization.batch_size} examples", "held out": f"{held_out:,} examples"}
 
     def write_sample(self, model: Any) -> str:
-        """Return a text that a trained model writes, where it writes."""
+        """Return a text that shows what a trained model writes, where it writes."""
         raise NotImplementedError(f"{self.name} writes no text")
 
     def example(self) -> Example:
@@ -229,6 +232,8 @@ class SyntheticTask(Task):
 class MarkedTask(SyntheticTask):
     """A task on tokens below `vocab_size`, after which marks follow: of the start, the end and padding."""
 
+    shows_sample: ClassVar[bool] = True
+
     vocab_size: int
 
     @property
@@ -247,6 +252,20 @@ class MarkedTask(SyntheticTask):
         """Return a mark's name, or the number of another token; where a task has no padding, none is PAD."""
         marks = {self.start_token: "SOS", self.end_token: "EOS", self.pad_token: "PAD"}
         return marks.get(token, str(token))
+
+    @abc.abstractmethod
+    def answer(self, model: Any, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return rows of tokens: what a model reads, what it should write, and what it writes."""
+
+    def write_sample(self, model: Any) -> str:
+        """Return the first held-out sequences with the right answers and the model's."""
+        batch = jax.tree.map(lambda values: values[:SAMPLE_SIZE], self.held_out)
+        answers = compilation.run_once(lambda batch: self.answer(model, batch), batch)
+        names = "input     ", "target    ", "prediction"
+        texts = [[" ".join(self.spell_row(row).texts) for row in rows] for rows in answers]
+        return "\n\n".join(
+            "\n".join(map("{}  {}".format, names, example)) for example in zip(*texts, strict=True)
+        )
 
 
 def draw_heads(

@@ -56,6 +56,9 @@ class Copy(MarkedTask):
         targets = batch["targets"]
         return measure_tokens(self.read(model, batch), targets, jnp.ones(targets.shape, bool))
 
+    def answer(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return batch["inputs"], batch["targets"], self.read(model, batch).argmax(-1)
+
     def pictures(self, model: nnx.Module) -> Iterator[Picture]:
         """Draw the example; a solved task looks one position to the right."""
         batch, tokens, _ = self.example()

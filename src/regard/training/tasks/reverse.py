@@ -97,6 +97,9 @@ class Reverse(MarkedTask):
             pad_token=self.pad_token,
         ).tokens
 
+    def answer(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return batch["source"], batch["target"], self.generate(model, batch)
+
     def attention_calls(self) -> dict[str, tuple[int, int, masks.Mask | None]]:
         source, target = self.max_length, self.max_length + 1
         padding = masks.lengths(np.resize(self.held_out["lengths"], self.optimization.batch_size))

@@ -75,6 +75,7 @@ class Text(Task):
     name: ClassVar[str] = "text"
     goal: ClassVar[Goal] = Goal("bits_per_byte", 2.2, smaller_is_better=True)
     writes_text: ClassVar[bool] = True
+    shows_sample: ClassVar[bool] = True
     reads_rows: ClassVar[bool] = True
     keeps: ClassVar[tuple[str, ...]] = (TOKENIZER, FACTS)
     _report = staticmethod(lambda what, done, total: None)  # another one while `prepare` is at work
