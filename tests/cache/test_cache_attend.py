@@ -245,8 +245,7 @@ def test_a_step_copies_neither_int8_nor_pages():
 
 def test_only_pages_that_hold_tokens_are_read():
     """Others are NaN, and were they read, the score of a key that no mask hides would be, too."""
-    arrays = draw()
-    cache, _ = step(paged(), *(x[:, :, :4] for x in arrays), mask=masks.causal())
+    cache, _ = step(paged(), *(x[:, :, :4] for x in draw()), mask=masks.causal())
     store, _ = cache._stores
     assert store.counts.tolist() == [1, 1]
     read = store.score(jnp.ones((B, K, 1, D)), None)

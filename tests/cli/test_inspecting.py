@@ -56,8 +56,7 @@ def test_every_head_says_what_the_word_reads(folder, tmp_path, capsys):
 def test_a_table_for_people_of_the_last_word_where_there_is_no_it(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(inspecting, "save_pictures", lambda drawings, out, kind: [])
     text = "the cat sat because the cat unseen."  # as many pieces as before, whose programs are there
-    asked = ["--text", text, "--layer", 0, "--out", tmp_path]
-    code, printed, _ = run(capsys, folder, *asked)
+    code, printed, _ = run(capsys, folder, "--text", text, "--layer", 0, "--out", tmp_path)
     assert code == 0
     assert "2 layers of 3 heads; 10 words" in printed
     assert 'the word that "unseen" reads most' in printed

@@ -42,8 +42,7 @@ def program(case, rows):
     def learn(*arrays):
         grads, found = jax.grad(loss, (0, 1, 2), has_aux=True)(*arrays)
         # What follows would round otherwise if XLA took the last product and this sum for one.
-        learned = [array - 0.1 * grad for array, grad in zip(arrays, grads, strict=True)]
-        return grads, found, learned
+        return grads, found, [array - 0.1 * grad for array, grad in zip(arrays, grads, strict=True)]
 
     return learn
 

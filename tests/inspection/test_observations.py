@@ -80,8 +80,7 @@ def test_branches_and_changes_are_seen():
     x = np.eye(5, dtype=np.float32)
 
     def run(x, flag):
-        scaled = [lambda x, s=s: attend(x, x, x, scale=s) for s in (0.0, 9.0)]
-        return jax.lax.cond(flag, *scaled, x)
+        return jax.lax.cond(flag, *[lambda x, s=s: attend(x, x, x, scale=s) for s in (0.0, 9.0)], x)
 
     watched = jax.jit(observe(jax.jit(run)))
     for flag, entropy in ((True, np.log(5)), (False, 0.005)):

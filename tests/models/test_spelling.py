@@ -62,8 +62,7 @@ def test_a_tokenizers_text_comes_whole(text):
         spelled = "".join(spell_pieces(tokenizer, tokens[:size], tokens[size:]))
         assert prompt + spelled == text
         assert MISSING not in spelled
-    cut = len("日".encode()) - 1
-    pieces = [*spell_pieces(tokenizer, (), tokenizer.encode("日").ids[:cut])]
+    pieces = [*spell_pieces(tokenizer, (), tokenizer.encode("日").ids[: len("日".encode()) - 1])]
     assert ("".join(pieces[:-1]), pieces[-1]) == ("", MISSING)
 
 

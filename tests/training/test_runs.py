@@ -45,8 +45,7 @@ def test_a_run_directory_holds_settings_metrics_and_checkpoints(whole):
 
 
 def test_other_settings_are_listed_and_refused(run):
-    other = tiny_copy(steps=23, length=5)
-    message = refuse(run, RunError, "holds another run", task=other, seed=3)
+    message = refuse(run, RunError, "holds another run", task=tiny_copy(steps=23, length=5), seed=3)
     for told in (
         "optimization.steps: it has 17, asked for 23",
         "length: it has 3, asked for 5",

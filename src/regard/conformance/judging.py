@@ -209,20 +209,24 @@ class Judge:
                 if wrong and (like == ANYTHING or wrong[0].finding == row.finding):
                     case, row = smaller, wrong[0]
                     break
-        program = self.write_program(case, gradient=row.aspect == "gradient")
+        program = self.write_program(promise.name, case, gradient=row.aspect == "gradient")
         return dataclasses.replace(row, program=f"{program}\n# {row.finding}")
 
     def row_writer(self, promise: str, case: Case) -> Callable[..., Row]:
         """Return a function that makes a promise's rows; what is wrong gets its program."""
 
         def write(aspect: str, verdict: Verdict, finding: str = "", line: str = "") -> Row:
-            program = self.write_program(case, gradient=aspect == "gradient") if verdict == "wrong" else ""
+            wrong = verdict == "wrong"
+            program = self.write_program(promise, case, gradient=aspect == "gradient") if wrong else ""
             return Row(promise, aspect, verdict, finding, line, program)
 
         return write
 
-    def write_program(self, case: Case, *, gradient: bool = False) -> str:
-        """Return a program that calls the function on a case, and may take gradients of a sum."""
+    def write_program(self, promise: str, case: Case, *, gradient: bool = False) -> str:
+        """Return a program that calls the function on a case, and may take gradients of a sum.
+
+        They are of the output's sum, or of lse where the promise is about it.
+        """
         words = ["query", "key", "value"]
         call = case.draw()
         for name in case.options:
@@ -233,6 +237,6 @@ class Judge:
         if not gradient or self.subject.kind != "jax":
             return program
         inputs = ", ".join(name for name in FLOATING if name in call)
-        summed = passed + "[1]" * ("lse" in case.options)
+        summed = passed if "lse" not in case.options else f"{passed}[{int(promise.startswith('lse'))}]"
         numbers = ", ".join(map(str, range(inputs.count(",") + 1)))
         return f"{program}\ngradients = jax.grad(lambda {inputs}: jnp.sum({summed}), ({numbers}))({inputs})"
