@@ -6,13 +6,14 @@ import pytest
 
 from regard import KVCache, attend, inspection, masks, parallel, scores
 from regard.inspection import figures
-from regard.interop import huggingface, onnx_ops, weight_files
+from regard.interop import equinox, flax, huggingface, onnx_ops, weight_files
 from regard.models import sampling
 from regard.theory import gibbs, hopfield
 from regard.training import history, load_model, load_run, open_run, tasks, train
 from regard.training.mesh_specs import read_mesh
 
-SQUARE, TRACE, COPY = jnp.eye(3), inspection.Trace(), tasks.Copy()
+SQUARE, ROWS, TRACE, COPY = jnp.eye(3), [jnp.eye(3)[:, None]] * 3, inspection.Trace(), tasks.Copy()
+LAYER = equinox.MultiheadAttention(1, 3, key=jax.random.key(0))
 TAKE_NO_NONE = [
     *(TRACE.save, TRACE.explore, inspection.load, inspection.roll_out, inspection.record, inspection.Tokens),
     *(figures.head_map, figures.entropy_profile, huggingface.load, huggingface.read_config, read_mesh),
@@ -40,6 +41,9 @@ WRONG_CALLS = [
     lambda: train(open_run("x", COPY), profile=-1), lambda: parallel.build_mesh("data=8"),
     lambda: onnx_ops.run_node(None, {}), lambda: onnx_ops.attention(None, SQUARE, SQUARE),
     lambda: KVCache.create(batch=1, key_heads=1, key_width=2, capacity=2, dtype=None),
+    lambda: flax.attention_fn(*ROWS, promote_dtype=lambda *_, dtype: 3), lambda: LAYER(SQUARE, SQUARE, None),
+    lambda: flax.attention_fn(None, *ROWS[1:]), lambda: LAYER(*ROWS),
+    lambda: LAYER(*[SQUARE] * 3, process_heads=3), lambda: LAYER(*[SQUARE] * 3, process_heads=lambda *heads: heads[:2]),
 ]  # fmt: skip
 
 

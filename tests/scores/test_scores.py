@@ -23,8 +23,7 @@ BUCKETS = 12
 
 def draw(dtype=np.float64):
     rng = np.random.default_rng(21)
-    shapes = ((B, H, T, D), (B, K, S, D), (B, K, S, E))
-    return [rng.normal(size=shape).astype(dtype) for shape in shapes]
+    return [rng.normal(size=shape).astype(dtype) for shape in ((B, H, T, D), (B, K, S, D), (B, K, S, E))]
 
 
 def per_head(seed, low=0.5, high=2.0):
@@ -526,5 +525,4 @@ def test_numbers_of_python_keep_their_digits_in_float64(x64):
     run = lambda *arrays: [[call(*arrays, score=score) for score in some] for some in (made, wide)]
     assert_all_close(*jax.jit(run)(*draw()), rtol=1e-14)
     assert all("0.3" in repr(score) and "0.30" not in repr(score) for score in made)
-    narrow = jax.eval_shape(run, *draw(np.float32))
-    assert {output.dtype for output in narrow[0]} == {np.dtype("float32")}
+    assert {output.dtype for output in jax.eval_shape(run, *draw(np.float32))[0]} == {np.dtype("float32")}

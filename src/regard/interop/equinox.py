@@ -70,15 +70,23 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
             `(T, output_size)`; with `aux`, a pair of it and the dict that `attend` returns.
 
         Raises:
-            TypeError, ValueError: as `attend`; dropout without a key.
+            TypeError, ValueError: as `attend`; other widths than the layer has, dropout without a key.
         """
         options = layouts.further_options(
             options, type(self).__call__, dropout_rate="the layer has its own, dropout_p", rng="write key="
         )
-        inputs = (self.query_proj, query), (self.key_proj, key_), (self.value_proj, value)
-        heads: Any = [jax.vmap(project)(x).reshape((x.shape[0], self.num_heads, -1)) for project, x in inputs]
+        arrays = layouts.read_arrays(query=query, key_=key_, value=value)
+        projections = self.query_proj, self.key_proj, self.value_proj
+        for (name, array), projection in zip(arrays.items(), projections, strict=True):
+            if array.ndim != 2 or array.shape[1] != projection.in_features:
+                expected = f"(length, {projection.in_features})"
+                raise ValueError(f"{name}: expected {expected}, or more under jax.vmap, got {array.shape}")
+        heads: Any = [
+            jax.vmap(projection)(array).reshape((array.shape[0], self.num_heads, -1))
+            for array, projection in zip(arrays.values(), projections, strict=True)
+        ]
         if process_heads is not None:
-            heads = process_heads(*heads)
+            heads = layouts.apply_to_three("process_heads", process_heads, *heads)
         call = layouts.HeadsLast(*heads, ranks=range(3, 4))
         options = layouts.from_the_first(options, mask, call.shape)
         rate = 0.0 if (self.dropout.inference if inference is None else inference) else self.dropout.p
@@ -86,7 +94,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         mask = layouts.align_mask("mask", mask, call.shape)
         rng = key if rate else None
         output, aux = call.attend(mask=mask, dropout_rate=rate, rng=rng, **options)
-        output = jax.vmap(self.output_proj)(output.reshape((query.shape[0], -1)))
+        output = jax.vmap(self.output_proj)(output.reshape((output.shape[0], -1)))
         return (output, aux) if aux else output
 
 

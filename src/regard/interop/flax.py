@@ -124,7 +124,8 @@ def attention_fn(
     }.items():
         check_flag(name, flag)
     options = layouts.further_options(options, attention_fn, rng="write dropout_rng=")
-    promoted = promote_dtype((query, key, value), dtype=dtype)
+    arrays = layouts.read_arrays(query=query, key=key, value=value)
+    promoted = layouts.apply_to_three("promote_dtype", promote_dtype, (*arrays.values(),), dtype=dtype)
     call = layouts.HeadsLast(*promoted, ranks=range(3, 33), score=options.get("score"))
     options = layouts.from_the_first(options, mask, call.shape)
     mask, sound = _read_mask(mask)

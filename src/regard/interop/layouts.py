@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard import masks
-from regard.arguments import check_option, integers
+from regard.arguments import as_array, check_option, integers
 from regard.attention import run_problem
 from regard.axes import Array
 from regard.engine.call.canonicalization import canonicalize, check_rng, float_array
@@ -69,6 +69,22 @@ class HeadsLast:
         output, aux = result if options.get("aux") else (result, {})
         results = _swap_heads(output), aux
         return jax.tree.map(lambda array: array[0], results) if self._is_single else results
+
+
+def read_arrays(**arrays: Any) -> dict[str, Array]:
+    """Return what a call has in place of arrays as arrays, of any dtype and rank."""
+    return {name: as_array(name, "an array", jnp.asarray, array) for name, array in arrays.items()}
+
+
+def apply_to_three(name: str, function: Any, *arguments: Any, **options: Any) -> Any:
+    """Return what a user's function makes of query, key and value: three arrays."""
+    if not callable(function):
+        raise TypeError(f"{name}: expected a function, got {type(function).__name__}")
+    arrays = function(*arguments, **options)
+    if not isinstance(arrays, list | tuple) or len(arrays) != 3:
+        returned = f"{len(arrays)} arrays" if isinstance(arrays, list | tuple) else type(arrays).__name__
+        raise TypeError(f"{name}: expected a function that returns query, key and value, got {returned}")
+    return arrays
 
 
 def _swap_heads(array: Any) -> Any:
