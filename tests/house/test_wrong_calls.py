@@ -43,7 +43,7 @@ WRONG_CALLS = [
     lambda: KVCache.create(batch=1, key_heads=1, key_width=2, capacity=2, dtype=None),
     lambda: flax.attention_fn(*ROWS, promote_dtype=lambda *_, dtype: 3), lambda: LAYER(SQUARE, SQUARE, None),
     lambda: flax.attention_fn(None, *ROWS[1:]), lambda: LAYER(*ROWS),
-    lambda: LAYER(*[SQUARE] * 3, process_heads=3), lambda: LAYER(*[SQUARE] * 3, process_heads=lambda *x: x[:2]),
+    lambda: LAYER(*[SQUARE] * 3, process_heads=3), lambda: LAYER(*[SQUARE] * 3, process_heads=zip),
 ]  # fmt: skip
 
 
