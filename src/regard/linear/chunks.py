@@ -103,7 +103,7 @@ def _advance(
     rows = [] if query is None else [query * scale]
     rows += [] if rate is None else [key[:, :, None]]
     rows = jnp.concatenate(rows, 2) if rows else key[:, :, None][:, :, :0]
-    products, until, after = _meet(config, rows, key, decay)
+    products, until, after = _decay_rows(config, rows, key, decay)
     reaching, leaving, whole = rows, key, None
     if until is not None:
         reaching, leaving, whole = rows * until[:, :, None], key * after, until[:, -1]
@@ -160,7 +160,7 @@ def _join_lines(config: LinearConfig, array: Array) -> Array:
     return array.reshape((math.prod(config.batch), *array.shape[len(config.batch) :]))
 
 
-def _meet(config: LinearConfig, rows: Array, key: Array, decay: Array | None) -> tuple[Array, Any, Any]:
+def _decay_rows(config: LinearConfig, rows: Array, key: Array, decay: Array | None) -> tuple[Array, Any, Any]:
     """Multiply rows with the keys up to their own; find the decay from start and to end of the chunk."""
     if decay is not None and decay.shape[-1] > 1:
         return decay_products(rows, key, jnp.exp(decay), config.precision)
