@@ -145,7 +145,7 @@ class Call(CallRecord):
 
         Returns:
             As `readouts.read`, with leading axes `(heads,)`. `trust` compares with the `lse` of the backend
-            that ran: max_t |e^(lse'_t - lse_t) - 1|, where lse' is the readout's own.
+            that ran: `max_t |e^(lse'_t - lse_t) - 1|`, where lse' is the readout's own.
 
         Raises:
             ValueError: a head that is not there; more than was saved, where q and k are not kept.
