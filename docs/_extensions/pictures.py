@@ -1,4 +1,7 @@
-"""Pictures that cells draw are shown at the size that they were drawn for, in inches, not pixel by pixel."""
+"""Pictures that cells draw are shown at the size that they were drawn for, in inches, not pixel by pixel.
+
+On dark pages those of a few colours change to light on dark; shades keep the light sheet they are drawn on.
+"""
 
 import re
 from pathlib import Path
@@ -11,6 +14,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 
 SCREEN_DPI = 96
 WIDE = 640  # pixels above which a picture is moved sideways on a phone rather than made small
+FLAT = 0.93  # share of its six commonest colours from which a picture is lines and areas: masks, charts
 TITLE = re.compile(r"title(?:=|\()\"([^\"{}]+)\"")
 
 
@@ -29,6 +33,12 @@ def describe(node: nodes.image) -> str:
     return f"{heading.astext()}: what the cell above draws" if heading else "what the cell above draws"
 
 
+def is_flat(picture: Image.Image) -> bool:
+    """Whether few colours fill it, so that it may change from dark on light to light on dark."""
+    colours = picture.convert("RGB").getcolors(picture.width * picture.height) or []
+    return sum(sorted(count for count, _ in colours)[-6:]) >= FLAT * picture.width * picture.height
+
+
 class Measure(SphinxPostTransform):
     """Give pictures without a width the one that they have on paper, and words."""
 
@@ -42,6 +52,7 @@ class Measure(SphinxPostTransform):
             with Image.open(path) as picture:
                 dots = picture.info.get("dpi", (SCREEN_DPI,))[0]
                 width = round(picture.width * SCREEN_DPI / float(dots))
+                node["classes"] += ["flat"] if is_flat(picture) else []
             node["width"] = f"{width}px"
             node["classes"] += ["wide"] if width > WIDE else []
             if not node.get("alt"):

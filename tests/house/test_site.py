@@ -62,9 +62,6 @@ def test_the_reference_lists_the_modules_of_its_pages():
     assert sorted(re.findall(r"public:: (\S+)\n```", reference)) == sorted(MODULES)
 
 
-# The site.
-
-
 @pytest.fixture(scope="module")
 def site():
     if not (SITE / "index.html").is_file():
