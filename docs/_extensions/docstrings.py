@@ -51,6 +51,14 @@ def escape(line: str) -> str:
     return "".join(pieces)
 
 
+def tabulate(lines: list[str]) -> list[str]:
+    """A table as Markdown has it, in reStructuredText."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])]
+    starts = ("   * -", *["     -"] * (len(rows[0]) - 1))
+    cells = [f"{start} {escape(cell)}" for row in rows for start, cell in zip(starts, row, strict=True)]
+    return [".. list-table::", "   :header-rows: 1", "   :widths: auto", "", *cells, ""]
+
+
 def translate(lines: list[str]) -> list[str]:
     """A whole docstring."""
     text, paragraph, told, example = [], [], False, False
@@ -61,6 +69,8 @@ def translate(lines: list[str]) -> list[str]:
         if not told and text and is_formula(paragraph):
             text.extend([".. code-block:: text", "   :class: formula", ""])
             text.extend(f"    {line}" for line in paragraph)
+        elif not told and all(line.startswith("|") for line in paragraph):
+            text.extend(tabulate(paragraph))
         else:
             joined = "\n".join(paragraph)
             # A span of code may go over the end of a line.
@@ -97,6 +107,7 @@ def show_annotation(annotation: Any) -> str:
     text = re.sub(rf"Union\[{re.escape(ARRAY_LIKE)}\]|{re.escape(ARRAY_LIKE)}", "ArrayLike", text)
     text = re.sub(r"ForwardRef\('([^']*)'\)", r"\1", text)
     text = re.sub(r"\b(?:\w+\.)+(?=[A-Z])", "", text)
+    text = re.sub(r"\bNoneType\b", "None", text)
     return re.sub(r"' (\w+)'", r"'\1'", text)  # jaxtyping's mark of a single axis
 
 
