@@ -59,9 +59,11 @@ version = release = importlib.metadata.version("regard")
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "myst_nb",
     "sphinx_copybutton",
     "sphinx_design",
+    "links",
     "mathml",
     "notebooks",
     "public_names",
@@ -114,7 +116,7 @@ add_module_names = False
 toc_object_entries_show_parents = "hide"
 
 html_theme = "sphinx_book_theme"
-html_title = "Regard"
+html_title = f"Regard {release}"
 html_logo = "_static/regard.svg"
 html_favicon = "_static/regard.svg"
 html_static_path = ["_static"]
@@ -131,4 +133,5 @@ html_theme_options = {
     "navigation_with_keys": False,
     "navbar_persistent": [],
     "logo": {"text": "Regard", "alt_text": "Regard"},
+    "extra_footer": f"Regard {release}; cells ran with jax {importlib.metadata.version('jax')}",
 }

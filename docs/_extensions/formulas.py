@@ -5,23 +5,27 @@ is a formula by itself, so that a long line breaks like a sentence.
 
 Several letters are a name, but in an index, where up to four are an index each. Behind ^ stands an exponent
 if it is in round brackets, or if it hangs on e, whose exponent may be one name with its index: `e^lse_it`;
-else an index, in braces if it is longer than a letter. A dot between spaces is a scalar product. Backticks
-hold code.
+else an index, in braces if it is longer than a letter. A letter and a digit are a name with its number: `W1`.
+A dot between spaces is a scalar product, * multiplies number by number, // rounds down. Sums have an index;
+without one, "sum" is a word, and so is any word that is no name elsewhere in the block. Backticks hold code.
 """
 
 import re
+from collections.abc import Set
 from html import escape
+from itertools import repeat
 
 # Names may hold words, and end with the letters of indices: query_position_t, output_lhte.
-WHOLE = r"(?:fold_in|min_p|top_[kp])\b"
+WHOLE = r"(?:fold_in|min_p|top_[kp]|turn_back)\b"
 NAMES = r"[A-Za-z]+(?:_(?:[a-z]{5,}|(?:bias|ids|mask|mod|norm|rule|size)(?![a-z])))*'*"
-TOKEN = re.compile(rf"\s+|\d+(?:\.\d+)?(?:e-?\d+)?|{WHOLE}|{NAMES}|<=|>=|!=|->|<-|:=|\S")
-SIGNS = {"<=": "≤", ">=": "≥", "!=": "≠", "->": "→", "<-": "←", "-": "−", "*": "∗", "~": "∼"}
+TOKEN = re.compile(rf"\s+|\d+(?:\.\d+)?(?:e-?\d+)?|{WHOLE}|[A-Za-z]\d\b|{NAMES}|==|<=|>=|!=|->|<-|:=|\S")
+SIGNS = {"<=": "≤", ">=": "≥", "!=": "≠", "->": "→", "<-": "←", "-": "−", "*": "⊙", "~": "∼", "==": "="}
 LETTERS = {"inf": "∞", "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "epsilon": "ε", "eta": "η"}
 LETTERS |= {"theta": "θ", "lambda": "λ", "mu": "μ", "xi": "ξ", "pi": "π", "rho": "ρ", "sigma": "σ"}
 LETTERS |= {"tau": "τ", "phi": "φ", "omega": "ω", "partial": "∂", "Delta": "Δ"}
 BIG = {"sum": "∑", "prod": "∏"}
-PAIRS = {"(": ")", "[": "]", "{": "}"}
+PAIRS = {"(": ")", "[": "]", "{": "}", "⌊": "⌋"}
+QUOTIENT = re.compile(r"(\w+) // (\w+|\([^()]*\))")
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]+[,.;:]?")
 FUNCTIONS = {
     "log",
@@ -46,7 +50,7 @@ GROUPS = re.compile(r"[_^][({]|sqrt\(")
 DIFFERENTIAL = re.compile(r"d([A-Z]|[gpsxy]|sink|bias|slope|scale|cap|logZ)")
 NAME = re.compile(rf"{DIFFERENTIAL.pattern}|[A-Za-z]+'+|W[a-z]|b[gkoqrv]|scale|slope|cap")
 BELOW = {"row", "sink"}  # short, and names in an index, too
-JOINING = {"and", "in", "is", "not", "or", "over", "where"}
+JOINING = {"and", "in", "is", "not", "of", "or", "over", "where"}
 
 
 class UnreadableError(ValueError):
@@ -89,6 +93,8 @@ class Reader:
         kind = {"_": "sub", "^": "sup"}
         if not hung:
             return base
+        if base.endswith("′</mo></msup>") and "^" not in hung:  # a prime stands above the index
+            return base.replace("msup>", "msubsup>").replace("<mo>′", f"{hung['_']}<mo>′")
         if name in BIG:
             kind = {"_": "under", "^": "over"}
         order = [mark for mark in ("_", "^") if mark in hung]
@@ -133,8 +139,11 @@ class Reader:
             return f"<mtext>{token}</mtext>"
         if self.is_index and token.isalpha() and len(token) < 5 and token not in NAMED | BELOW:
             return "".join(f"<mi>{letter}</mi>" for letter in token)
-        if len(token) == 2 and token.endswith("'"):
-            return f"<msup><mi>{token[0]}</mi><mo>′</mo></msup>"
+        if token.endswith("'") and token[0].isalpha():
+            bare = token.rstrip("'")
+            return f"<msup><mi>{LETTERS.get(bare, bare)}</mi><mo>{'′' * (len(token) - len(bare))}</mo></msup>"
+        if token[0].isalpha() and token[-1].isdigit():
+            return f"<msub><mi>{token[0]}</mi><mn>{token[1]}</mn></msub>"
         if token[0].isalpha():
             return f"<mi>{LETTERS.get(token, token)}</mi>"
         if token in PAIRS:
@@ -172,15 +181,23 @@ def _is_closed(text: str) -> bool:
     return False
 
 
-def is_word(text: str) -> bool:
+def is_word(text: str, names: Set[str] = frozenset()) -> bool:
     """Whether it is a word of a sentence, not a name of the formula."""
     bare = text.rstrip(",.;:")
-    return bool(WORD.fullmatch(text)) and not (bare in NAMED or bare in BIG or NAME.fullmatch(bare))
+    return bool(WORD.fullmatch(text)) and not (bare in NAMED or bare in names or NAME.fullmatch(bare))
 
 
-def typeset_word(word: str, following: str) -> str:
+def collect_names(text: str) -> set[str]:
+    """Names of more than a letter that stand in a block of formulas among signs."""
+    signed = (word.strip("()[]{}|") for word in re.sub(r"`[^`]+`", "", text).split() if not is_word(word))
+    names = {token.rstrip("'") for word in signed if not is_word(word) for token in TOKEN.findall(word)}
+    return {name for name in names if name.isalpha() and len(name) > 1 and name not in {*BIG, *JOINING}}
+
+
+def typeset_word(word: str, following: str, names: Set[str]) -> str:
     """One word as MathML, or as it is where it is a word."""
-    if not word or is_word(word) or (word == "a" and is_word(following) and following not in JOINING):
+    is_article = word == "a" and is_word(following, names) and following not in JOINING
+    if not word or is_word(word, names) or is_article:
         return escape(word)
     if word == ".":
         return f"<math>{DOT}</math>"
@@ -193,30 +210,30 @@ def typeset_word(word: str, following: str) -> str:
         except UnreadableError:
             reader.place = at
             token = reader.take()
-            if token not in "()[]{}|,":
+            if token not in "()[]{}⌊⌋|,":
                 raise
             pieces.append(SIGN(token))
     return f"<math>{''.join(pieces)}</math>"
 
 
-def typeset_part(text: str) -> str:
+def typeset_part(text: str, names: Set[str]) -> str:
     """A formula, in which what backticks hold is code."""
     pieces = re.split(r"`([^`]+)`", text)
     for number, piece in enumerate(pieces):
         if number % 2:
             pieces[number] = f"<code>{escape(piece)}</code>"
         else:
-            words = split_words(piece)
-            pieces[number] = " ".join(map(typeset_word, words, [*words[1:], ""]))
+            words = split_words(QUOTIENT.sub(r"⌊\1 / \2⌋", piece))
+            pieces[number] = " ".join(map(typeset_word, words, [*words[1:], ""], repeat(names)))
     return "".join(pieces)
 
 
 def typeset(text: str) -> str:
     """A block of lines; several formulas on a line are divided by wide gaps."""
-    lines = []
+    lines, names = [], collect_names(text)
     for line in text.rstrip().split("\n"):
         indent = len(line) - len(line.lstrip())
         parts = (part for part in re.split(r" {2,}", line.strip()) if part)
-        joined = "".join(f"<span>{typeset_part(part)}</span>" for part in parts)
+        joined = "".join(f"<span>{typeset_part(part, names)}</span>" for part in parts)
         lines.append(f'<div style="margin-left: {indent / 2:g}em">{joined}</div>')
     return f'<div class="formula">{"".join(lines)}</div>'

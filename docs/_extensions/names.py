@@ -135,7 +135,7 @@ def place(module: str, name: str, value: Any) -> str:
 
 # Words with many meanings, and words of the language, lead nowhere.
 AMBIGUOUS = {"regard", "read", "step", "window", "label", "loop", "cache", "heads", "flax", "bilinear"}
-AMBIGUOUS |= {"Text", "plan", "use", "attention", "check", "gradients"}
+AMBIGUOUS |= {"Text", "plan", "use", "attention", "check", "gradients", "capacity", "choose", "lengths"}
 
 
 @cache

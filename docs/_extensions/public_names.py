@@ -2,10 +2,11 @@
 
 import importlib
 import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from docstrings import process, restore, show_signature, translate
+from docstrings import process, restore, show_attribute, show_signature, translate
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
@@ -17,8 +18,9 @@ from regard.cache.rows import Rows
 
 
 def read_summary(value: Any, text: str) -> str:
-    """The first sentence of a documentation."""
-    lines = (text or inspect.getdoc(value) or "").split("\n\n")[0]
+    """The first sentence of a documentation; the one of a constant's type says nothing of the constant."""
+    documented = isinstance(value, type) or inspect.isroutine(value) or inspect.ismodule(value)
+    lines = (text or (inspect.getdoc(value) if documented else None) or "").split("\n\n")[0]
     return translate(lines.split("\n"))[0] if lines else ""
 
 
@@ -72,6 +74,10 @@ class Public(SphinxDirective):
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directive, and the translation of docstrings."""
     app.add_directive("public", Public)
+    # Autodoc prints types of attributes by itself, each time it has looked up what an annotation means.
+    for name, module in list(sys.modules.items()):
+        if name.startswith("sphinx.ext.autodoc") and hasattr(module, "stringify_annotation"):
+            module.stringify_annotation = show_attribute
     app.connect("autodoc-process-docstring", process, priority=400)
     app.connect("autodoc-process-docstring", restore, priority=600)
     app.connect("autodoc-process-signature", show_signature)

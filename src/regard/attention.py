@@ -51,7 +51,7 @@ def attend(
             from left to right.
         scale: factor on the scores; None means 1/sqrt(D).
         sinks: one logit per head, an array that broadcasts to `*B`, that takes part in the softmax as a key
-            with a value of 0 would: lse = log(e^sink + sum_s e^score_s).
+            with a value of 0 would: `lse = log(e^sink + sum_s e^score_s)`.
             Weights then sum to less than 1; lse and entropy count the sink, max_score and argmax do not.
         dropout_rate: chance in [0, 1) that a weight is dropped; the others grow by 1 / (1 - rate). The
             pattern depends on (rng, batch, head, query position, key position) alone; with positions per

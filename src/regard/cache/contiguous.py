@@ -28,7 +28,7 @@ from regard.records import record
 class KVCache(Rows):
     """Keys and values of the tokens so far, with room for more: what decoding attends to.
 
-    slot s of row b holds the token at position start_b + s, below lengths_b; at position s where s < first
+    position = start_b + s of what slot s of row b holds, below lengths_b;  position = s where s < first
 
     A frozen pytree: `append` returns a new cache. Under jit with the old cache donated, tokens are written in
     place. Every leaf has the batch first, so `jax.tree.map(lambda leaf: leaf[rows], cache)` reorders rows, as
@@ -108,7 +108,7 @@ class KVCache(Rows):
             key_width: D.
             value_width: E; None means D.
             dtype: floating-point dtype of what is stored; or int8, a quarter of float32's memory, with a
-                float32 scale per token and key head, max_d |token_d| / 127. No number is then off by more
+                float32 scale per token and key head, `max_d |token_d| / 127`. No number is then off by more
                 than half a scale; the cache has no derivative, and is read by its own `attend`.
             window: how many tokens before its own a query needs, as in `masks.sliding_window(window)`; older
                 ones may be forgotten. None keeps all.

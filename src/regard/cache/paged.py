@@ -27,7 +27,7 @@ from regard.records import record
 class PagedKVCache(Rows):
     """Keys and values in pages of fixed size, which a table hands to rows: serving requests of any length.
 
-    the token of row b at position p is in page page_table[b, p // page_size], slot p mod page_size
+    page = page_table[b, p // page_size],  slot = p mod page_size,  of the token of row b at position p
 
     A frozen pytree. `append` writes through the table and works under jit. `assign`, `share` and `release`
     change who holds which page, between steps, outside jit. Make one with `PagedKVCache.create`.

@@ -21,11 +21,11 @@ display:grid;grid-template-columns:2em minmax(0,1fr)}
 .regard-derivation .facts{margin-left:auto;opacity:.65;font-size:.87em}
 .regard-derivation .formula{font-size:1.2em;margin:.3em 0;overflow-x:auto;overflow-y:hidden}
 .regard-derivation p{margin:.1em 0}
-.regard-derivation .roles{font-size:.87em;opacity:.85}
+.regard-derivation .roles{font-size:.87em}
 .regard-derivation .roles span{margin-right:1.2em}
-.regard-derivation .summed{color:#d9730d;font-weight:600}
-.regard-derivation .batch{color:#8a6fd1}
-.regard-derivation .free{color:#2f8fd0}
+.regard-derivation .summed{color:#a65200;color:light-dark(#a65200,#f0913a);font-weight:600}
+.regard-derivation .batch{color:#6f52b8;color:light-dark(#6f52b8,#ac96e6)}
+.regard-derivation .free{color:#1f6fa8;color:light-dark(#1f6fa8,#5fb2ea)}
 .regard-derivation .tables{display:flex;flex-wrap:wrap;gap:.6em 2em;overflow-x:auto;margin-top:.4em}
 .regard-derivation table{border-collapse:collapse;width:auto;margin:0;font-size:.87em;border:0;
 font-variant-numeric:tabular-nums;background:none;display:table}

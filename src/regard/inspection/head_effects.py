@@ -22,7 +22,7 @@ def sweep_heads(
 ) -> tuple[np.ndarray, ...]:
     """Measure by how much fn's number changes when each head's output is replaced, one head after another.
 
-    effect_nh = fn with output_nh <- new_nh  -  fn
+    effect_nh = fn(new_nh in place of output_nh) - fn(output_nh)
 
     One program is compiled, which takes the head as an array, and runs once per head.
 
@@ -73,7 +73,7 @@ def attribute_heads(
 ) -> tuple[np.ndarray, ...]:
     """Estimate what `sweep_heads` measures, for all heads at once, from gradients (attribution patching).
 
-    effect_nh ~ 1/steps sum_k <d fn / d output_nh, new_nh - output_nh>  where every head's output is
+    effect_nh ~ (1/steps) sum_k (d fn / d output_nh) . (new_nh - output_nh),  where every head's output is
     (1 - s_k) output + s_k new,  s_k = k / (steps - 1)
 
     Args:

@@ -53,7 +53,7 @@ def observe(
 ) -> Callable[..., Any]:
     """Return a function that gives fn's result and numbers of every call of `attend` that it made.
 
-    result, numbers = observe(fn)(*args),  numbers = (measure(call_0), measure(call_1), ...)
+    result, numbers = `observe(fn)(*args)`,  numbers = (measure(call_0), measure(call_1), ...)
 
     The numbers are a pytree like any other, so that it works inside `jit`, `vmap` and `grad`, and what it
     calls may be jitted, rematerialized (`jax.checkpoint`), mapped (`vmap`) or a loop (`lax.scan`): a call in

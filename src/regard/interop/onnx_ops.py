@@ -130,8 +130,8 @@ def linear_attention(
 ) -> LinearAttentionOutputs:
     """Compute the ONNX operator LinearAttention (opset 27) with `regard.linear.attend`.
 
-    S_t = e^{decay_t} S_(t-1) + key_t u_t^T,  output_t = scale * query_t^T S_t
-    u_t = value_t, or under the rule `delta` beta_t * (value_t - key_t^T e^{decay_t} S_(t-1))
+    S_t = e^{decay_t} S_(t-1) + key_t u_t^T,  output_t = scale query_t^T S_t
+    u_t = value_t, or under the rule `delta` beta_t (value_t - key_t^T e^{decay_t} S_(t-1))
 
     Inputs and attributes have ONNX's names. Heads are packed into the last axis, and grouped as in `attend`.
     States and sums are float32, float64 for float64 inputs.

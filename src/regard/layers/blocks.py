@@ -29,9 +29,9 @@ DELTAS = {"gated_delta": GatedDeltaNet, "kimi_delta": KimiDelta}
 class EncoderBlock(nnx.Module):
     """Transformer block of self-attention and a feed-forward branch.
 
-    norm="pre":   x = x + dropout(attention(norm(x)));  x = x + dropout(feed_forward(norm(x)))
-    norm="post":  x = norm(x + dropout(attention(x)));  x = norm(x + dropout(feed_forward(x)))
-    norm="both":  as "pre", with one more norm at the end of each branch
+    `norm="pre"`:   x = x + dropout(attention(norm(x)));  x = x + dropout(feed_forward(norm(x)))
+    `norm="post"`:  x = norm(x + dropout(attention(x)));  x = norm(x + dropout(feed_forward(x)))
+    `norm="both"`:  as `"pre"`, with one more norm at the end of each branch
 
     Args:
         d_model: width M.

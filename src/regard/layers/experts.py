@@ -35,7 +35,7 @@ class Experts(nnx.Module):
 
     scores = x Wr + br
     chosen = the experts of the largest scores;  p = softmax(scores over the chosen)
-    output = sum over e in chosen of p_e FeedForward_e(x)
+    output = sum_(e in chosen) p_e FeedForward_e(x)
 
     Without `normalize_chosen`, p is the softmax over all experts, and those not chosen are left out of the
     sum alone. No token is dropped, however many choose one expert: choices are sorted into tiles of the mean

@@ -50,7 +50,7 @@ class LatentAttention(nnx.Module):
     output = concat(attend(query_h, key_h, value_h)) Wo
 
     With a cache, only latent and turned key are kept, `latent_dim + rotary_dim` numbers per token whatever
-    the number of heads, and neither keys nor values are made of them: as (q Wk^T) latent = q (latent Wk),
+    the number of heads, and neither keys nor values are made of them: as `(q Wk^T) latent = q (latent Wk)`,
     Wk goes to the queries, and Wv to what the heads have read. All heads then share one key head.
 
     With `index_count`, an indexer of a few small heads chooses so many keys for each query, and all heads

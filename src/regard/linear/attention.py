@@ -36,9 +36,9 @@ def attend(
 ) -> Array | Any:
     """Read from a matrix that keys and values are written into, one after the other: linear attention.
 
-    S_0 = initial,  S_t = A_t S_(t-1) + key_t u_t^T,  output_t = scale * query_t^T S_t
+    S_0 = initial,  S_t = A_t S_(t-1) + key_t u_t^T,  output_t = scale query_t^T S_t
     A_t = exp(decay_t), or 1 without `decay`,  u_t = value_t, or with `rate`
-    u_t = rate_t * (value_t - key_t^T A_t S_(t-1))
+    u_t = rate_t (value_t - key_t^T A_t S_(t-1))
 
     The last is the delta rule, which replaces what is stored under key_t.
 
@@ -66,8 +66,8 @@ def attend(
             to `(*B, K, S)`. None adds without replacing.
         feature_map: what query and key pass through first: "identity", "elu1" (elu + 1), "relu", "exp", or a
             function of one array that may change its last axis, D from there on.
-        normalise: divide by the sum of the weights, output_t = query_t^T S_t / query_t^T z_t with
-            z_t = A_t z_(t-1) + key_t; 0 where that sum is 0. For non-negative feature maps; not with `rate`.
+        normalise: divide by the sum of the weights, `output_t = query_t^T S_t / query_t^T z_t` with
+            `z_t = A_t z_(t-1) + key_t`; 0 where it is 0. For non-negative feature maps; not with `rate`.
         scale: factor on the output; None means 1/sqrt(D) of query as it came. Not with `normalise`.
         causal: query t reads the state after key t, and T = S. False: every query reads the last state.
         valid: boolean or integer array `(batch, ..., S)`, nonzero = a real token, aligned with the first
@@ -151,7 +151,7 @@ def step(
 ) -> tuple[Array, State]:
     """Write one token into a state and read it: decoding in time and memory that do not grow.
 
-    S = A state + key u^T,  output = scale * query^T S, as in `attend`
+    S = A state + key u^T,  output = scale query^T S, as in `attend`
 
     Shapes are those of `attend` without the length: query `(*B, H, D)`, key `(*B, K, D)`, value `(*B, K, E)`.
 

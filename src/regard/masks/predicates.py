@@ -35,7 +35,7 @@ def predicate(
 ) -> Mask:
     """Let `fn` decide from the two positions, and from batch row and head if it asks for them.
 
-    keep(b, h, q, k) = fn(query=q, key=k, batch=b, head=h), with those of the four that fn takes
+    keep(b, h, q, k) = `fn(query=q, key=k, batch=b, head=h)`, with those of the four that fn takes
 
     Args:
         fn: called with those arguments that its parameters name, in any order, of `batch`, `head`, `query`

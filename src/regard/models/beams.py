@@ -38,7 +38,7 @@ class Beams:
     lengths: Int[Array, "batch W"]
     """Tokens per text; 0 where fewer texts were found than asked for, or where a logit was not finite."""
     scores: Float[Array, "batch W"]
-    """Log-probability in nats over length^length_penalty; -inf where there is no text."""
+    """Log-probability in nats over `length^length_penalty`; -inf where there is no text."""
     finished: Bool[Array, "batch W"]
     """True where a stop token ends the text."""
 

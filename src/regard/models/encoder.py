@@ -26,7 +26,7 @@ from regard.models.stack import Stack
 class Encoder(nnx.Module):
     """Embedding and `config.num_layers` encoder blocks.
 
-    hidden = norm(block_L(... block_1(embedding(inputs))))    (the last norm not for norm="post")
+    hidden = norm(block_L(... block_1(embedding(inputs))))    (the last norm not for `norm="post"`)
 
     Args:
         config: sizes and choices.

@@ -52,9 +52,9 @@ def generate(
     rng, or which tokens stop. Dropout is off. Works under `jax.jit` and `nnx.jit`, with prompts as an array.
 
     With a `draft`, decoding is speculative: the model reads `draft_tokens` tokens of the draft at once, and
-    keeps each with probability
+    keeps each with probability r,
 
-    min(1, p(token) / q(token))
+    r = min(1, p(token) / q(token))
 
     of its own probability p and the draft's q, both after `sampling`. In place of the first one refused comes
     a token ~ max(0, p - q), normalised; after all of them, one ~ p. Texts then have the same distribution as

@@ -213,3 +213,4 @@ PRESETS: dict[str, Preset] = {
     "vit-base-16": _vit(768, 12, 12, patch=16),
     "vit-large-16": _vit(1024, 16, 24, patch=16),
 }  # fmt: skip
+"""Published models by name, each with the source of its sizes; `preset` makes a configuration of one."""

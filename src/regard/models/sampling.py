@@ -125,7 +125,7 @@ def repetition_penalty(
 ) -> Float[Array, "*B V"]:
     """Make tokens seen before less probable.
 
-    logit' = logit / penalty where logit > 0, logit penalty elsewhere, for the tokens seen
+    logit' = logit / penalty where logit > 0, logit times penalty elsewhere, for the tokens seen
 
     Args:
         logits: of the next token.

@@ -34,7 +34,7 @@ def ring_attend(
 ) -> Array | Any:
     """Attend with the sequence divided over devices; keys and values travel around them.
 
-    output_te = sum over rounds r of softmax_s(score_ts) value_se, s on the device r steps before
+    output_te = sum_r sum_s softmax_s(score_ts) value_se over rounds r, keys s on the device r steps before
 
     Each device keeps its queries. In every round it attends to the keys it has, while the next ones are on
     their way, and joins the result to what it has by the rules of sums of exponentials. In the backward

@@ -140,6 +140,7 @@ def _tpu(name: str, host: int, pod: int, *figures: float) -> Chip:
 
 
 CHIPS = {chip.name: chip for chip in (*_read_rows(_NVIDIA, _nvidia), *_read_rows(_TPU, _tpu))}
+"""Chips by name: their speed, memory and links, each with the source of its numbers."""
 
 
 def find_chip(chip: str | Chip) -> Chip:

@@ -26,7 +26,7 @@ def rotary(
 ) -> Float[Array, "*B T D"]:
     """Turn pairs of features by position times frequency; then q . k depends on distance alone.
 
-    (a, b) -> (a cos - b sin, a sin + b cos) of the angle position * base^(-2i/width), i = 0..width/2-1
+    (a, b) -> (a cos - b sin, a sin + b cos) of the angle position base^(-2i/width), i = 0..width/2-1
 
     Queries and keys are turned before attention. Sines and cosines are exact at every int32 position, and
     the turn is computed in float32 at least, whatever the dtype of the features.

@@ -61,7 +61,7 @@ class Scaling:
     """
 
     def frequencies(self, width: int, base: float) -> np.ndarray:
-        """Compute one frequency per pair of features, in float64; without a rule base^(-2i/width)."""
+        """Compute one frequency per pair of features, in float64; without a rule `base^(-2i/width)`."""
         return frequencies(width, base)
 
     @property
@@ -102,7 +102,7 @@ class Linear(Scaling):
 class DynamicNTK(Scaling):
     """A larger base, so that slow features stretch and fast ones stay, once `length` exceeds the training's.
 
-    base' = base * (factor * length / trained_length - (factor - 1))^(width / (width - 2))
+    base' = base (factor length / trained_length - (factor - 1))^(width / (width - 2))
 
     `length` is fixed for a sequence: cached keys that were turned by other frequencies would not fit.
 

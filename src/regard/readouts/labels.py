@@ -16,11 +16,11 @@ from regard.masks.grid import is_concrete
 from regard.readouts.accumulators import PATTERNS
 from regard.readouts.readout import Readout
 
-# For each label the least share, of the weight that chance would not put there, from which it is given.
 LABELS: dict[str, float] = {
     "self": 0.4, "previous-token": 0.4, "next-token": 0.4, "sink": 0.5, "duplicate-token": 0.3,
     "induction": 0.3, "delimiter": 0.5, "local": 0.6, "uniform": 0.9,
 }  # fmt: skip
+"""For each label the least share, of the weight that chance would not put there, from which it is given."""
 _PATTERN_OF = {name: name.removesuffix("-token") for name in LABELS} | {"sink": "first"}
 _NEIGHBOURS = ("self", "previous-token", "next-token")
 _CERTAINTY = np.log(1000)  # a head that knows nothing of a pattern passes once in so many times
@@ -59,8 +59,8 @@ def average(readout: Readout) -> dict[str, Array]:
 
     The numbers of `LABELS` are averaged over the queries that have a choice: some keys match, not all.
     "sink" is the weight on the first keys and the learned sink, "uniform" the number of keys that the entropy
-    is worth, as a share of those there are: e^entropy / keys. For duplicate-token and induction, weight that
-    the query's neighbours hold is not counted again; for delimiter, that of the first keys.
+    is worth, as a share of those there are: `e^entropy / keys`. For duplicate-token and induction, weight
+    that the query's neighbours hold is not counted again; for delimiter, that of the first keys.
 
     Args:
         readout: of `read`.

@@ -16,8 +16,8 @@ from regard.records import record, static
 class Level:
     """Blocks of the T x S weights; the last one of each axis may hold fewer rows or keys.
 
-    mass_ij = mean over rows t of block i that have keys of sum over keys s of block j of p_ts
-    max_ij  = max over the cells of the block of p_ts
+    mass_ij = mean_t sum_s p_ts over keys s of block j and those rows t of block i that have keys
+    max_ij = max over the cells of the block of p_ts
 
     Example:
         >>> import jax.numpy as jnp
@@ -124,7 +124,7 @@ class Readout:
     distance_mass: Array
     """(*B, 63) mean over rows of the weight by distance, query position - key position.
 
-    Entry 31 is distance 0; 31 + n holds distances 2^(n-1) to 2^n - 1, and 31 - n their negatives, of
+    Entry 31 is distance 0; 31 + n holds distances `2^(n-1)` to `2^n - 1`, and 31 - n their negatives, of
     keys that come later.
     """
     block_mass: Array
@@ -165,7 +165,7 @@ class Readout:
         return max(max(self.block_mass.shape[-2:]) - 1, 0).bit_length() + 1
 
     def level(self, number: int) -> Level:
-        """Merge blocks until they are 2^number times as large as the finest, along both axes.
+        """Merge blocks until they are `2^number` times as large as the finest, along both axes.
 
         Args:
             number: 0 is the finest level, `num_levels - 1` a single block.

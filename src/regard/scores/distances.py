@@ -22,8 +22,8 @@ def alibi(num_heads: int | None = None, *, slopes: ArrayLike | None = None) -> S
 
     s'_ts = s_ts - slope_h |query_position_t - key_position_s|
 
-    The slopes of n heads, n a power of two, are 2^(-8/n), 2^(-16/n), ... 2^-8. For other head counts they
-    are those of the power of two below, followed by every other slope of twice that power.
+    The slopes of n heads, n a power of two, are `2^(-8/n)`, `2^(-16/n)`, ... `2^-8`. For other head counts
+    they are those of the power of two below, followed by every other slope of twice that power.
 
     Args:
         num_heads: number of query heads, to compute slopes for.

@@ -37,8 +37,8 @@ class Gradients(NamedTuple):
 def output_gradients(d_output: ArrayLike, weights: ArrayLike, value: ArrayLike) -> tuple[Array, Array]:
     """Go back through the weighted sum O = A V.
 
-    dL/dA^{ij} = sum_b dL/dO^{ib} V^{jb}
-    dL/dV^{jb} = sum_i A^{ij} dL/dO^{ib}
+    dL/dA^{ij} = sum_b (dL/dO^{ib}) V^{jb}
+    dL/dV^{jb} = sum_i A^{ij} (dL/dO^{ib})
 
     Args:
         d_output: dL/dO, `(..., T, E)`.
@@ -65,9 +65,9 @@ def score_gradients(
 ) -> tuple[Array, Array, Array | None]:
     """Go back through the products P = Q g K; the scale is part of what came before.
 
-    dL/dQ^{ia} = sum_jb dL/dP^{ij} g_ab K^{jb}
-    dL/dK^{jb} = sum_ia dL/dP^{ij} Q^{ia} g_ab
-    dL/dg_ab = sum_ij dL/dP^{ij} Q^{ia} K^{jb}
+    dL/dQ^{ia} = sum_jb (dL/dP^{ij}) g_ab K^{jb}
+    dL/dK^{jb} = sum_ia (dL/dP^{ij}) Q^{ia} g_ab
+    dL/dg_ab = sum_ij (dL/dP^{ij}) Q^{ia} K^{jb}
 
     Args:
         d_products: dL/dP, `(..., T, S)`; for S = scale P, it is scale times dL/dS.
@@ -97,7 +97,7 @@ def score_gradients(
 def softcap_derivative(capped: ArrayLike, cap: ArrayLike) -> Array:
     """Differentiate the softcap at its result.
 
-    y = cap tanh(x / cap):  dy/dx = 1 - (y / cap)^2,  dy/dcap = y / cap - x / cap (1 - (y / cap)^2)
+    y = cap tanh(x / cap):  dy/dx = 1 - (y / cap)^2,  dy/dcap = y / cap - (x / cap) (1 - (y / cap)^2)
 
     Args:
         capped: y.

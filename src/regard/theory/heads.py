@@ -90,7 +90,7 @@ def diversity(weights: ArrayLike) -> Array:
 def head_entropy(weights: ArrayLike) -> Array:
     """Average the entropy of each head's rows, in nats.
 
-    mean_t H(A_ht),  over rows that attend to anything
+    entropy_h = mean_t H(A_ht),  over rows that attend to anything
 
     Args:
         weights: A, `(..., H, T, S)`.

@@ -15,7 +15,7 @@ from regard.theory.notation import contract as _contract
 def hebbian_weights(patterns: ArrayLike) -> Array:
     """Store patterns: what fires together is wired together.
 
-    W_ab = 1/D sum_j p_ja p_jb where a != b, else 0
+    W_ab = (1/D) sum_j p_ja p_jb where a != b, else 0
 
     Args:
         patterns: p of +1 and -1, `(..., S, D)`, floating-point.
@@ -39,7 +39,7 @@ def hebbian_weights(patterns: ArrayLike) -> Array:
 def ising_energy(state: ArrayLike, weights: ArrayLike) -> Array:
     """Measure how much of a state contradicts the weights.
 
-    E(x) = -1/2 sum_ab x_a W_ab x_b
+    E(x) = -(1/2) sum_ab x_a W_ab x_b
 
     Args:
         state: x of +1 and -1, `(..., D)`, floating-point.

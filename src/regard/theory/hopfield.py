@@ -21,7 +21,7 @@ def energy(
 ) -> Array:
     """Measure how far a state is from remembering something; every update lowers it.
 
-    E(x) = -1/beta log sum_j e^(beta x . p_j) + x . x / 2 + 1/beta log N + M^2 / 2,  M = max_j |p_j|
+    E(x) = -(1/beta) log sum_j e^(beta x . p_j) + x . x / 2 + (1/beta) log N + M^2 / 2,  M = max_j |p_j|
 
     Args:
         state: x, `(..., T, D)`.
@@ -159,7 +159,7 @@ def separation(patterns: ArrayLike) -> Array:
 
     Returns:
         `(..., S)`; below 0 where another pattern fits better than the pattern itself, +inf for one alone. The
-        theorem wants beta Delta to exceed log(2 (S - 1) S beta M^2) + 2 / S of a pattern to be stored.
+        theorem wants beta Delta to exceed `log(2 (S - 1) S beta M^2) + 2 / S` of a pattern to be stored.
 
     Example:
         >>> from regard.theory import hopfield
@@ -179,7 +179,7 @@ def capacity(width: int, *, beta: float = 1.0, radius: float = 1.0, failure: flo
     """Estimate how many random patterns can be stored: a number that grows exponentially with the width.
 
     N = sqrt(failure) c^((D - 1) / 4),  c = b / W(e^(a + log b)),  W Lambert's function
-    a = 2 / (D - 1) (1 + log(2 beta radius^2 failure (D - 1))),  b = 2 radius^2 beta / 5
+    a = (2 / (D - 1)) (1 + log(2 beta radius^2 failure (D - 1))),  b = 2 radius^2 beta / 5
 
     A bound from below for patterns drawn at random from a sphere of radius sqrt(D - 1) times `radius`; many
     more may fit.
@@ -218,7 +218,7 @@ def growth(width: int, beta: float = 1.0, radius: float = 1.0, failure: float = 
         width, beta, radius, failure: as for `capacity`.
 
     Returns:
-        c. The theorem holds where c is at least (2 / sqrt(failure))^(4 / (D - 1)).
+        c. The theorem holds where c is at least `(2 / sqrt(failure))^(4 / (D - 1))`.
 
     Raises:
         ValueError: as `capacity`.

@@ -150,7 +150,7 @@ def explain_einsum(subscripts: str, *arrays: Any) -> Contraction:
 def contract(subscripts: str, *arrays: ArrayLike) -> Array:
     """Multiply arrays and add up over the indices that the result lacks.
 
-    contract("hia,hja->hij", A, B)^{hij} = sum_a A^{hia} B^{hja}
+    C = `contract("hia,hja->hij", A, B)`:  C^{hij} = sum_a A^{hia} B^{hja}
 
     Args:
         subscripts: as for `explain_einsum`.

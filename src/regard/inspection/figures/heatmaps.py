@@ -48,7 +48,7 @@ def attention_heatmap(
         title: text above the picture.
         vmax: the weight that gets the last colour, in (0, 1]. Lower it for long rows, whose weights are all
             small; the colour bar then ends in an arrow where weights lie above it.
-        scale: "power" colours by weight^0.4, which shows small weights, as the explorer does, or "linear".
+        scale: "power" colours by `weight^0.4`, which shows small weights, as the explorer does, or "linear".
         annotate: write each weight into its cell. None does it up to 16 x 16 where the numbers fit. Three
             digits where `vmax` is below 0.1, else two.
 

@@ -97,7 +97,7 @@ class Call(CallRecord):
         query_tokens, key_tokens: what sits at the queries and keys.
         positions: of the layer, where they are known.
         output_error: largest difference of the output from that computed anew; None with dropout.
-        value_norms: `(H, S)` |v_s Wo_h|, the length of what a weight of 1 adds; None where it is not known.
+        value_norms: `(H, S)` `|v_s Wo_h|`, the length of what a weight of 1 adds; None where it is not known.
         run: number of the model's run among those of a capture, from 1; None where it is not known.
         stored: statistics from a file.
 
@@ -145,7 +145,7 @@ class Call(CallRecord):
 
         Returns:
             As `readouts.read`, with leading axes `(heads,)`. `trust` compares with the `lse` of the backend
-            that ran: max_t |e^(lse'_t - lse_t) - 1|, where lse' is the readout's own.
+            that ran: `max_t |e^(lse'_t - lse_t) - 1|`, where lse' is the readout's own.
 
         Raises:
             ValueError: a head that is not there; more than was saved, where q and k are not kept.

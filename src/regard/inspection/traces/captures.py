@@ -75,7 +75,7 @@ def record(
 ) -> tuple[Any, Trace]:
     """Call a model, outside `jit`, and keep what it attended to.
 
-    outputs = model(*inputs, **options)
+    outputs = `model(*inputs, **options)`
 
     Args:
         model: as in `capture`; of linen, `model.apply` is called, so the first input is the variables.
