@@ -370,10 +370,11 @@ class Attention:
         raw, raw_size, scale = self.narrow(by_score * slope), size * abs(slope), abs(self.scale)
         asked, asked_size = self.scale * (raw @ self.key), scale * (raw_size @ abs(self.key))
         if self.metric is not None:
+            asked = self.round(asked)
             query, beside = swap(expand(given["query"], self.leading)), ~np.isfinite(given["query"]).all()
             query = np.where(np.isfinite(query), query, 0)
             note("metric", self.metric.shape, query @ asked, abs(query) @ asked_size, odd.any() | beside)
-            asked, asked_size = self.round(asked) @ swap(self.metric), asked_size @ abs(swap(self.metric))
+            asked, asked_size = asked @ swap(self.metric), asked_size @ abs(swap(self.metric))
         note("query", given["query"].shape, asked, asked_size, rows | self.shared)
         keys_size = scale * (swap(raw_size) @ abs(self.query))
         note("key", given["key"].shape, self.scale * (swap(raw) @ self.query), keys_size, columns)
