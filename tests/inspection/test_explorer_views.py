@@ -210,9 +210,10 @@ def test_on_paper_cells_lie_under_their_labels_and_nothing_is_cut(open_page, cas
         visit.probe("still", False)
         visit.page.emulate_media(media="screen")
         visit.page.set_viewport_size({"width": 1280, "height": 800})
-        go(visit, f"#tab={tab}&l=1&h=1&cmp=difference")
+        go(visit, f"#tab={tab}&l=1&h=1&cmp=difference&row={N - 1}&key=12")
         visit.until("__regard.drawn().then(() => true)")
         visit.probe("still", True)
+        assert tab != "attention" or visit.evaluate("probe.strayed") < 0.01
         visit.page.emulate_media(media="print")
         for width, height in ((718, 1047), (1047, 718), (740, 980), (980, 740)):
             visit.page.set_viewport_size({"width": width, "height": height})

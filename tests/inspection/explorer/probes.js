@@ -68,7 +68,19 @@
   window.probe = {
     still: (on) => {
       printing = on;
-      if (on) dispatchEvent(new Event("beforeprint"));
+      if (!on) return;
+      const { prototype } = CanvasRenderingContext2D;
+      const { strokeRect } = prototype;
+      const { row, key } = __regard.state();
+      const cell = row === null ? null : __regard.pixel(row, key);
+      window.probe.strayed = null;
+      prototype.strokeRect = function (x, y, w, h) {
+        if (cell && this.lineWidth === 2 && this.canvas.className === "rg-print")
+          window.probe.strayed = Math.hypot(x + w / 2 - cell.x, y + h / 2 - cell.y);
+        strokeRect.call(this, x, y, w, h);
+      };
+      dispatchEvent(new Event("beforeprint"));
+      prototype.strokeRect = strokeRect;
     },
 
     /** Tokens in sight of the Reader, with their tint. */
@@ -102,6 +114,9 @@
       const loose = pressed.parentElement.querySelector("button[aria-pressed=false]");
       return [pressed, loose].map(window.probe.look);
     },
+
+    /** How far from its cell the frame of the chosen one was drawn on paper, in pixels. */
+    strayed: null,
 
     /** Drawings that go on beyond the sheet. */
     cut: () =>
