@@ -182,8 +182,9 @@ def test_a_run_is_served_beside_a_file_with_its_training(copied, kept, during, c
     for row in read.values():
         np.testing.assert_allclose(np.frombuffer(row, "<f4"), expected, rtol=1e-6)
     captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "ended" in captured.err
+    assert (captured.out, "ended" in captured.err) == ("", True)
+    first, second = (trace["title"] for trace in document["traces"])
+    assert (first.endswith(f" ({copied})"), second) == (True, first.replace(str(copied), kept))
 
 
 @pytest.mark.slow
