@@ -195,7 +195,9 @@ def test_a_run_of_text_reads_what_is_typed(tmp_path, during, capsys):
     def look():
         url = json.loads(capsys.readouterr().out)["url"]
         answer = json.loads(read_url(url + "read?text=low+tides"))
-        assert answer["tokens"] == [10]
+        told = answer["predicted"][0]
+        assert (answer["tokens"], [text for text, _ in told["costs"]]) == ([10], list("low tides"))
+        assert told["loss"] == pytest.approx(np.mean([cost for _, cost in told["costs"]]))
         document = read_document(read_url(url + answer["view"]))
         assert document["title"] == "text: low tides"
         assert document["training"] is not None

@@ -320,11 +320,16 @@ function compareBuild(host, source, state) {
     );
     const most = apart.indexOf(Math.max(...apart));
     const [c, h] = [Math.floor(most / columns), most % columns];
-    if (opening && apart[most] > 0 && (cut.length || !(found[state.c]?.[state.h] > 0))) state.set({ c, h });
+    const changes = apart[most] > 0;
+    if (opening && changes && (cut.length || !(found[state.c]?.[state.h] > 0))) state.set({ c, h });
+    // No map differs: what was cut is shown itself.
+    if (opening && !changes && cut.length) state.set({ c: cut[0][0], h: cut[0][1], compareMode: "side" });
     opening = false;
     if (cut.length && !heads.hidden) {
-      const changed = apart[most] > 0 ? `${headName(c, h)} changed most` : "none changed";
-      afterCut = `Of the heads after what was cut, ${changed}.`;
+      afterCut =
+        from < values.length
+          ? `Of the heads after what was cut, ${changes ? `${headName(c, h)} changed most` : "none changed"}.`
+          : "No head comes after what was cut: what changes is what the model predicts.";
       plan();
     }
     const high = Math.max(1e-6, ...Array.from(values).filter(Number.isFinite));
