@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from explorer_pages import CELLS, WORDS, N, check_colours, go, huge_trace, number, state, walk
-from page_traces import many_heads
+from page_traces import make_case, many_heads, trace_of
+from regard import masks
 
 pytest_plugins = ("browser",)
 pytestmark = pytest.mark.browser
@@ -136,6 +137,18 @@ def test_panes_fold_and_resize_and_a_link_keeps_it_and_plain_leaves_heads_and_te
     assert again.page.locator(".rg-map").is_visible()
 
 
+def test_a_short_text_opens_to_be_read_by_pointing_and_in_full_where_a_link_says_so(open_page, tmp_path):
+    path = trace_of([make_case(24, heads=2, seed=3, spread=3.0, mask=masks.causal())], WORDS[:24])
+    path = path.explore(tmp_path / "page.html")
+    visit, full = open_page("", path), open_page("#l=0", path)
+    status = "document.querySelector('.reader-status').textContent"
+    visit.until(f"{status}.startsWith('Point at a token')")
+    visit.page.locator("bdi[data-token='5']").hover()
+    visit.until(f"/^Query 5 .* reads .* 0\\.\\d+, .* 0\\.\\d+/.test({status})")
+    seen = [one.page.locator(part).is_visible() for one in (visit, full) for part in (".rg-map", ".rg-guide")]
+    assert seen == [False, False, True, False]
+
+
 def test_the_address_keeps_the_state(open_page):
     visit = open_page()
     visit.press("]", ".", "ArrowDown", "ArrowRight", "+", "m", "l")
@@ -182,7 +195,8 @@ def test_saved_files_hold_what_is_seen(open_page, layers):
     visit.page.get_by_label("Width").select_option("3.25")
     visit.evaluate("() => { window.print = () => null; }")
     visit.page.get_by_role("button", name="PDF").click()
-    visit.until("document.querySelector('.rg-sheet svg')")
+    visit.until("!!document.querySelector('.rg-sheet svg')")
+    assert visit.probe("greys", ".rg-sheet image") == (np.array(keys) > np.array(rows)[:, None]).sum() > 5
     sheets = re.findall(rb"/MediaBox \[0 0 ([\d.]+)", visit.page.pdf(prefer_css_page_size=True))
     assert [float(width) for width in sheets] == [pytest.approx(234, abs=0.5)]
 

@@ -118,6 +118,18 @@
     /** How far from its cell the frame of the chosen one was drawn on paper, in pixels. */
     strayed: null,
 
+    /** How many pixels of a picture have the colour of cells that may not attend. */
+    greys: async (selector) => {
+      const picture = Object.assign(new Image(), {
+        src: document.querySelector(selector).getAttribute("href"),
+      });
+      await picture.decode();
+      const canvas = new OffscreenCanvas(picture.width, picture.height).getContext("2d");
+      canvas.drawImage(picture, 0, 0);
+      const { data } = canvas.getImageData(0, 0, picture.width, picture.height);
+      return data.filter((red, n) => n % 4 === 0 && red === 219 && data[n + 1] === 220).length;
+    },
+
     /** Drawings that go on beyond the sheet. */
     cut: () =>
       [...document.querySelectorAll(".regard :is(svg, canvas)")]
