@@ -59,9 +59,9 @@ def test_modules_pass_their_tests_in_node():
 
 def test_python_and_the_page_write_hidden_characters_alike():
     known = [chr(code) for code in range(0xE0200) if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
-    texts = [f"a{one}{one}" for one in known if one not in "\r\n"] + ["\r\n", "\u200d\u200d", "\u202eevil"]
-    texts += ["a" + 5 * "\u0301" + 4 * "\u0302" + "b", 60 * "\u0301"]
-    assert [*map(show_text, ("\u202eevil", texts[-1]))] == ["⟨202E⟩evil", 4 * "\u0301" + "⟨+56⟩"]
+    texts = [f"a{one}{one}" for one in known if one not in "\r\n"]
+    texts += ["\r\n", "\u200d\u200d", "\u202eevil", 29 * "\u0301\u0302"]
+    assert [*map(show_text, texts[-2:])] == ["⟨202E⟩evil", 2 * "\u0301\u0302" + "⟨+54⟩"]
     program = f"""import {{ visibleText }} from {(WEB / "dom.js").as_uri()!r};
       import {{ readFileSync }} from "node:fs";
       console.log(JSON.stringify(JSON.parse(readFileSync(0, "utf8")).map(visibleText)));"""

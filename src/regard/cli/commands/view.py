@@ -97,7 +97,7 @@ class View(Command):
         trace, training = open_source(self.source)
         other = None if self.compare is None else open_source(self.compare)[0]
         if other is not None and other.title == trace.title:
-            trace, other = (_name_source(*pair) for pair in ((trace, self.source), (other, self.compare)))
+            trace, other = _name_source(trace, self.source), _name_source(other, self.compare)
         console.note("trace", repr(trace))
         if other is not None:
             console.note("beside", repr(other))

@@ -271,8 +271,8 @@ def _tell_predictions(trace: Any) -> dict[str, Any]:
     losses = () if coming is None else -np.asarray(coming, float)
     finite = [cost if np.isfinite(cost) else None for cost in losses]
     costs = list(zip(texts[1:], finite, strict=False))
-    told = {"loss": loss, "costs": costs}
-    return told | {"next": [[predictions.texts[token], float(chance)] for token, chance in last]}
+    likeliest = [[predictions.texts[token], float(chance)] for token, chance in last]
+    return {"loss": loss, "costs": costs, "next": likeliest}
 
 
 def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
