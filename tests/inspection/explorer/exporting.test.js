@@ -122,7 +122,7 @@ test("SVG text cannot become markup", () => {
 });
 
 test("a figure is as wide as a column, in letters of print, with a labelled colour bar", () => {
-  const blocks = { rows: 40, columns: 50, row0: 0, column0: 0, queryBlock: 1, keyBlock: 1 };
+  const blocks = { rows: 40, columns: 64, row0: 0, column0: 0, queryBlock: 1, keyBlock: 1 };
   const figure = {
     excerpt: blocks,
     title: "A head",
