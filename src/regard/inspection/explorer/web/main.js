@@ -307,7 +307,8 @@ export async function boot(root, { address = true } = {}) {
   const calls = page.traces.flatMap((trace) => trace.calls);
   const isText = page.traces.every(({ sequences }) => sequences.every(({ kind }) => kind === "text"));
   // The questions of the live page, around this one, need the map.
-  if (isText && calls.length && calls.every(({ keys }) => keys <= MAIN_SHORT) && !frameElement)
+  const isLive = Boolean(/** @type {any} */ (frameElement)?.outerKeys);
+  if (isText && calls.length && calls.every(({ keys }) => keys <= MAIN_SHORT) && !isLive)
     state.set({ fold: "profiles,plain" });
   if (page.start) state.fromHash(page.start);
   state.start = state.toHash();
