@@ -177,7 +177,7 @@ def test_a_text_is_typed_changed_and_refused_and_the_view_stays(browser):
         wait_for = lambda told: visit.until(f"{TOLD}.startsWith({told!r})", 30)
         wait_for("6 tokens")
         assert visit.evaluate("document.querySelectorAll('iframe').length") == 1
-        assert [visit.evaluate(INNER)[name] for name in ("tab", "fold")] == ["attention", ""]
+        assert [visit.evaluate(INNER)[name] for name in ("tab", "fold")] == ["attention", "profiles"]
         visit.page.get_by_role("button", name="Change a word").click()
         changed = visit.page.get_by_label("Changed text")
         assert changed.input_value() == "abcabc"
