@@ -182,8 +182,9 @@ def test_a_run_is_served_beside_a_file_with_its_training(copied, kept, during, c
     for row in read.values():
         np.testing.assert_allclose(np.frombuffer(row, "<f4"), expected, rtol=1e-6)
     captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "ended" in captured.err
+    assert (captured.out, "ended" in captured.err) == ("", True)
+    first, second = (trace["title"] for trace in document["traces"])
+    assert (first.endswith(f" ({copied})"), second) == (True, first.replace(str(copied), kept))
 
 
 @pytest.mark.slow
@@ -194,7 +195,9 @@ def test_a_run_of_text_reads_what_is_typed(tmp_path, during, capsys):
     def look():
         url = json.loads(capsys.readouterr().out)["url"]
         answer = json.loads(read_url(url + "read?text=low+tides"))
-        assert answer["tokens"] == [10]
+        told = answer["predicted"][0]
+        assert (answer["tokens"], [text for text, _ in told["costs"]]) == ([10], list("low tides"))
+        assert told["loss"] == pytest.approx(np.mean([cost for _, cost in told["costs"]]))
         document = read_document(read_url(url + answer["view"]))
         assert document["title"] == "text: low tides"
         assert document["training"] is not None

@@ -49,12 +49,8 @@ class Visit:
 
     def settle(self) -> None:
         """Wait until the page has had two frames and the work they started."""
-        drawn = """() => new Promise((done) => {
-          setTimeout(done, 15_000, false);
-          requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 20, true)));
-        })"""
         for _ in range(4):
-            if self.evaluate(drawn):
+            if self.probe("drawn"):
                 return
             self.page.bring_to_front()  # a browser draws no frames of a tab that it takes for hidden
         raise AssertionError("the page drew no frame in 60 s")
@@ -112,18 +108,8 @@ class Browser:
         return visit
 
     def wait(self, frame: Any) -> None:
-        """Wait for the explorer of a page or frame: its script is inflated as the page loads."""
-        frame.evaluate(
-            """async () => {
-              const end = Date.now() + 60_000;
-              while (!window.__regard) {
-                if (Date.now() > end) throw new Error("no explorer was there in 60 s");
-                await new Promise((next) => setTimeout(next, 10));
-              }
-              const late = (_, refuse) => setTimeout(() => refuse(new Error("not ready in 60 s")), 60_000);
-              await Promise.race([window.__regard.ready, new Promise(late)]);
-            }"""
-        )
+        """Wait for the explorer of a page or frame."""
+        frame.evaluate("probe.opened()")
 
     def close(self, visit: Visit) -> None:
         visit.page.context.close()

@@ -136,7 +136,7 @@ def test_the_map_shows_what_is_added(open_page, added):
 
 def test_copied_python_draws_what_is_added(open_page, trace, added, tmp_path, monkeypatch):
     truth = added[1][2]
-    visit = open_page("#l=1&h=2&ch=value&q=10-20&k=4-14")
+    visit = open_page("#l=1&h=2&ch=value&q=10-20&k=4-14&fold=profiles,plain")
     visit.press("e")
     visit.page.get_by_text("copy Python", exact=True).click()
     python = visit.until("document.querySelector('.export-menu textarea').value")

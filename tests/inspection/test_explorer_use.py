@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from explorer_pages import CELLS, WORDS, N, check_colours, go, huge_trace, number, state, walk
-from page_traces import many_heads
+from page_traces import make_case, many_heads, trace_of
+from regard import masks
 
 pytest_plugins = ("browser",)
 pytestmark = pytest.mark.browser
@@ -66,10 +67,7 @@ def test_a_screen_reader_hears_query_key_weight_and_rank_and_a_token_is_asked(op
     visit.press("ArrowDown", "ArrowRight")
     row, key = state(visit)["row"], state(visit)["key"]
     assert (row, key) == (31, 13)
-    said = visit.until(
-        """[...document.querySelectorAll("[aria-live=polite]")].map((one) => one.textContent).find(
-          (text) => text.includes("rank"))"""
-    )
+    said = visit.until("probe.said('rank')")
     weights = layers[1].weights[1][row]
     rank = 1 + int((weights > weights[key]).sum())
     assert f"query {row} '{WORDS[row]}' to key {key} '{WORDS[key]}'" in said
@@ -79,8 +77,7 @@ def test_a_screen_reader_hears_query_key_weight_and_rank_and_a_token_is_asked(op
     token = visit.page.locator(".reader-panes [data-token='33']")
     token.scroll_into_view_if_needed()
     token.click()
-    read = """[...document.querySelectorAll(".rg-details table tbody tr")].map(
-      (row) => [...row.cells].map((one) => one.innerText))"""
+    read = "probe.rows('.rg-details table')"
     weights = layers[1].weights[1][33]
     rows = visit.until(f"(({read})[0]?.[0] === '{weights.argmax()}') && {read}")
     order = np.argsort(-weights)[: len(rows)]
@@ -136,6 +133,17 @@ def test_panes_fold_and_resize_and_a_link_keeps_it_and_plain_leaves_heads_and_te
     assert again.page.locator(".rg-map").is_visible()
 
 
+def test_a_short_text_opens_to_be_read_by_pointing_and_in_full_where_a_link_says_so(open_page, tmp_path):
+    path = trace_of([make_case(24, mask=masks.causal())], WORDS[:24]).explore(tmp_path / "page.html")
+    visit, full = open_page("", path), open_page("#l=0", path)
+    visit.until("probe.holding('.reader-status', ['Point at a token'])")
+    visit.page.locator("bdi[data-token='5']").hover()
+    said = visit.until("probe.holding('.reader-status', ['Query 5'])")
+    assert re.match(r"Query 5 .* reads .* 0\.\d+, .* 0\.\d+", said)
+    seen = [one.page.locator(part).is_visible() for one in (visit, full) for part in (".rg-map", ".rg-guide")]
+    assert seen == [False, False, True, False]
+
+
 def test_the_address_keeps_the_state(open_page):
     visit = open_page()
     visit.press("]", ".", "ArrowDown", "ArrowRight", "+", "m", "l")
@@ -182,7 +190,7 @@ def test_saved_files_hold_what_is_seen(open_page, layers):
     visit.page.get_by_label("Width").select_option("3.25")
     visit.evaluate("() => { window.print = () => null; }")
     visit.page.get_by_role("button", name="PDF").click()
-    visit.until("document.querySelector('.rg-sheet svg')")
+    assert visit.probe("greys", ".rg-sheet image") == (np.array(keys) > np.array(rows)[:, None]).sum() > 5
     sheets = re.findall(rb"/MediaBox \[0 0 ([\d.]+)", visit.page.pdf(prefer_css_page_size=True))
     assert [float(width) for width in sheets] == [pytest.approx(234, abs=0.5)]
 

@@ -17,8 +17,6 @@ STEPS = np.arange(0, 310, 10)  # so many are listed one by one
 LOSS = 3 * np.exp(-STEPS / 170)
 ENTROPY = np.random.default_rng(0).random((4, len(STEPS)))
 TABLE = np.random.default_rng(1).standard_normal((31, 7))
-ROWS = "[...document.querySelectorAll('{0} tbody tr')].map((row) => [...row.cells].map((td) => td.innerText))"
-LINES = ROWS.format(".lines-table")
 
 
 def two_layers(seed, spread):
@@ -60,9 +58,7 @@ def open_numbers(visit, place):
 
 
 def wait_for_words(visit, place, *words):
-    held = " && ".join(f"innerText.includes({word!r})" for word in words)
-    return visit.until(f"(() => {{ const {{ innerText }} = document.querySelector('{place}');"
-                       f" return {held} && innerText; }})()")  # fmt: skip
+    return visit.until(f"probe.holding({place!r}, {[*words]!r})")
 
 
 # Two traces.
@@ -108,9 +104,8 @@ def test_a_run_and_positions_are_shown_and_everything_is_used(browser, page):
     go(visit, "#tab=positions")
     assert "alibi" in wait_for_words(visit, ".rg-positions", "learned").lower()
     # However much a view holds, the tabs keep their height, and a table that scrolls is reached by keys.
-    names = ".rg-tabs", "[role=tab]"
-    tabs, tab = (visit.page.locator(name).first.bounding_box()["height"] for name in names)
-    assert tabs >= tab
+    tabs, tab = (visit.page.locator(f"[role={role}]").first.bounding_box() for role in ("tablist", "tab"))
+    assert tabs["height"] >= tab["height"]
     open_numbers(visit, ".rg-positions")
     read = "[...document.querySelectorAll('.rg-positions table')].map(({ tabIndex }) => tabIndex)"
     assert visit.evaluate(read) == [0] * 6
@@ -134,17 +129,12 @@ def lines_page(three, tmp_path_factory):
 
 def painted(visit, least, end=2**31):
     """Wait until so many pixels between the columns have a colour, fewer than `end`; return how many."""
-    return visit.until(
-        "(() => { const c = document.querySelector('.lines-figure canvas');"
-        " const { data } = c.getContext('2d').getImageData(0, 0, c.width, c.height);"
-        " let n = 0; for (let at = 3; at < data.length; at += 4) n += data[at] > 8;"
-        f" return n >= {least} && n < {end} && n; }})()"
-    )
+    return visit.until(f"probe.painted({least}, {end})")
 
 
 def test_a_token_shows_its_row_in_all_heads(open_page, lines_page, three):
     visit = open_page("#tab=lines&sel=0.0,0.2,1.1&row=30&key=12&dir=out", lines_page)
-    rows = visit.until(f"(({LINES}).length && {LINES})")
+    rows = visit.until("probe.rows('.lines-table').length && probe.rows('.lines-table')")
     weights = np.stack([three[c].weights[h][30] for c, h in ((0, 0), (0, 2), (1, 1))])
     order = np.argsort(-weights.max(0), kind="stable")[:8]
     assert [int(row[0].split(" ")[0]) for row in rows] == order.tolist()
@@ -210,10 +200,11 @@ def test_on_paper_cells_lie_under_their_labels_and_nothing_is_cut(open_page, cas
         visit.probe("still", False)
         visit.page.emulate_media(media="screen")
         visit.page.set_viewport_size({"width": 1280, "height": 800})
-        go(visit, f"#tab={tab}&l=1&h=1&cmp=difference")
+        go(visit, f"#tab={tab}&l=1&h=1&cmp=difference&row={N - 1}&key=12")
         visit.until("__regard.drawn().then(() => true)")
         visit.probe("still", True)
         visit.page.emulate_media(media="print")
+        assert visit.probe("isOnPaper", tab), tab
         for width, height in ((718, 1047), (1047, 718), (740, 980), (980, 740)):
             visit.page.set_viewport_size({"width": width, "height": height})
             assert not visit.probe("cut"), (tab, width)

@@ -55,11 +55,11 @@ def test_heads_that_come_and_go_leave_gaps():
 
 def test_a_run_has_curves_the_rate_is_that_of_the_clock_and_nothing_logged_is_no_curve(tmp_path):
     assert training_document(tmp_path) == {"title": tmp_path.name, "curves": [], "maps": []}
-    seconds = [(1, 0.5), (3, 1.0), (7, 1.0), (11, 3.0)]
+    seconds = [(1, 0.5), (3, 0.501), (7, 1.0), (9, 1.0), (11, 3.0)]  # 1 and 3 as one
     metrics.append(tmp_path / "metrics.jsonl", [{"step": step, "seconds": clock} for step, clock in seconds])
     (curve,) = training_document(tmp_path)["curves"]
     assert curve["name"] == "steps_per_second"
-    assert curve["points"].tolist() == [[3.0, 11.0], [4.0, 2.0]]
+    np.testing.assert_allclose(curve["points"], [[9, 11], [6 / 0.499, 1.0]], rtol=1e-6)
     metrics.append(tmp_path / "metrics.jsonl", [{"step": 13, "loss": 0.5, "held_out_loss": 0.75}])
     found = {(line["name"], line["split"]): line["points"] for line in training_document(tmp_path)["curves"]}
     assert found["loss", "train"].tolist() == [[13.0], [0.5]]

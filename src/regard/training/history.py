@@ -11,6 +11,7 @@ from regard.training import head_statistics, metrics
 
 UNITS = {"loss": "nats", "bits_per_byte": "bits per byte", "accuracy": "share", "token_accuracy": "share"}
 UNITS |= {"learning_rate": "", "grad_norm": "", "parameter_norm": ""}
+LEAST_SECONDS = 0.01  # that a rate is measured over: clocks are logged in milliseconds
 MAPS = {"entropy": "nats", "max_score": "logit"}
 
 
@@ -55,7 +56,20 @@ def _join(steps: Sequence[int], values: Sequence[float]) -> np.ndarray:
 
 
 def _measure_rates(steps: Sequence[int], seconds: Sequence[float]) -> np.ndarray:
-    """Return the steps per second of training between the logged steps; none where the clock stood still."""
-    gaps, spans = np.diff(np.asarray(steps, float)), np.diff(np.asarray(seconds, float))
-    timed = (spans > 0) & (gaps > 0)
-    return np.asarray([np.asarray(steps)[1:][timed], gaps[timed] / spans[timed]], np.float32).reshape(2, -1)
+    """Return the steps per second of training between the logged steps.
+
+    Lines that were written together, far closer than others, say nothing of the time between them: the last
+    of them stands for all.
+    """
+    spans = np.diff(np.asarray(seconds, float))
+    least = max(LEAST_SECONDS, 0.1 * np.median(spans[spans > 0])) if (spans > 0).any() else LEAST_SECONDS
+    rates: list[tuple[float, float]] = []
+    later = None
+    for step, clock in reversed(list(zip(steps, seconds, strict=True))):
+        if later is not None:
+            gap, span = later[0] - step, later[1] - clock
+            if gap <= 0 or span < least:
+                continue
+            rates.append((later[0], gap / span))
+        later = (step, clock)
+    return np.asarray(rates[::-1], np.float32).reshape(-1, 2).T

@@ -2,7 +2,11 @@ import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
 import test from "node:test";
 import { drawingLayout, svgText } from "../../../src/regard/inspection/explorer/web/drawings.js";
-import { chooseLevel, readExcerpt } from "../../../src/regard/inspection/explorer/web/excerpts.js";
+import {
+  chooseLevel,
+  drawnValues,
+  readExcerpt,
+} from "../../../src/regard/inspection/explorer/web/excerpts.js";
 import {
   csvText,
   describeExcerpt,
@@ -12,6 +16,7 @@ import {
   safeName,
   xmlText,
 } from "../../../src/regard/inspection/explorer/web/formats.js";
+import { MaskTiles } from "../../../src/regard/inspection/explorer/web/geometry.js";
 
 test("file names hold nothing that a file system refuses", () => {
   assert.equal(safeName("../../etc/passwd\u0000", "csv"), "etc-passwd.csv");
@@ -68,6 +73,18 @@ const excerpt = {
   ...{ queryBlock: 4, keyBlock: 2, channel: "mass", heads: [[0, 0]], exact: false },
 };
 
+test("what may not attend is drawn as such, in cells and in blocks", () => {
+  const mask = new MaskTiles(null),
+    call = { query_offset: 0, key_offset: 0, reach: [null, 0] };
+  const cells = { ...excerpt, values: new Float32Array(4), row0: 3, column0: 3, queryBlock: 1, keyBlock: 1 };
+  assert.deepEqual([...drawnValues(cells, call, mask)], [0, -Infinity, 0, 0]);
+  assert.deepEqual(
+    [...drawnValues({ ...cells, queryBlock: 4, keyBlock: 6 }, call, mask)],
+    [-Infinity, -Infinity, 0, -Infinity],
+  );
+  assert.deepEqual([...drawnValues({ ...cells, keyBlock: 1, queryBlock: 2 }, call, mask)], [0, 0, 0, 0]);
+});
+
 test("CSV says what it holds and where each number lies", () => {
   const lines = csvText(excerpt, `a\nb: ${describeExcerpt(excerpt)}`, { query: 100, key: 0 }).split("\n");
   assert.equal(lines[0], "# a b: mean over 4 queries of the weight on 2 keys");
@@ -105,7 +122,7 @@ test("SVG text cannot become markup", () => {
 });
 
 test("a figure is as wide as a column, in letters of print, with a labelled colour bar", () => {
-  const blocks = { rows: 40, columns: 50, row0: 0, column0: 0, queryBlock: 1, keyBlock: 1 };
+  const blocks = { rows: 40, columns: 64, row0: 0, column0: 0, queryBlock: 1, keyBlock: 1 };
   const figure = {
     excerpt: blocks,
     title: "A head",
@@ -132,6 +149,8 @@ test("a figure is as wide as a column, in letters of print, with a labelled colo
       ),
     );
     assert.ok(layout.texts.some(({ text }) => text === "weight, log") && !text.includes(">A head</text>"));
+    const ticks = layout.texts.filter(({ text, anchor }) => anchor === "middle" && /^\d+$/.test(text));
+    assert.ok(labels && inches > 4 ? ticks.length === 0 : ticks.length >= 3, `${ticks.length} ticks`);
     assert.equal(layout.texts.filter(({ text }) => text === "cat").length, labels && inches > 4 ? 40 : 0);
   }
 });

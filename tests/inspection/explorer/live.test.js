@@ -1,11 +1,10 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import {
-  Latest,
-  nextPlace,
-  tellPredictions,
-  toggleCut,
-} from "../../../src/regard/inspection/explorer/web/live.js";
+import { Latest, nextPlace } from "../../../src/regard/inspection/explorer/web/live.js";
+import * as cutting from "../../../src/regard/inspection/explorer/web/live_cutting.js";
+
+const { CutTarget, cutWords, namesAt, tellPredictions, tokenCosts } = cutting;
+const toggleCut = (cut, place, what) => cutting.toggleCut(cut, namesAt(place, what));
 
 const rest = (time) => new Promise((done) => setTimeout(done, time));
 
@@ -63,6 +62,38 @@ test("the head that is looked at is cut, and restored", () => {
   assert.equal(toggleCut("3.1:7-2 3.1:7-1", "#l=3&h=1&row=7&key=2", "cell"), "3.1:7-1");
   assert.equal(toggleCut("2.5", "#l=3&h=1&sel=2.5,3.1&row=7&key=2", "query"), "2.5 3.1:7");
   assert.equal(toggleCut("3.1 3.1:7", "#l=3&h=1&row=7", "query"), "3.1");
+});
+
+test("a button restores what it cut last until somebody looks elsewhere than the page does", () => {
+  const target = new CutTarget(["0.3"]);
+  assert.deepEqual(target.names("0.3", "#l=1&h=1", "heads"), ["0.3"]);
+  assert.equal(target.press("0.3 2.1", "#l=1&h=1", "heads"), "2.1");
+  assert.equal(target.press("2.1", "#l=0&h=2&row=1", "heads"), "2.1 0.2");
+  target.touched ??= namesAt("#l=1&h=1").join(); // where the page went, and somebody clicks
+  assert.deepEqual(target.names("2.1 0.2", "#l=1&h=1&row=5", "heads"), ["0.2"]);
+  assert.deepEqual(target.names("2.1 0.2", "#l=1&h=0", "heads"), ["1.0"]);
+  assert.deepEqual(target.names("2.1", "#l=1&h=1", "heads"), ["1.1"]);
+  assert.deepEqual(
+    ["zero", "half", "patch"].map((by) => cutWords(by)[4]),
+    ["Cut this cell", "Scale this cell", "Patch this query"],
+  );
+});
+
+test("each token has its costs, and the tint of how much more it costs", () => {
+  const [before, after] = [
+    [1, 2, null],
+    [3, 1, 0],
+  ].map((list) => ({ costs: list.map((cost, n) => ["abc"[n], cost]) }));
+  assert.deepEqual(
+    tokenCosts([before, after]).map(({ text, costs, tint }) => [text, ...costs, tint]),
+    [
+      ["a", 1, 3, 1],
+      ["b", 2, 1, -0.5],
+      ["c", null, 0, 0],
+    ],
+  );
+  assert.deepEqual(tokenCosts([before]), []);
+  assert.deepEqual(tokenCosts([before, { costs: [] }]), []);
 });
 
 test("what is predicted is told before and after", () => {

@@ -441,5 +441,7 @@ test("a label says what chance gives, and over how many rows", () => {
   assert.equal(words.name, "induction 0.83");
   assert.match(words.ground, /^chance 0\.06\d*, 41 rows$/);
   assert.match(words.title, /mean share 0\.83\d* over 41 rows, where even weights give 0\.06\d*; .* 0\.25/);
+  assert.match(words.title, /random tokens said twice tell \(inspection\.record_repeats\)$/);
+  assert.match(heads.labelWords({ ...label, name: "local" }).title, /named so from 0\.25 on$/);
   assert.match(heads.labelWords({ ...label, rows: 1 }).ground, /, 1 row$/);
 });

@@ -65,10 +65,74 @@
     }
   };
 
+  const rest = (time) => new Promise((done) => setTimeout(done, time));
+  const seenText = ({ innerText }) => innerText;
+  const text = (selector) => seenText(document.querySelector(selector) ?? { innerText: "" });
+
   window.probe = {
+    /** Two frames, and the work that they started; false where there are none within 15 s. */
+    drawn: () =>
+      new Promise((done) => {
+        setTimeout(done, 15_000, false);
+        requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 20, true)));
+      }),
+
+    /** The explorer of a page or frame is there: its script is inflated as the page loads. */
+    opened: async () => {
+      for (const end = Date.now() + 60_000; !window.__regard; await rest(10))
+        if (Date.now() > end) throw new Error("no explorer was there in 60 s");
+      const late = rest(60_000).then(() => {
+        throw new Error("not ready in 60 s");
+      });
+      await Promise.race([window.__regard.ready, late]);
+    },
+
+    /** The text of a part that holds all of some words; "" before. */
+    holding: (selector, words) =>
+      words.every((word) => text(selector).includes(word)) ? text(selector) : "",
+
+    /** Texts of a table's cells, row by row. */
+    rows: (table) =>
+      [...document.querySelectorAll(`${table} tbody tr`)].map((row) => [...row.cells].map(seenText)),
+
+    /** How many pixels between the columns of Lines have a colour, if that is within bounds; else 0. */
+    painted: (least, end) => {
+      const canvas = document.querySelector(".lines-figure canvas");
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      const count = data.filter((value, n) => n % 4 === 3 && value > 8).length;
+      return count >= least && count < end ? count : 0;
+    },
+
+    /** What a screen reader was told last that holds a word. */
+    said: (word) =>
+      [...document.querySelectorAll("[aria-live=polite]")]
+        .map((one) => one.textContent)
+        .find((told) => told.includes(word)),
+
+    /** Whether a tab stands on paper with its marks and words, and without what is pressed. */
+    isOnPaper: (tab) =>
+      ({
+        attention: () =>
+          window.probe.strayed < 0.01 && !document.querySelector(".rg-plain").checkVisibility(),
+        lines: () => text(".lines-main .details-note").includes("Printed are queries "),
+        compare: () => getComputedStyle(document.querySelector(".compare-bar select")).appearance === "none",
+      })[tab]?.() ?? true,
+
     still: (on) => {
       printing = on;
-      if (on) dispatchEvent(new Event("beforeprint"));
+      if (!on) return;
+      const { prototype } = CanvasRenderingContext2D;
+      const { strokeRect } = prototype;
+      const { row, key } = __regard.state();
+      const cell = row === null ? null : __regard.pixel(row, key);
+      window.probe.strayed = null;
+      prototype.strokeRect = function (x, y, w, h) {
+        if (cell && this.lineWidth === 2 && this.canvas.className === "rg-print")
+          window.probe.strayed = Math.hypot(x + w / 2 - cell.x, y + h / 2 - cell.y);
+        strokeRect.call(this, x, y, w, h);
+      };
+      dispatchEvent(new Event("beforeprint"));
+      prototype.strokeRect = strokeRect;
     },
 
     /** Tokens in sight of the Reader, with their tint. */
@@ -101,6 +165,22 @@
       const pressed = document.querySelector("button[aria-pressed=true]");
       const loose = pressed.parentElement.querySelector("button[aria-pressed=false]");
       return [pressed, loose].map(window.probe.look);
+    },
+
+    /** How far from its cell the frame of the chosen one was drawn on paper, in pixels. */
+    strayed: null,
+
+    /** How many pixels of a picture have the colour of cells that may not attend. */
+    greys: async (selector) => {
+      while (!document.querySelector(selector)) await rest(20);
+      const picture = Object.assign(new Image(), {
+        src: document.querySelector(selector).getAttribute("href"),
+      });
+      await picture.decode();
+      const canvas = new OffscreenCanvas(picture.width, picture.height).getContext("2d");
+      canvas.drawImage(picture, 0, 0);
+      const { data } = canvas.getImageData(0, 0, picture.width, picture.height);
+      return data.filter((red, n) => n % 4 === 0 && red === 219 && data[n + 1] === 220).length;
     },
 
     /** Drawings that go on beyond the sheet. */

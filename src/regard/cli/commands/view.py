@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import sys
@@ -95,6 +96,8 @@ class View(Command):
             raise UsageError(f"--text is what a model of text reads; {readers}")
         trace, training = open_source(self.source)
         other = None if self.compare is None else open_source(self.compare)[0]
+        if other is not None and other.title == trace.title:
+            trace, other = _name_source(trace, self.source), _name_source(other, self.compare)
         console.note("trace", repr(trace))
         if other is not None:
             console.note("beside", repr(other))
@@ -120,6 +123,11 @@ def open_source(path: Path) -> tuple[Trace, dict[str, Any] | None]:
         wanted = "`regard view` takes .regard files and runs"
         raise UsageError(f"{path} is a page; open it in a browser. {wanted}")
     return inspection.load(path), None
+
+
+def _name_source(trace: Trace, path: Path | None) -> Trace:
+    """Return a trace whose title says where it comes from, for one beside it that is titled alike."""
+    return dataclasses.replace(trace, title=f"{trace.title} ({path})".strip())
 
 
 def _has_browser() -> bool:

@@ -15,6 +15,8 @@ from html import escape
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
+import numpy as np
+
 from regard.inspection.explorer import shell
 from regard.inspection.explorer.exact_tiles import IsWanted, demand_reader
 from regard.inspection.explorer.page_document import write_json
@@ -260,12 +262,17 @@ def _ask(read: Callable[..., Any], text: str, *rest: Any, **options: Any) -> Any
 
 
 def _tell_predictions(trace: Any) -> dict[str, Any]:
-    """Return the loss of a text, in nats a token, and what comes after it, likeliest first."""
+    """Return the loss of a text, of each token, in nats, and what comes after it, likeliest first."""
     predictions = trace.predictions
     coming = predictions.next_log_probability
     last = zip(predictions.tokens[-1, -1], predictions.probabilities[-1, -1], strict=True)
     loss = None if coming is None or not len(coming) else -float(coming.mean())
-    return {"loss": loss, "next": [[predictions.texts[token], float(chance)] for token, chance in last]}
+    texts = next((call.query_tokens.texts for call in trace.calls if call.query_tokens is not None), ())
+    losses = () if coming is None else -np.asarray(coming, float)
+    finite = [cost if np.isfinite(cost) else None for cost in losses]
+    costs = list(zip(texts[1:], finite, strict=False))
+    likeliest = [[predictions.texts[token], float(chance)] for token, chance in last]
+    return {"loss": loss, "costs": costs, "next": likeliest}
 
 
 def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:

@@ -111,6 +111,8 @@ export const divergingDark = signedRamp([
 
 /** Cells that hold no number (NaN), on a light and on a dark page: in neither map. */
 export const missing = { light: [158, 163, 160], dark: [98, 104, 101] };
+/** Where nothing may attend, which is -Infinity among values that are drawn. */
+export const masked = { light: [219, 220, 216], dark: [52, 55, 54] };
 
 /** @param {Element} [node] @returns {boolean} whether the explorer around it is dark now */
 export function isDark(node) {

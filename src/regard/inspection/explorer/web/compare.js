@@ -3,8 +3,8 @@ import { isDark, limitsFor } from "./colours.js";
 import { comparePane } from "./compare_pane.js";
 import { drawTokens } from "./compare_tokens.js";
 import { commonLevels, differenceOf, headDivergences, reasonApart } from "./divergences.js";
-import { button, chooser, clear, element, emptyState, oncePerFrame, partOf, penOf, shown } from "./dom.js";
-import { chooseLevel, readBlocks } from "./excerpts.js";
+import { button, chooser, clear, element, emptyState, oncePerFrame, partOf, shown } from "./dom.js";
+import { chooseLevel, drawnValues, readBlocks } from "./excerpts.js";
 import { MaskTiles } from "./geometry.js";
 import { heatCanvas, heatLegend, heatPlot } from "./heats.js";
 import { headName } from "./passages.js";
@@ -256,15 +256,8 @@ function compareBuild(host, source, state) {
      * @param {Float32Array} [values] @param {HeatLook} [colours]
      */
     const layerOf = (part, place = {}, n = 0, values = part.values, colours = look) => {
-      const { rows, columns, row0, column0, queryBlock, keyBlock } = part;
-      const picture = heatCanvas(values, rows, columns, colours),
-        pen = penOf(picture);
-      // Nothing is drawn where nothing may attend.
-      for (let i = 0; i < rows; i += 1)
-        for (let j = 0; j < columns; j += 1) {
-          const [q, k] = [(row0 + i) * queryBlock, (column0 + j) * keyBlock];
-          if (!masks[n].of(q, q + queryBlock, k, k + keyBlock)) pen.clearRect(j, i, 1, 1);
-        }
+      const drawn = drawnValues(part, traces[pair[n]].calls[c], masks[n], values);
+      const picture = heatCanvas(drawn, part.rows, part.columns, colours);
       return { excerpt: part, picture, ...place };
     };
     const single = mode === "side" ? null : linked;
@@ -320,11 +313,16 @@ function compareBuild(host, source, state) {
     );
     const most = apart.indexOf(Math.max(...apart));
     const [c, h] = [Math.floor(most / columns), most % columns];
-    if (opening && apart[most] > 0 && (cut.length || !(found[state.c]?.[state.h] > 0))) state.set({ c, h });
+    const changes = apart[most] > 0;
+    if (opening && changes && (cut.length || !(found[state.c]?.[state.h] > 0))) state.set({ c, h });
+    // No map differs: what was cut is shown itself.
+    if (opening && !changes && cut.length) state.set({ c: cut[0][0], h: cut[0][1], compareMode: "side" });
     opening = false;
     if (cut.length && !heads.hidden) {
-      const changed = apart[most] > 0 ? `${headName(c, h)} changed most` : "none changed";
-      afterCut = `Of the heads after what was cut, ${changed}.`;
+      afterCut =
+        from < values.length
+          ? `Of the heads after what was cut, ${changes ? `${headName(c, h)} changed most` : "none changed"}.`
+          : "No head comes after what was cut: what changes is what the model predicts.";
       plan();
     }
     const high = Math.max(1e-6, ...Array.from(values).filter(Number.isFinite));

@@ -205,17 +205,21 @@ export function download(name, blob) {
 // Joiners and variants of what they follow, then signs that are seen though Unicode calls them controls.
 const DOM_JOINED = /\u200c|\u200d|[\ufe00-\ufe0f]|[\u{e0100}-\u{e01ef}]/u,
   DOM_SEEN = /[ \u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2]/,
+  // Marks that lie on one letter: more would lie over other lines.
+  DOM_MARKS = /(\p{M}{4})(\p{M}+)/gu,
   DOM_UNSEEN = /[\p{Cc}\p{Z}\p{Cf}\p{DI}]/u,
   DOM_LEFTWARD = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
 
 /**
- * A text with a sign of its own for every character that would not show, or would turn the line around.
+ * A text with a sign of its own for every character that would not show, or would turn the line around; of marks
+ * on one letter four, and how many more.
  * @param {string} text
  * @returns {string}
  */
 export function visibleText(text) {
   let before = "";
-  return Array.from(text.replaceAll("\r\n", "\n"), (character) => {
+  const thinned = text.replace(DOM_MARKS, (_, four, more) => `${four}⟨+${[...more].length}⟩`);
+  return Array.from(thinned.replaceAll("\r\n", "\n"), (character) => {
     const kept = DOM_SEEN.test(character) || (before && DOM_JOINED.test(character));
     const code = character.codePointAt(0) ?? 0,
       unseen = DOM_UNSEEN.test(character);

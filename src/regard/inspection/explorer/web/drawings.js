@@ -63,7 +63,7 @@ export function drawingLayout(
       to = from + count * block;
     const ticks = named
       ? Array.from({ length: count }, (_, n) => from + n)
-      : linearTicks(from, to - 1, Math.max(2, length / (8 * sizes.small))).filter(Number.isInteger);
+      : linearTicks(from, to - 1, Math.max(2, length / (5 * sizes.small))).filter(Number.isInteger);
     for (const tick of ticks)
       put(((tick - from + 0.5) / (count * block)) * length, tick - offset, String(tick));
   };
@@ -141,10 +141,10 @@ export function drawingLayout(
  * The cells and the colour bar as canvases of one pixel a cell.
  * @param {Figure} what
  */
-export function drawingPictures({ excerpt, limits: [low, high], scale }) {
+export function drawingPictures({ excerpt, drawn, limits: [low, high], scale }) {
   const ramp = Float32Array.from({ length: 128 }, (_, n) => fromUnit(1 - n / 127, scale, low, high));
   return [
-    heatCanvas(excerpt.values, excerpt.rows, excerpt.columns, { low, high, scale }),
+    heatCanvas(drawn, excerpt.rows, excerpt.columns, { low, high, scale }),
     heatCanvas(ramp, 128, 1, { low, high, scale }),
   ];
 }

@@ -66,6 +66,19 @@ export async function readBlocks(source, t, c, h, view, channel, { queryBlock, k
 }
 
 /**
+ * Values of an excerpt as they are drawn: -Infinity, which has a colour of its own, where nothing may attend.
+ * @param {Excerpt} excerpt @param {Call} call @param {{forbids: Function}} mask
+ * @param {Float32Array} [values] in place of its own
+ */
+export function drawnValues(excerpt, call, mask, values = excerpt.values) {
+  const { columns, row0, column0, queryBlock, keyBlock } = excerpt;
+  return values.map((value, n) => {
+    const [row, key] = [(row0 + Math.floor(n / columns)) * queryBlock, (column0 + (n % columns)) * keyBlock];
+    return mask.forbids(call, row, key, queryBlock, keyBlock) ? -Infinity : value;
+  });
+}
+
+/**
  * The heads that are drawn together: those selected of the size of the one looked at.
  * @param {Source} source @param {Pick<State, "t" | "c" | "h" | "selection">} state
  * @returns {Head[]}

@@ -1,8 +1,9 @@
 import { barLimits, histogramOf } from "./colours.js";
 import { button, chooser, download, element, partOf, say, shown, tickbox } from "./dom.js";
 import { drawingLayout, drawingPictures, paintDrawing, printDrawing, svgText } from "./drawings.js";
-import { headsTogether, readExcerpt } from "./excerpts.js";
+import { drawnValues, headsTogether, readExcerpt } from "./excerpts.js";
 import { csvText, describeExcerpt, namedHeads, npyBytes, pythonText, safeName } from "./formats.js";
+import { MaskTiles } from "./geometry.js";
 import { notesOn } from "./head_notes.js";
 import { channelNoun, largestOfAll } from "./heads.js";
 import { formatNumber } from "./scales.js";
@@ -19,7 +20,8 @@ async function exportFigure(source, state, most = 1024) {
   if (!excerpt) throw new Error("There is nothing here to export.");
   const call = source.call(t, c),
     trace = source.document.traces[t],
-    sides = await sidesOf(source, t, c);
+    sides = await sidesOf(source, t, c),
+    mask = new MaskTiles(await source.chunk(call.mask_picture), call.tile_rows, call.tile_keys);
   const rounded =
     source.document.exact !== "served" &&
     source.document.chunks[source.head(t, c, h).weights ?? ""]?.dtype !== "f16";
@@ -36,6 +38,7 @@ async function exportFigure(source, state, most = 1024) {
   const words = sides.query.kind !== "index" && sides.key.kind !== "index";
   return {
     excerpt,
+    drawn: drawnValues(excerpt, call, mask),
     remark,
     scale: state.scale,
     limits: barLimits(state.range, state.scale, call.keys, {

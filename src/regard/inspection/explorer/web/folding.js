@@ -120,7 +120,7 @@ export function mountFolding(host, state, parts) {
     });
   };
   state.on(["fold", "sizes"], show);
-  for (const command of ["find", "next-edge", "previous-edge"])
+  for (const command of ["find", "next-edge", "previous-edge", "export"])
     state.addEventListener(command, () => {
       const folded = state.fold.split(",").filter((name) => !["text", "plain"].includes(name));
       state.set({ fold: folded.join(",") });

@@ -232,13 +232,15 @@ export class MaskTiles {
   }
 
   /**
-   * Whether a query is known not to attend to a key, however coarse the tiles are.
+   * Whether a query, or a block of them, is known not to attend to a key, however coarse the tiles are.
    * @param {Pick<Call, "query_offset" | "key_offset" | "reach">} call @param {number} row @param {number} key
+   * @param {number} [rows] @param {number} [keys]
    */
-  forbids({ query_offset, key_offset, reach }, row, key) {
+  forbids({ query_offset, key_offset, reach }, row, key, rows = 1, keys = 1) {
     const ahead = key + key_offset - row - query_offset,
       [before, after] = reach ?? [null, null];
-    if ((before !== null && ahead < -before) || (after !== null && ahead > after)) return true;
-    return this.of(row, row + 1, key, key + 1) === 0;
+    if (before !== null && ahead + keys - 1 < -before) return true;
+    if (after !== null && ahead - rows + 1 > after) return true;
+    return this.of(row, row + rows, key, key + keys) === 0;
   }
 }

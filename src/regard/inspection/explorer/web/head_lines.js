@@ -346,7 +346,16 @@ export function mountHeadLines(host, source, state) {
   });
   state.on("at", place);
   for (const event of ["recolour", "printed"]) state.addEventListener(event, paint);
-  state.addEventListener("print", draw);
+  state.addEventListener("printed", tell);
+  state.addEventListener("print", () => {
+    draw();
+    const parts = [sides?.query, sides?.key].flatMap((side, n) => {
+      const [first, end] = columns[n].sight();
+      const name = n ? "keys" : "queries";
+      return side && end - first < side.size ? [`${name} ${first} to ${end - 1} of ${side.size}`] : [];
+    });
+    if (parts.length) note.append(` Printed are ${parts.join(" and ")}.`);
+  });
   let hidden = false;
   new ResizeObserver(() => {
     for (const one of columns) one.draw();

@@ -164,6 +164,9 @@ export function labelWords({ name, value, threshold, chance, rows }) {
     ground: `chance ${formatNumber(chance)}, ${counted}`,
     title:
       `${name}: mean share ${formatNumber(value)} over ${counted}, where even weights give ` +
-      `${formatNumber(chance)}; named so from ${formatNumber(threshold)} on`,
+      `${formatNumber(chance)}; named so from ${formatNumber(threshold)} on` +
+      (name === "induction"
+        ? "; whether it is one, random tokens said twice tell (inspection.record_repeats)"
+        : ""),
   };
 }

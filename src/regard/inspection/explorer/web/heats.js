@@ -1,4 +1,4 @@
-import { isDark, missing, tableFor, toUnit } from "./colours.js";
+import { isDark, masked, missing, tableFor, toUnit } from "./colours.js";
 import { element, penOf, svg } from "./dom.js";
 import { PLOT_BOTTOM, PLOT_RIGHT, PLOT_TOP, plotAxes, plotFrame, plotPointer } from "./plots.js";
 import { formatNumber, linearTicks, makeAxis } from "./scales.js";
@@ -16,13 +16,13 @@ export function heatPixels(
   { kind = "sequential", scale = "linear", low, high, dark = false },
 ) {
   const table = tableFor(kind, dark),
-    none = dark ? missing.dark : missing.light;
+    theme = dark ? "dark" : "light";
   const pixels = new Uint8ClampedArray(4 * rows * columns);
   for (let n = 0; n < rows * columns; n++) {
     const unit = toUnit(values[n], scale, low, high),
       code = 3 * Math.round(255 * unit);
-    const known = !Number.isNaN(unit);
-    for (let part = 0; part < 3; part++) pixels[4 * n + part] = known ? table[code + part] : none[part];
+    const none = values[n] === -Infinity ? masked[theme] : Number.isNaN(unit) ? missing[theme] : null;
+    for (let part = 0; part < 3; part++) pixels[4 * n + part] = none?.[part] ?? table[code + part];
     pixels[4 * n + 3] = 255;
   }
   return pixels;

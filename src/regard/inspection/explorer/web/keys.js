@@ -86,6 +86,9 @@ export const KEYS = [
   { keys: ["Escape"], does: "clear crosshair, selection and filter", run: keyClear },
 ];
 
+/** Keys of a page that shows the explorer in a frame. @returns {typeof KEYS} */
+const keysAround = () => /** @type {any} */ (globalThis).frameElement?.outerKeys ?? [];
+
 /** @param {State} state */
 function keyClear(state) {
   state.set({ row: null, key: null, brush: null, selection: [[state.c, state.h]] });
@@ -100,7 +103,7 @@ function keyClear(state) {
  */
 export function meaningOf(event, { typing, place }) {
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return null;
-  const entry = KEYS.find(({ keys }) => keys.includes(event.key));
+  const entry = [...KEYS, ...keysAround()].find(({ keys }) => keys.includes(event.key));
   if (!entry || (entry.place === "map" && place !== "map" && place !== "page")) return null;
   return entry;
 }
@@ -152,7 +155,7 @@ export function openKeyList(root) {
   }
   const dialog = known ?? root.appendChild(element("dialog", { class: "rg-keys", "aria-label": "Keys" }));
   clear(dialog);
-  const rows = KEYS.map(({ keys, does }) =>
+  const rows = [...KEYS, ...keysAround()].map(({ keys, does }) =>
     element(
       "tr",
       {},

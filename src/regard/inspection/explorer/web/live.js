@@ -1,9 +1,10 @@
 // The live page: a text that is typed is read by the model, heads cut or not, and shown by an explorer in a frame.
 
 import { Connection, pause } from "./connection.js";
-import { element, shown } from "./dom.js";
+import { element } from "./dom.js";
+import { takesKeys } from "./keys.js";
+import { CutTarget, cutWords, drawCosts, isCut, namesAt, tellPredictions } from "./live_cutting.js";
 import { CHOOSE_CELL, mountQuestions } from "./questions.js";
-import { formatNumber } from "./scales.js";
 
 /** Milliseconds after the last key before a text is read. */
 const LIVE_WAIT = 300;
@@ -42,33 +43,6 @@ export class Latest {
 const LIVE_KEEP = 300;
 const LIVE_READING = "reading … the first text of a length takes longer: a program is made for it";
 
-const LIVE_CUT = [
-  "B, without heads or cells",
-  "3.1:7-2",
-  "Cut this head",
-  "Cut the head that is looked at",
-  "Cut this cell",
-  "Take out what the chosen key hands to the chosen query by this head",
-];
-const LIVE_SCALE = [
-  "B, with heads or cells scaled",
-  "3.1:7-2",
-  "Scale this head",
-  "Scale the head that is looked at",
-  "Scale this cell",
-  "Scale what the chosen key hands to the chosen query by this head",
-];
-const LIVE_PATCH = [
-  "B: A, with heads’ output on the source",
-  "3.1:7",
-  "Patch this head",
-  "Give the head that is looked at the output that it has on the source",
-  "Patch this query",
-  "Give the head that is looked at its output on the source at the chosen query alone",
-];
-/** @type {Record<string, string[]>} */
-const LIVE_WORDS = { half: LIVE_SCALE, double: LIVE_SCALE, patch: LIVE_PATCH };
-
 /**
  * Where the next explorer opens: as the last one stood, and on the difference as soon as there are two texts.
  * @param {string} last address part of the last explorer @param {boolean} compared whether it showed two texts
@@ -85,39 +59,6 @@ export function nextPlace(last, compared, compares, cuts = false) {
   }
   if (compared && !compares) for (const name of ["tab", "cmp", "t", "b", "versus"]) said.delete(name);
   return String(said) && `#${said}`;
-}
-
-/**
- * What is cut, with what an explorer looks at among it, or no longer: its heads, the weight of its cell, or its
- * head at the query.
- * @param {string} heads @param {string} place address part of the explorer
- * @param {"heads" | "cell" | "query"} [what]
- */
-export function toggleCut(heads, place, what = "heads") {
-  const said = new URLSearchParams(place.replace(/^#/, ""));
-  const cut = new Set(heads.split(/[\s,]+/).filter(Boolean));
-  const head = `${said.get("l") ?? 0}.${said.get("h") ?? 0}`;
-  const cell = `${head}:${said.get("row")}${what === "cell" ? `-${said.get("key")}` : ""}`;
-  const chosen = what === "heads" ? (said.get("sel")?.split(",") ?? [head]) : [cell];
-  const has = chosen.every((head) => cut.has(head));
-  for (const head of chosen) has ? cut.delete(head) : cut.add(head);
-  return [...cut].join(" ");
-}
-
-/**
- * What comes after the texts, and what each token of them costs, one after the other; then after a source.
- * @param {Array<{loss: number|null, next: Array<[string, number]>}>} predicted
- */
-export function tellPredictions(predicted) {
-  /** @param {[string, number]} likeliest */
-  const word = ([token, share]) => `‘${shown(token)}’ ${formatNumber(share)}`;
-  const [before, after, source] = predicted;
-  if (!after) return `next: ${before.next.map(word).join(", ")}`;
-  const losses = [before.loss, after.loss].map((loss) => (loss === null ? "–" : formatNumber(loss)));
-  const asked = [before, ...(source ? [source] : [])].map(({ next }) => next[0][0]);
-  const now = after.next.filter(([token], n) => !n || asked.includes(token)).map(word);
-  const there = source ? `; of the source ${word(source.next[0])}` : "";
-  return `loss ${losses.join(" → ")}, next ${word(before.next[0])} → ${now.join(", ")}${there}`;
 }
 
 /**
@@ -148,25 +89,41 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
   );
   if (said.has("by")) by.value = said.get("by") ?? "";
   const patches = () => by.value === "patch";
-  /** @param {boolean} one */
-  const pick = (one) => () => {
-    if (one && !(place().has("row") && place().has("key"))) {
+  const lastCut = cut.value.split(/[\s,]+/).at(-1) ?? "";
+  const targets = [new CutTarget(lastCut ? [lastCut] : []), new CutTarget([])];
+  /** @param {number} n of the heads, or of the cell */
+  const cutKind = (n) => (n ? (patches() ? "query" : "cell") : "heads");
+  /** @param {number} n */
+  const restores = (n) => isCut(cut.value, targets[n].names(cut.value, looked(), cutKind(n)));
+  /** @param {number} n */
+  const pick = (n) => () => {
+    if (n && !restores(n) && !(place().has("row") && place().has("key"))) {
       fail(CHOOSE_CELL);
       return;
     }
-    const what = one ? (patches() ? "query" : "cell") : "heads";
-    cut.value = toggleCut(cut.value, current ? placeOf(current) : first, what);
+    cut.value = targets[n].press(cut.value, looked(), cutKind(n));
     latest.plan(0);
   };
   const cutName = element("span");
-  const cutHead = element("button", { type: "button", on: { click: pick(false) } });
-  const cutCell = element("button", { type: "button", on: { click: pick(true) } });
+  const cutHead = element("button", { type: "button", "aria-keyshortcuts": "x", on: { click: pick(0) } });
+  const cutCell = element("button", {
+    type: "button",
+    "aria-keyshortcuts": "Shift+X",
+    on: { click: pick(1) },
+  });
   const cutting = element(
     "label",
     { class: "live-cut", hidden: !settings.cuts?.length },
     ...[cutName, cut, by, cutHead, cutCell],
   );
   const python = element("code", { hidden: true });
+  const costs = element("div", {
+    class: "live-costs",
+    role: "region",
+    tabindex: "0",
+    "aria-label": "What each token costs now, in nats, against before",
+    hidden: true,
+  });
   const saving = element("a", { download: "", hidden: true, text: "Save page" });
   const share = async () => {
     keep();
@@ -206,6 +163,10 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
   /** @type {HTMLIFrameElement|null} */
   let current = null;
   const place = () => new URLSearchParams((current ? placeOf(current) : "").replace(/^#/, ""));
+  const looked = () => (current ? placeOf(current) : first);
+  const touch = () => {
+    for (const target of targets) target.touched ??= namesAt(looked()).join();
+  };
   const questions = mountQuestions(
     {
       why: settings.why,
@@ -220,6 +181,7 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
       },
       fail: (message) => fail(message),
       look: (fields) => {
+        touch();
         const said = place();
         for (const [field, value] of Object.entries(fields)) said.set(field, String(value));
         said.delete("sel");
@@ -251,11 +213,14 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
         lost,
         saving,
         element("button", { type: "button", text: "Copy link", on: { click: share } }),
+        element("button", { type: "button", text: "Print", on: { click: () => print() } }),
         element("h1", { text: root.dataset.title ?? "" }),
       ),
+      costs,
       questions.answered,
     ),
     frames,
+    element("p", { class: "live-paper", text: "The button “Print”, or Ctrl+P, prints all of the explorer." }),
   );
   // What a link keeps of the explorer, beside the texts.
   const first = said.get("view") ?? "";
@@ -267,24 +232,31 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
     /** @type {Record<string, string>} */
     const heads = cut.value.trim() ? { cut: cut.value.trim(), by: by.value } : {};
     const texts = { text: text.value, ...(other.hidden ? {} : { changed: changed.value }), ...heads };
-    const view = (current ? placeOf(current) : first).replace(/^#/, "");
+    const view = looked().replace(/^#/, "");
     const kept = new URLSearchParams(view ? { ...texts, view } : texts);
     if (`#${kept}` !== location.hash) history.replaceState(null, "", `#${kept}`);
   };
-  setInterval(keep, LIVE_KEEP);
+  setInterval(() => {
+    keep();
+    tell();
+  }, LIVE_KEEP);
 
   const isPatched = () => patches() && Boolean(cut.value.trim());
   const tell = () => {
     name.textContent = other.hidden ? "Text" : "A";
     otherName.textContent = patches() ? "Source, changed" : "B, changed";
     change.textContent = other.hidden ? "Change a word" : "Compare no more";
-    const [about, example, head, headTitle, cell, cellTitle] = LIVE_WORDS[by.value] ?? LIVE_CUT;
+    const [about, example, ...words] = cutWords(by.value);
     cutName.textContent = about;
     cut.placeholder = `layer.head, such as 2.5 ${example}`;
-    cutHead.textContent = head;
-    cutHead.title = `${headTitle}; once more restores it`;
-    cutCell.textContent = cell;
-    cutCell.title = `${cellTitle}; once more restores it`;
+    for (const [n, button] of [cutHead, cutCell].entries()) {
+      const names = targets[n].names(cut.value, looked(), cutKind(n)).join(" ");
+      const [text, title] = restores(n)
+        ? [`Restore ${names}`, "As the model has it"]
+        : [words[2 * n], `${words[2 * n + 1]}; once more restores it`];
+      if (button.textContent !== text) button.textContent = text;
+      button.title = `${title} (${"xX"[n]})`;
+    }
   };
   /** @param {string} [message] */
   const fail = (message = "") => {
@@ -293,6 +265,31 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
     python.hidden = true;
     if (message) status.textContent = "";
   };
+  /** Keys of the page that the explorer in its frame lists and runs with its own. */
+  const outerKeys = [
+    { keys: ["x"], does: "cut this head, or restore it", button: cutHead },
+    { keys: ["X"], does: "cut this cell, or restore it", button: cutCell },
+    { keys: ["w"], does: "why this cell", button: questions.buttons[0] },
+    { keys: ["g"], does: "paths to the prediction, a graph", button: questions.buttons[1] },
+  ]
+    .filter(({ button }) => !button.hidden && !button.closest("[hidden]"))
+    .map(({ button, ...key }) => ({ ...key, run: () => button.click() }));
+  /** The explorer prints itself: on this page its frame would be cut. */
+  const print = () => current?.contentWindow?.print();
+  /** @param {KeyboardEvent} event */
+  const printByKey = (event) => {
+    if (event.key !== "p" || !(event.ctrlKey || event.metaKey)) return;
+    event.preventDefault();
+    print();
+  };
+  document.addEventListener("keydown", printByKey);
+  document.addEventListener("keydown", (event) => {
+    const inside = current?.contentDocument?.body,
+      { key, ctrlKey, metaKey, altKey } = event;
+    if (!inside || event.defaultPrevented || takesKeys(/** @type {Element} */ (event.target))) return;
+    const init = { key, ctrlKey, metaKey, altKey, bubbles: true, cancelable: true };
+    if (!inside.dispatchEvent(new KeyboardEvent("keydown", init))) event.preventDefault();
+  });
   /**
    * Open an explorer behind the one that is current, which it replaces once it is drawn.
    * @param {string} view @param {boolean} compares @param {AbortSignal} signal
@@ -306,6 +303,7 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
       src: view + place,
       "data-waiting": true,
     });
+    Object.assign(frame, { outerKeys });
     signal.addEventListener("abort", () => frame !== current && frame.remove());
     frames.append(frame);
     await new Promise((done) => frame.addEventListener("load", done, { once: true }));
@@ -315,6 +313,9 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
     /** @type {any} */
     const explorer = frame.contentWindow;
     while (!explorer.__regard) await pause(20, signal);
+    for (const event of ["pointerdown", "keydown"])
+      frame.contentDocument?.addEventListener(event, touch, true);
+    frame.contentDocument?.addEventListener("keydown", printByKey);
     // What could not be opened says so itself.
     await explorer.__regard.ready.catch(() => null);
     signal.throwIfAborted();
@@ -322,6 +323,8 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
     [current, compared, cutBefore] = [frame, compares, heads];
     delete frame.dataset.waiting;
     before?.remove();
+    // Keys are the explorer's where no field has them.
+    if (document.activeElement === document.body) explorer.focus();
   };
   /**
    * What the model answers; null where it refuses, which is said.
@@ -362,6 +365,8 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
     status.textContent = `${answer.tokens.join(" and ")} tokens, ${seconds} s${told}`;
     python.textContent = answer.python ?? "";
     python.hidden = !answer.python;
+    costs.replaceChildren(...drawCosts(answer.predicted ?? []));
+    costs.hidden = !costs.firstChild;
     saving.href = answer.view.replace("view", "save");
     saving.hidden = false;
   }, wait);

@@ -31,6 +31,9 @@ const TAB_NAMES = {
   training: "Training",
 };
 
+/** Tokens of a text that opens to be read by pointing. */
+const MAIN_SHORT = 24;
+
 /** @typedef {{name: string, panel: HTMLElement, mount: (() => void)|null}} Panel filled as it is first seen */
 
 /**
@@ -301,6 +304,12 @@ export async function boot(root, { address = true } = {}) {
     page.traces.map((trace) => trace.calls.map(({ heads, rows, keys }) => ({ heads, rows, keys }))),
   );
   state.set(mainStart(source));
+  const calls = page.traces.flatMap((trace) => trace.calls);
+  const isText = page.traces.every(({ sequences }) => sequences.every(({ kind }) => kind === "text"));
+  // The questions of the live page, around this one, need the map.
+  const isLive = Boolean(/** @type {any} */ (frameElement)?.outerKeys);
+  if (isText && calls.length && calls.every(({ keys }) => keys <= MAIN_SHORT) && !isLive)
+    state.set({ fold: "profiles,plain" });
   if (page.start) state.fromHash(page.start);
   state.start = state.toHash();
   state.chosen = namesHead(page.start ?? "");

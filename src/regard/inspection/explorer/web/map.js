@@ -1,5 +1,5 @@
 import { element, penOf, pixelRatio, say } from "./dom.js";
-import { followCell, MaskTiles, pixelOf, zoomFactor, zoomView } from "./geometry.js";
+import { drawnView, followCell, MaskTiles, pixelOf, zoomFactor, zoomView } from "./geometry.js";
 import { labelRoom, printLayout, readStrips } from "./map_layers.js";
 import { drawCrosshairs, drawMinimap, minimapRect } from "./map_marks.js";
 import { MapPicture } from "./map_picture.js";
@@ -217,7 +217,7 @@ class MapView extends MapPicture {
     const { state } = this;
     const shape = state.shape();
     const theme = this.colours();
-    const view = this.drawn();
+    const view = drawnView(state.view, layout.plot, shape);
     drawCrosshairs(pen, { layout, view, shape, theme, hovered: this.hovered, held: state });
     this.minimap = minimapRect(layout, view, shape);
     const { what, limits } = this.look();

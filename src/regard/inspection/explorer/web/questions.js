@@ -98,7 +98,8 @@ export function mountQuestions(page, latestOf) {
     element("button", {
       type: "button",
       text: "Why this cell?",
-      title: "Split the score of the chosen query and key over what wrote into their streams",
+      title: "Split the score of the chosen query and key over what wrote into their streams (w)",
+      "aria-keyshortcuts": "w",
       hidden: !page.why,
       on: { click: press(askWhy) },
     }),
@@ -106,7 +107,8 @@ export function mountQuestions(page, latestOf) {
       type: "button",
       text: "Paths to the prediction",
       title:
-        "What heads pass from token to token towards what the chosen query predicts; the last token if none is",
+        "What heads pass from token to token towards what the chosen query predicts; the last token if none is (g)",
+      "aria-keyshortcuts": "g",
       hidden: !page.paths,
       on: { click: press(askPaths) },
     }),

@@ -283,14 +283,19 @@ export function mountReader(host, source, state) {
     const one = state.selection.length > 1 && !layers ? `${headName(c, h)}: ` : "";
     const name = n === null ? "" : `${one}${out ? "Query" : "Key"} ${nameToken(asks, n)}`;
     const each = found?.of === "largest" ? ", largest of each" : "";
+    const plain = state.fold.includes("plain"),
+      reads = layers ? rolledWords(layers) : out ? "reads" : "is read by";
+    const largestOnes = top.slice(0, 3).map(([at, by]) => `${nameToken(answers, at)} ${formatNumber(by, 2)}`);
     const blocks = found?.exact === false ? `, in blocks of ${found.bin}${each}` : "";
     status.textContent =
       n === null
-        ? "Choose a token to see what it reads and who reads it."
+        ? `${plain ? "Point at" : "Choose"} a token to see what it reads and who reads it.`
         : !found
           ? `${name}: nothing is known about its weights at this level.`
-          : `${name} ${layers ? rolledWords(layers) : out ? "reads" : "is read by"}; tint: root of the ${layers ? "share" : "weight"}, full at ` +
-            `${formatNumber(whole.largest)}${blocks}.`;
+          : plain && top.length
+            ? `${name} ${reads} ${largestOnes.join(", ")}.`
+            : `${name} ${reads}; tint: root of the ${layers ? "share" : "weight"}, full at ` +
+              `${formatNumber(whole.largest)}${blocks}.`;
   };
 
   const search = () => {
@@ -369,7 +374,7 @@ export function mountReader(host, source, state) {
   state.addEventListener("next-edge", () => goEdge(1));
   state.addEventListener("previous-edge", () => goEdge(-1));
   state.addEventListener("recolour", refresh);
-  state.on(["t", "c", "h", "row", "key", "direction", "rollout", "selection"], (_, changed) => {
+  state.on(["t", "c", "h", "row", "key", "direction", "rollout", "selection", "fold"], (_, changed) => {
     rebuild().then(() => {
       if (!changed.has("row") && !changed.has("key")) return;
       if (!host.contains(document.activeElement)) follow();

@@ -524,6 +524,8 @@ interface PlotFrame<Spec extends PlotSpec> {
 
 interface Figure {
   excerpt: MapExcerpt;
+  /** Its values, -Infinity where nothing may attend. */
+  drawn: Float32Array;
   remark: string;
   scale: Scale;
   limits: Limits;
