@@ -204,7 +204,7 @@ def test_on_paper_cells_lie_under_their_labels_and_nothing_is_cut(open_page, cas
         visit.until("__regard.drawn().then(() => true)")
         visit.probe("still", True)
         visit.page.emulate_media(media="print")
-        assert visit.probe("isOnPaper", tab), tab
+        visit.until(f"window.probe.isOnPaper({tab!r})")
         for width, height in ((718, 1047), (1047, 718), (740, 980), (980, 740)):
             visit.page.set_viewport_size({"width": width, "height": height})
             assert not visit.probe("cut"), (tab, width)

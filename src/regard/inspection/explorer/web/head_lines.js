@@ -43,6 +43,7 @@ export function mountHeadLines(host, source, state) {
   /** @type {ReturnType<typeof active>} */
   let shown = null;
   let now = 0,
+    onPaper = false,
     waiting = 0;
 
   /** @param {boolean} query */
@@ -131,6 +132,11 @@ export function mountHeadLines(host, source, state) {
           ? ` The first ${heads.length} heads of the selection.`
           : "")
       : "Weights one by one are not in this file: pin the heads (pinned= of trace.explore) or serve the trace.";
+    const parts = [sides.query, sides.key].flatMap(({ size }, n) => {
+      const [first, end] = columns[n].sight();
+      return end - first < size ? [`${n ? "keys" : "queries"} ${first} to ${end - 1} of ${size}`] : [];
+    });
+    if (onPaper && parts.length) note.append(` Printed are ${parts.join(" and ")}.`);
     table.hidden = !shown || !known;
     if (!shown) return;
     const { query, n } = shown;
@@ -345,17 +351,13 @@ export function mountHeadLines(host, source, state) {
     refresh();
   });
   state.on("at", place);
-  for (const event of ["recolour", "printed"]) state.addEventListener(event, paint);
-  state.addEventListener("printed", tell);
-  state.addEventListener("print", () => {
-    draw();
-    const parts = [sides?.query, sides?.key].flatMap((side, n) => {
-      const [first, end] = columns[n].sight();
-      const name = n ? "keys" : "queries";
-      return side && end - first < side.size ? [`${name} ${first} to ${end - 1} of ${side.size}`] : [];
+  state.addEventListener("recolour", paint);
+  for (const event of ["print", "printed"])
+    state.addEventListener(event, () => {
+      onPaper = event === "print";
+      draw();
+      tell();
     });
-    if (parts.length) note.append(` Printed are ${parts.join(" and ")}.`);
-  });
   let hidden = false;
   new ResizeObserver(() => {
     for (const one of columns) one.draw();
