@@ -44,7 +44,7 @@ def test_learned_positions_are_scaled_rows_too():
     order = np.array([4, 0, 2, 2, 1], np.int32)
     assert_close(run(embedding, TOKENS, positions=order), np.sqrt(M) * (table[TOKENS] + places[order]))
     # What the table does not have is refused, or NaN where it is traced.
-    with pytest.raises(ValueError, match=r"positions: expected values in 0..4 \(max_length=5\), got -1..3"):
+    with pytest.raises(ValueError, match=r"positions: .* values in 0..4 \(max_length=5\), got -1 at \[1\]"):
         embedding(TOKENS, positions=order - 1)
     unknown = np.isnan(run(embedding, TOKENS, positions=order - 1)).all(-1)
     np.testing.assert_array_equal(unknown, [[False, True, False, False, False]] * 2)
@@ -61,7 +61,7 @@ def test_types_and_a_norm_are_the_definition():
     rows = float64(embedding.entry.table.embedding[...])[TOKENS]
     rows = rows + float64(embedding.type_table.embedding[...])[types]
     assert_close(run(embedding, TOKENS, token_types=types), layer_norm(embedding.norm, rows))
-    with pytest.raises(ValueError, match=r"token_types: expected values in 0..2 .*, got 1..3"):
+    with pytest.raises(ValueError, match=r"token_types: .* 0..2 .*, got 3 at \[0, 1\] and 1 more"):
         embedding(TOKENS, token_types=types + 1)
     with pytest.raises(ValueError, match="token_types: expected None"):
         jax.eval_shape(lambda: build()(TOKENS, token_types=types))
@@ -83,8 +83,8 @@ def test_tokens_and_vectors_have_a_size_comparable_to_positions():
 
 
 def test_out_of_range_token_is_an_error():
-    for wrong, found in ((V, "0..17"), (10**6, "0..1000000"), (-1, "-1..16")):
-        with pytest.raises(ValueError, match=rf"0\.\.16 \(vocab_size=17\), got {found}$"):
+    for wrong in (V, 10**6, -1):
+        with pytest.raises(ValueError, match=rf"0\.\.16 \(.*=17\), got {wrong} at \[1, 0\] and 1 more$"):
             build()(np.where(TOKENS == 5, np.int32(wrong), TOKENS))
 
 
@@ -109,7 +109,7 @@ def test_tokens_may_have_any_integer_dtype(x64):
         tokens, embedding = TOKENS.astype(dtype), build(vocab_size=1009)
         np.testing.assert_array_equal(run(embedding, tokens), run(embedding, TOKENS))
         tokens[0, 0] = wrong
-        with pytest.raises(ValueError, match=rf"got 0\.\.{wrong}"):
+        with pytest.raises(ValueError, match=rf"got {wrong} at \[0, 0\]"):
             build()(tokens)
         assert np.all(np.isnan(run(build(), tokens)[0, 0]))
 
@@ -121,7 +121,7 @@ def test_padding_may_hold_anything():
     found, expected = (run(embedding, tokens, lengths=lengths) for tokens in (wild, TOKENS))
     np.testing.assert_array_equal(found, expected)
     assert np.all(np.isfinite(found))
-    with pytest.raises(ValueError, match=r"got -1\.\.16"):
+    with pytest.raises(ValueError, match=r"got -1 at \[0, 2\]$"):
         embedding(wild, lengths=np.array([3, 5]))
 
 
@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_refused():
         (real, np.zeros((B, T, W), int), None, TypeError, r"floating point vectors \(input_width=7\), got"),
         (real, TOKENS, None, ValueError, r"\(batch, T, 7\) or \(T, 7\), got shape \(2, 5\)"),
         ({}, TOKENS, np.array([2]), ValueError, r"one length per row, shape \(2,\), got \(1,\)"),
-        ({}, TOKENS, np.array([-1, 6]), ValueError, r"in 0\.\.5 \(the length of the input\), got -1\.\.6"),
+        ({}, TOKENS, np.array([-1, 6]), ValueError, r"in 0\.\.5 \(the length of .* -1 at \[0\] and 1 more"),
         ({}, TOKENS, np.array([2.0, 5.0]), TypeError, "lengths: expected integers, got float64"),
     ):
         embedding = build(**options)

@@ -182,12 +182,9 @@ class TokenTable(nnx.Module):
         if tokens.ndim not in (1, 2):
             raise ValueError(f"tokens: expected shape (batch, T) or (T,), got {tuple(tokens.shape)}")
         lengths = check_lengths("lengths", lengths, tokens.shape[:-1], tokens.shape[-1])
-        if not is_concrete((tokens, lengths)):
-            return
-        values = np.asarray(tokens)
-        if lengths is not None:
-            values = values[np.arange(values.shape[-1]) < np.asarray(lengths)[..., None]]
-        check_range("tokens", "values", values, self.vocab_size - 1, f"vocab_size={self.vocab_size}")
+        if is_concrete((tokens, lengths)):
+            reason = f"vocab_size={self.vocab_size}"
+            check_range("tokens", "values", tokens, self.vocab_size - 1, reason, lengths)
 
 
 class VectorProjection(nnx.Module):

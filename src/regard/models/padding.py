@@ -26,13 +26,17 @@ def check_lengths(name: str, lengths: Any, leading: tuple[Size, ...], num_positi
     return lengths
 
 
-def check_range(name: str, kind: str, values: Any, most: int, reason: str) -> None:
-    """Raise ValueError for known values that are not in 0..most, which follows from the reason."""
+def check_range(name: str, kind: str, values: Any, most: int, reason: str, lengths: Any = None) -> None:
+    """Raise ValueError where known values, padding aside, are not in 0..most, for the reason given."""
     values = np.asarray(values)
-    if values.size and (values.min() < 0 or values.max() > most):
-        raise ValueError(
-            f"{name}: expected {kind} in 0..{most} ({reason}), got {values.min()}..{values.max()}"
-        )
+    outside = (values < 0) | (values > most)
+    if lengths is not None:
+        outside &= np.arange(values.shape[-1]) < np.asarray(lengths)[..., None]
+    if outside.any():
+        index = f" at {np.argwhere(outside)[0].tolist()}" * bool(values.ndim)
+        more = f" and {outside.sum() - 1} more" * bool(outside.sum() > 1)
+        wrong = f"{values[outside][0]}{index}{more}"
+        raise ValueError(f"{name}: expected {kind} in 0..{most} ({reason}), got {wrong}")
 
 
 def mark_valid(lengths: Any, num_positions: Size) -> Bool[Array, "*B T"]:
