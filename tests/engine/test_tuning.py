@@ -9,7 +9,7 @@ import pytest
 from regard import explain, masks, tuning
 from regard.cli import main
 from regard.engine.call.canonicalization import canonicalize
-from regard.engine.flash import measurements as engine_tuning
+from regard.engine.flash import measurements
 
 SHAPE, LONG = (1, 2, 64, 4), (1, 2, 65, 4)
 CALL, PLAIN = tuning.Workload(LONG, LONG, masks.causal(), backward=True), tuning.Workload(SHAPE, SHAPE)
@@ -27,9 +27,9 @@ def kept(monkeypatch, tmp_path):
 
 @pytest.fixture
 def tiny(monkeypatch, kept):
-    default = engine_tuning.Tuning(dense_scores=0, dense_side=0x40, dense_rows=2)
+    default = measurements.Tuning(dense_scores=0, dense_side=0x40, dense_rows=2)
     monkeypatch.setattr(tuning, "QUESTIONS", QUESTIONS)
-    for module in (tuning, engine_tuning):
+    for module in (tuning, measurements):
         monkeypatch.setattr(module, "default_tuning", lambda: default)
     return default
 
@@ -64,58 +64,58 @@ def test_what_is_not_asked_in_time_is_told(tiny, capsys):
 
 
 def test_a_tuning_is_written_and_read_back(kept, monkeypatch, capsys):
-    chosen = engine_tuning.Tuning(tile_side=128, dense_scores=7)
+    chosen = measurements.Tuning(tile_side=128, dense_scores=7)
     monkeypatch.setattr(tuning, "measure_tuning", lambda *_: tuning.Findings(chosen, (), (0.9, 0.8), ()))
     assert run() == 0
     printed = capsys.readouterr().out.replace("\n", "")
     assert str(kept) in printed
     assert "the 2 calls that it changes take 0.85 of their time" in printed
-    assert json.loads(kept.read_text())[engine_tuning.device_key()] == {"dense_scores": 7, "tile_side": 128}
-    assert engine_tuning.load_kept() == chosen
+    assert json.loads(kept.read_text())[measurements.device_key()] == {"dense_scores": 7, "tile_side": 128}
+    assert measurements.load_kept() == chosen
     array = jax.ShapeDtypeStruct(SHAPE, "float32")
     assert "measured here by regard tune" in explain(array, array, array).costs
-    engine_tuning.load_kept.cache_clear()
+    measurements.load_kept.cache_clear()
 
 
 def test_a_tuning_is_added_to_those_of_other_devices(tmp_path):
-    path, found = tmp_path / "tuning.json", engine_tuning.Tuning(dense_side=31)
+    path, found = tmp_path / "tuning.json", measurements.Tuning(dense_side=31)
     path.write_text('{"another": {"tile_side": 64}}')
-    engine_tuning.write_tuning(path, found)
+    measurements.write_tuning(path, found)
     assert json.loads(path.read_text())["another"] == {"tile_side": 64}
-    assert engine_tuning.read_tuning(path) == found
+    assert measurements.read_tuning(path) == found
 
 
 def test_a_damaged_tuning_is_ignored_with_a_warning(tmp_path):
-    path, here = tmp_path / "tuning.json", engine_tuning.device_key()
+    path, here = tmp_path / "tuning.json", measurements.device_key()
     for damage in ("[1, 2]", "{", json.dumps({here: [3]}), json.dumps({here: {"dense_rows": -1}})):
         path.write_text(damage)
         with pytest.warns(UserWarning, match=r"tuning\.json is ignored: .*`regard tune` writes it anew"):
-            assert engine_tuning.read_tuning(path) == engine_tuning.Tuning()
+            assert measurements.read_tuning(path) == measurements.Tuning()
 
 
 def test_an_interrupted_tuning_leaves_the_old_file(tiny, kept, monkeypatch):
-    old = engine_tuning.Tuning(tile_side=128)
-    engine_tuning.write_tuning(engine_tuning.cache_file(), old)
+    old = measurements.Tuning(tile_side=128)
+    measurements.write_tuning(measurements.cache_file(), old)
 
     def stop(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tuning, "_ratio", stop)
     assert run() == 130
-    assert engine_tuning.read_tuning(kept) == old
+    assert measurements.read_tuning(kept) == old
 
 
 def test_tiles_are_of_nearly_one_size():
     for length in (1, 31, 32, 33, 511, 512, 513, 1025, 1103, 131_072):
         arrays = [jax.ShapeDtypeStruct((2, length, 8), jnp.float32)] * 3
         for mask, side in ((None, 1024), (masks.causal(), 512)):
-            for block in engine_tuning.Tuning().blocking(canonicalize(*arrays, mask=mask)):
+            for block in measurements.Tuning().blocking(canonicalize(*arrays, mask=mask)):
                 count = -(-length // side)
                 assert block.queries == block.keys <= min(length, side)
                 assert -(-length // block.keys) == count
                 assert count * block.keys - length < 32 * count
         narrow = canonicalize(*[jax.ShapeDtypeStruct((2, length, 8), jnp.bfloat16)] * 3)
-        assert engine_tuning.Tuning().blocking(narrow)[0].queries <= 512
+        assert measurements.Tuning().blocking(narrow)[0].queries <= 512
 
 
 def test_local_masks_get_lower_tiles_in_the_backward_walk():
@@ -124,5 +124,5 @@ def test_local_masks_get_lower_tiles_in_the_backward_walk():
     local = masks.causal() & window(300, 300), masks.chunked(512) | masks.segments(ids)
     wide = window(4000), masks.causal() | masks.segments(ids), ~masks.chunked(512)
     for mask, lower in (*((mask, 256) for mask in local), *((mask, 512) for mask in wide)):
-        blocks = engine_tuning.Tuning().blocking(canonicalize(*arrays, mask=mask))
+        blocks = measurements.Tuning().blocking(canonicalize(*arrays, mask=mask))
         assert [(block.queries, block.keys) for block in blocks] == [(512, 512), (lower, 512)], mask

@@ -197,3 +197,4 @@ def test_the_workflow_calls_targets_of_make_and_the_citation_is_of_this_version(
     assert targets == {"setup", "lint", "types", "test", "test-newest", "dist", "docs-check"}
     assert targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert f"\nversion: {regard.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"version = {{{regard.__version__}}}" in PAGES[DOCS / "faq.md"]

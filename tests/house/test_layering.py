@@ -78,7 +78,7 @@ FOLDERS = {
     " traces.calls traces.files traces.codec traces.predictions traces.stored traces.sequences"
     " traces.arrays traces.trace traces.owners traces.captures traces.padded traces"
     " interventions observations layer_predictions paths recorders head_effects score_parts",
-    "interop": "layouts jax_nn flax equinox flex torch_sdpa onnx_tensors onnx_subgraphs onnx_softmax"
+    "interop": "layouts jax_nn flax equinox flex torch_sdpa onnx_tensors onnx_subgraphs onnx_attention"
     " onnx_ops weight_files weight_maps families.entries families.family families.sliding_windows"
     " families.rotary families.bert families.vit families.gpt2 families.llama families.mistral families.qwen"
     " families.gemma2 families.gemma3 families.qwen3_moe families.qwen3_5 families.qwen3_next"

@@ -90,7 +90,7 @@ def _run(words: Sequence[str], *, leaves: bool) -> int:
         Console().fail(str(error))
         return MISUSED
     # Which makes an option of every setting of every task.
-    from regard.cli.command_words import name_options, parse_arguments
+    from regard.cli.command_words import parse_arguments, translate_message
 
     command = parse_arguments(words)
     output = command.output
@@ -101,7 +101,7 @@ def _run(words: Sequence[str], *, leaves: bool) -> int:
                 import_module("rich")  # which the first table would miss, after the work
             return command.run(console)
     except UsageError as error:
-        console.fail(name_options(str(error), command))
+        console.fail(translate_message(str(error), command))
         return error.code
     except KeyboardInterrupt:
         console.fail("interrupted")

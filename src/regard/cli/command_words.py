@@ -88,7 +88,7 @@ def find_extra(words: Sequence[str]) -> str:
     return extra or "all"
 
 
-def name_options(text: str, command: Command) -> str:
+def translate_message(text: str, command: Command) -> str:
     """Return a message of the library in a command's words: options for arguments, commands for calls."""
     for call, words in _CALLS.items():
         text = text.replace(call, words)

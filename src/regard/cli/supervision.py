@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from regard.cli import FAILED, INTERRUPTED, MISUSED
-from regard.cli.command_words import name_options
+from regard.cli.command_words import translate_message
 from regard.cli.commands import Train
 from regard.cli.console import Console, UsageError, expected_errors
 from regard.cli.continuation import describe_start, spell_continuation
@@ -142,7 +142,7 @@ def _take_part(command: Train, console: Console, membership: Membership, patienc
         if is_loss:
             console.fail(explain_loss(_shorten(error), command, console.words, membership))
         else:
-            console.fail(name_options(str(error), command))
+            console.fail(translate_message(str(error), command))
         code = FAILED if is_loss else getattr(error, "code", MISUSED)
         _tell(line, TOLD)
         if is_loss or (code == FAILED and not processes.is_known(error.__cause__)):

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from regard.cli import FAILED, INTERRUPTED, displays, interruption, overview
-from regard.cli.command_words import name_options
+from regard.cli.command_words import translate_message
 from regard.cli.commands import Demo, Train
 from regard.cli.console import Console, RunFailedError, UsageError, enough_memory, expected_errors
 from regard.cli.continuation import describe_next, describe_trouble, spell_command
@@ -137,7 +137,7 @@ def advance_run(
     except loop.DivergenceError as error:
         if processes.is_first():
             console.emit("diverged", task=run.task.name, metric=error.metric, step=error.step)
-            console.fail(f"{run.task.name}: {name_options(str(error), command)}")
+            console.fail(f"{run.task.name}: {translate_message(str(error), command)}")
         return None
     except (checkpoints.CheckpointError, runs.RunError, locks.LockError) as error:
         raise UsageError(str(error)) from error

@@ -10,9 +10,10 @@ import numpy as np
 
 from regard import readouts
 from regard.arguments import LARGEST, check_kind, whole_number
+from regard.inspection.tokens import SPACES
 
 _CELLS = 1 << 22  # of all heads, formed at once
-_AROUND = " \t\r\n\u2581\u0120"  # white space, as vocabularies write it, too
+_AROUND = SPACES + "\t\r\n"  # the same in web/head_search.js
 
 
 @dataclass(frozen=True)

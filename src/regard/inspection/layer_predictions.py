@@ -91,7 +91,7 @@ def predict_layers(
         check_range("targets", "tokens", named, vocab_size - 1, f"vocab_size={vocab_size}")
     streams = [block["hidden"][0] for block in seen["blocks"]]
     reading = read_streams(model, ids[0], streams, events, count, named)
-    return dataclasses.replace(trace, predictions=name_tokens(reading, ids.shape[1], spell))
+    return dataclasses.replace(trace, predictions=name_predictions(reading, ids.shape[1], spell))
 
 
 class StreamReading(NamedTuple):
@@ -130,7 +130,7 @@ def read_streams(
     return StreamReading(tokens, probabilities, coming, targets, contributions)
 
 
-def name_tokens(reading: StreamReading, count: int, spell: Callable[[int], str]) -> Predictions:
+def name_predictions(reading: StreamReading, count: int, spell: Callable[[int], str]) -> Predictions:
     """Return what was read of the first tokens, with texts for people to read."""
     tokens, contributions = np.asarray(reading.tokens)[:, :count], reading.contributions
     named = np.concatenate([np.ravel(tokens), np.asarray(reading.targets)[:count]])

@@ -14,7 +14,7 @@ from regard.engine.call.hooks import CallEvent, Finish, Rewriter, rewrite, watch
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.inspection.interventions import Change
-from regard.inspection.layer_predictions import name_tokens, read_streams
+from regard.inspection.layer_predictions import name_predictions, read_streams
 from regard.inspection.observations import observe
 from regard.inspection.paths import Paths, trace_padded
 from regard.inspection.tokens import Tokens
@@ -97,7 +97,7 @@ class Recorder:
         # Of a hybrid, layers without attention predict, too.
         if self._spell is None or reading is None or len(calls) > len(reading.tokens):
             return trace
-        return dataclasses.replace(trace, predictions=name_tokens(reading, count, self._spell))
+        return dataclasses.replace(trace, predictions=name_predictions(reading, count, self._spell))
 
     def trace_paths(self, ids: ArrayLike, query: int = -1) -> Paths:
         """Trace the paths to what a `Decoder` predicts behind a position, by one program per power of two."""

@@ -12,7 +12,7 @@ import numpy as np
 from regard.arguments import as_array, integers, whole_number
 
 KINDS = ("text", "patches", "index")
-_SPACES = " \u2581\u0120"  # as byte-pair and SentencePiece vocabularies write them, too
+SPACES = " \u2581\u0120"  # as byte-pair and SentencePiece vocabularies write them, too
 _PUNCTUATION = re.compile(r"[.,;:!?|\n\u010a]+")
 _STRINGS = "a list of strings, one per position"
 _SEPARATORS = ("[SEP]", "<sep>", "</s>", "<|endoftext|>", "<eos>")
@@ -153,7 +153,7 @@ def number_tokens(*sides: Tokens | None) -> list[np.ndarray] | None:
 
 def find_delimiters(tokens: Tokens, ids: np.ndarray) -> list[int]:
     """Return which ids are of tokens that end or part sentences: punctuation, line breaks, separators."""
-    bare = [text.strip(_SPACES) for text in tokens.texts]
+    bare = [text.strip(SPACES) for text in tokens.texts]
     places = [n for n, text in enumerate(bare) if text in _SEPARATORS or _PUNCTUATION.fullmatch(text)]
     return sorted(set(ids[places].tolist()))
 

@@ -91,7 +91,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         options = layouts.from_the_first(options, mask, call.shape)
         rate = 0.0 if (self.dropout.inference if inference is None else inference) else self.dropout.p
         layouts.demand_key("key", key, rate, f"the layer has dropout_p = {rate}", "inference=True")
-        mask = layouts.align_mask("mask", mask, call.shape)
+        mask = layouts.read_mask("mask", mask, call.shape)
         rng = key if rate else None
         output, aux = call.attend(mask=mask, dropout_rate=rate, rng=rng, **options)
         output = jax.vmap(self.output_proj)(output.reshape((output.shape[0], -1)))

@@ -129,7 +129,7 @@ def attention_fn(
     call = layouts.HeadsLast(*promoted, ranks=range(3, 33), score=options.get("score"))
     options = layouts.from_the_first(options, mask, call.shape)
     mask, sound = _read_mask(mask)
-    allowed = layouts.align_mask("mask", mask, call.shape)
+    allowed = layouts.read_mask("mask", mask, call.shape)
     if check_flag("is_causal", is_causal):
         num_queries, num_keys = call.shape[-2:]
         if allowed is not None and num_queries == 1 < num_keys:
@@ -143,7 +143,7 @@ def attention_fn(
     layouts.demand_key("dropout_rng", dropout_rng, rate, f"dropout_rate = {rate}", "deterministic=True")
     asked = tuple(options.pop("aux", ()))
     names = asked if module is None else tuple(dict.fromkeys((*asked, "weights")))
-    options |= {"mask": allowed, "bias": layouts.align_bias("bias", bias, call.shape), "precision": precision}
+    options |= {"mask": allowed, "bias": layouts.read_bias("bias", bias, call.shape), "precision": precision}
     options |= {"dropout_rate": rate, "rng": dropout_rng, "aux": names}
     with nullcontext() if module is None else called_by(module):
         output, aux = call.attend(**options)

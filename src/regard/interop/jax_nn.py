@@ -97,7 +97,7 @@ def dot_product_attention(
     call = layouts.HeadsLast(query, key, value, range(3, 5), options.get("score"))
     batch, _, num_queries, num_keys = call.shape
     options = layouts.from_the_first(options, mask, call.shape)
-    parts = [layouts.align_mask("mask", mask, call.shape)]
+    parts = [layouts.read_mask("mask", mask, call.shape)]
     if check_flag("is_causal", is_causal):
         parts.append(masks.causal())
     if local_window_size is not None:
@@ -113,7 +113,7 @@ def dot_product_attention(
         parts.append(masks.from_array(real[:, None, :, None]))
     if return_residual:
         options = {**options, "aux": ("lse",)}
-    bias = layouts.align_bias("bias", bias, call.shape)
+    bias = layouts.read_bias("bias", bias, call.shape)
     output, aux = call.attend(mask=layouts.all_of(parts), bias=bias, scale=scale, **options)
     if return_residual:
         return output, jnp.swapaxes(aux["lse"], -2, -1)

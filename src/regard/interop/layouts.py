@@ -102,14 +102,14 @@ def _batched(name: str, array: Any, ranks: range) -> Array:
     return array[None] if array.ndim == 3 else array
 
 
-def align_mask(name: str, mask: Any, full: tuple[int, ...]) -> Mask | None:
+def read_mask(name: str, mask: Any, full: tuple[int, ...]) -> Mask | None:
     """Return a mask from an array that NumPy would broadcast to `full`, which is (*B, H, T, S)."""
     if mask is None or isinstance(mask, Mask):
         return mask
     return masks.from_array(_with_axes(name, check_boolean(name, mask), full))
 
 
-def align_bias(name: str, bias: Any, full: tuple[int, ...]) -> Array | None:
+def read_bias(name: str, bias: Any, full: tuple[int, ...]) -> Array | None:
     """Return a bias at the rank of `full`, (*B, H, T, S), to which NumPy would broadcast it."""
     return None if bias is None else _with_axes(name, float_array(name, bias, 0), full)
 

@@ -16,9 +16,9 @@ import numpy as np
 from regard import linear
 from regard.arguments import check_kind, integers, whole_number
 from regard.axes import Array, ArrayLike
-from regard.interop.onnx_softmax import AttentionOutputs as AttentionOutputs
-from regard.interop.onnx_softmax import attention as attention
-from regard.interop.onnx_softmax import flex_attention as flex_attention
+from regard.interop.onnx_attention import AttentionOutputs as AttentionOutputs
+from regard.interop.onnx_attention import attention as attention
+from regard.interop.onnx_attention import flex_attention as flex_attention
 from regard.interop.onnx_tensors import join_heads, read_flag, read_heads, split_heads, tensor
 from regard.positions.rotation import rotate
 

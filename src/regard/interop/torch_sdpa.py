@@ -112,9 +112,9 @@ def _read(attn_mask: Any, full: tuple[int, ...]) -> tuple[Mask | None, Array | N
         return attn_mask, None
     array = attn_mask if hasattr(attn_mask, "dtype") else np.asarray(attn_mask)
     if array.dtype == bool:
-        return layouts.align_mask("attn_mask", array, full), None
+        return layouts.read_mask("attn_mask", array, full), None
     if jnp.issubdtype(array.dtype, jnp.floating):
-        return None, layouts.align_bias("attn_mask", array, full)
+        return None, layouts.read_bias("attn_mask", array, full)
     raise TypeError(
         f"attn_mask: expected booleans (True = may attend) or floating-point numbers to add, got"
         f" {array.dtype}; write attn_mask != 0 if nonzero means may attend"

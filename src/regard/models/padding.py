@@ -1,4 +1,4 @@
-"""Padding at the ends of rows, given by `lengths`, which reaches no result and no gradient."""
+"""Padding at the ends of rows, given by `lengths`, which reaches no result; `prompts` pads."""
 
 from typing import Any
 

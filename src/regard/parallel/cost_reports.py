@@ -1,4 +1,4 @@
-"""Cost reports: bytes and tiles of a division, in numbers and in words."""
+"""Bytes and tiles of a division, by which layouts are chosen, in numbers and in words."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def index_divergence(
     query_positions: ArrayLike | None = None,
     key_positions: ArrayLike | None = None,
 ) -> Float[Array, "*B T"]:
-    """Compute how far an indexer is from the attention that it chooses keys for: what it is trained on.
+    """Compute the KL divergence of an indexer from the attention it chooses keys for: what it is trained on.
 
     divergence_t = sum_s target_ts (log target_ts - log softmax_s(score_ts))
     target_ts = (1/N) sum_n softmax_s(attention_scale sum_a q_nta k_nsa)

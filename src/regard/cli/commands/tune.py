@@ -34,11 +34,11 @@ class Tune(Command):
     def run(self, console: Console) -> int:
         """Find the tuning, show what it was chosen from, and write it unless asked not to."""
         from regard import tuning
-        from regard.engine.flash import measurements as engine_tuning
+        from regard.engine.flash import measurements
 
         if not 0 < self.seconds < math.inf:
             raise UsageError(f"--seconds must be above 0 and finite, got {self.seconds}")
-        console.say(f"measuring for {engine_tuning.device_key()}")
+        console.say(f"measuring for {measurements.device_key()}")
         with console.show_steps() as begin:
             findings = tuning.measure_tuning(tuning.QUESTIONS, self.seconds, begin)
         for table in _tabulate(findings):
@@ -49,13 +49,13 @@ class Tune(Command):
             unasked = ", ".join(findings.unasked)
             console.say(f"not asked in {self.seconds:g} s: {unasked}; --seconds gives more")
         console.emit("tuning", **asdict(findings.tuning), ratio=findings.ratio)
-        path = engine_tuning.cache_file()
+        path = measurements.cache_file()
         if self.dry_run:
             console.say(f"a dry run: {path} is left as it is")
         else:
             with expected_errors():
-                engine_tuning.write_tuning(path, findings.tuning)
-            engine_tuning.load_kept.cache_clear()
+                measurements.write_tuning(path, findings.tuning)
+            measurements.load_kept.cache_clear()
             console.say(f"written: {path}")
         console.say(_gain(findings))
         return 0

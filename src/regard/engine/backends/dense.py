@@ -347,7 +347,7 @@ def _survivors(problem: Problem, grid: Grid) -> Array:
 def _argmax(scores: Array) -> Array:
     if scores.shape[-1] == 0:
         return jnp.zeros((*scores.shape[:-1], 1), jnp.int32)
-    # Not `first_largest`: what XLA computes anew beside a maximum may be rounded otherwise, barriers or not.
+    # Pairs, as in `first_largest`: what XLA computes anew beside a maximum may be rounded otherwise.
     return jax.lax.argmax(jax.lax.stop_gradient(scores), scores.ndim - 1, jnp.int32)[..., None]
 
 

@@ -142,32 +142,33 @@ class TileLoop:
             index = [*index, 0 if lists.full.shape[-1] == 1 else block]
             ones = (1,) * len(index)
             starts = slice_at(lists.starts, [*index, 0], (*ones, lists.starts.shape[-1])).reshape(-1)
-            full = slice_at(lists.full, index, ones).reshape(())
-            nonempty = slice_at(lists.kept, index, ones).reshape(())
-            return starts, full, nonempty
+            num_full = slice_at(lists.full, index, ones).reshape(())
+            num_kept = slice_at(lists.kept, index, ones).reshape(())
+            return starts, num_full, num_kept
 
-        starts, full, nonempty = self.config.opaque(self.map_blocks(listed, block), leading)
+        starts, num_full, num_kept = self.config.opaque(self.map_blocks(listed, block), leading)
         pieces, count = self.blocking.pieces, starts.shape[-1]
 
         def step(slot: Any, carry: Carry, partial: Any = None) -> Carry:
             start = jax.lax.dynamic_index_in_dim(starts, slot, 0, False, allow_negative_indices=False)
-            if partial is None:  # to look at every mask is cheap where to choose stops the device
-                partial = bool(self.blocking.at_once) or slot >= full
+            if partial is None:  # FULL tiles come first; at once, all masks are read: a branch would wait
+                partial = bool(self.blocking.at_once) or slot >= num_full
             return body(start, partial, carry)
 
         def step_of_pieces(slot: Any, carry: Carry) -> Carry:
             first = slot * np.int32(pieces)
             start = jax.lax.dynamic_slice_in_dim(starts, first, pieces, 1, allow_negative_indices=False)
-            partial = jnp.any((first + np.int32(pieces) > full) & (first < nonempty) & (full < nonempty))
-            short = jnp.any(first + np.int32(pieces) > nonempty)
+            end = first + np.int32(pieces)
+            partial = jnp.any((end > num_full) & (first < num_kept) & (num_full < num_kept))
+            short = jnp.any(end > num_kept)
             kind = jnp.where(short, np.int32(PieceKind.SHORT), np.int32(PieceKind.FULL))
             return body(start, jnp.where(partial, np.int32(PieceKind.PARTIAL), kind), carry)
 
         if pieces:
-            steps = jax.lax.div(nonempty.max() + np.int32(pieces - 1), np.int32(pieces))
+            steps = jax.lax.div(num_kept.max() + np.int32(pieces - 1), np.int32(pieces))
             return self._steps(count // pieces, steps, step_of_pieces, carry)
         if self.trips is None:
-            return self._steps(count, nonempty, step, carry)
+            return self._steps(count, num_kept, step, carry)
 
         whole = self.trips.full
         carry = self._scan(whole, lambda slot, carry: step(slot, carry, False), carry)

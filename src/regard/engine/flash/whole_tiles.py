@@ -52,7 +52,7 @@ def _fill(length: int, size: int) -> Any:
 
 
 def _repeat_last(array: Array, more: dict[int, int]) -> Array:
-    """Append the last entries of axes so many times; an axis of size 1 serves all."""
+    """Append the last entries of axes so many times; of a bias, which has both, one of size 1 serves all."""
     width = [(0, 0)] * array.ndim
     for axis, count in more.items():
         if array.ndim >= -axis and (array.shape[axis] != 1 or len(more) == 1):

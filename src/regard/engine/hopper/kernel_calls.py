@@ -130,7 +130,7 @@ def _is_clean(inputs: Operands, context: Context) -> Array | None:
 def _unless_poisoned(
     inputs: Operands, context: Context, results: list[Array], in_tiles: Callable[[], list[Array]]
 ) -> list[Array]:
-    """Take what is not finite from the tiles, where a key or value is NaN or inf, which the kernel omits."""
+    """Take from tiles what they find not finite, if a key or value is NaN or inf, which the kernel omits."""
     clean = _is_clean(inputs, context)
     if clean is None:
         return results
@@ -138,7 +138,8 @@ def _unless_poisoned(
     def repair(state: tuple[Array, list[Array]]) -> tuple[Array, list[Array]]:
         pairs = zip(state[1], in_tiles(), strict=True)
         return state[0] | True, [
-            jnp.where(jnp.isfinite(tiled), own, tiled.astype(own.dtype)) for own, tiled in pairs
+            jnp.where(jnp.isfinite(by_tiles), by_kernel, by_tiles.astype(by_kernel.dtype))
+            for by_kernel, by_tiles in pairs
         ]
 
     # A loop of at most one step, as a `cond` would copy what it lets pass.

@@ -142,10 +142,14 @@ class Running:
 def first_largest(scores: Array, keys: Array) -> Array:
     """Return the first of the keys (C,) with the largest score of a row; NaN has none, the largest int32.
 
-    An argmax, which carries pairs, takes five times as long on the CPU. The scores that are compared are
-    held, where XLA keeps barriers: made anew by another kernel, they may be rounded otherwise, and none of
-    them be the largest.
+    Pairs are carried, not scores compared with their maximum: made anew by another kernel, they may be
+    rounded otherwise, and none of them be the largest.
     """
-    scores = jax.lax.optimization_barrier(scores)
-    peak = scores.max(-1, keepdims=True)
-    return jnp.where(scores == peak, keys, np.iinfo(np.int32).max).min(-1)
+
+    def choose(old: tuple[Array, Array], new: tuple[Array, Array]) -> tuple[Array, Array]:
+        better = (new[0] > old[0]) | ((new[0] == old[0]) & (new[1] < old[1]))
+        return jnp.where(better, new[0], old[0]), jnp.where(better, new[1], old[1])
+
+    first = np.array(-np.inf, scores.dtype), np.array(np.iinfo(np.int32).max, np.int32)
+    pairs = jax.lax.stop_gradient(scores), jnp.broadcast_to(keys, scores.shape)
+    return jax.lax.reduce(pairs, first, choose, (scores.ndim - 1,))[1]

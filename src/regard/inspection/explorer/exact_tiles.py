@@ -177,11 +177,11 @@ def _join_blocks(call: Any, part: _Part) -> tuple[np.ndarray, np.ndarray] | None
         return None
     readout, head = matched
     own = readout.query_block, readout.key_block
-    across = slice(part.rows[0] // own[0], -(-part.rows[1] // own[0]))
-    down = slice(part.keys[0] // own[1], -(-part.keys[1] // own[1]))
-    rows = np.asarray(readout.block_rows)[head, across]
-    sums = np.asarray(readout.block_mass)[head, across, down].astype(np.float64) * rows[:, None]
-    largest = np.asarray(readout.block_max)[head, across, down]
+    down = slice(part.rows[0] // own[0], -(-part.rows[1] // own[0]))
+    across = slice(part.keys[0] // own[1], -(-part.keys[1] // own[1]))
+    rows = np.asarray(readout.block_rows)[head, down]
+    sums = np.asarray(readout.block_mass)[head, down, across].astype(np.float64) * rows[:, None]
+    largest = np.asarray(readout.block_max)[head, down, across]
     steps = part.blocks[0] // own[0], part.blocks[1] // own[1]
     living = np.add.reduceat(rows, np.arange(0, len(rows), steps[0]))
     mass = _join(sums, steps, np.add) / np.maximum(living, 1)[:, None]

@@ -27,8 +27,8 @@ from regard.inspection.visible_text import show_text
 
 MOST_TRACES, MOST_VIEWS = 16, 4  # that are kept
 MOST_CUT, MOST_PARTS, MOST_EDGES = 4096, 8, 60  # heads; pairs of writers; edges of a graph
-CUTS = {"zero": "switched off", "half": "at half", "double": "doubled", "mean": "at their mean"}
-CUTS |= {"uniform": "reading evenly", "patch": "from"}
+CUT_WORDS = {"zero": "switched off", "half": "at half", "double": "doubled", "mean": "at their mean"}
+CUT_WORDS |= {"uniform": "reading evenly", "patch": "from"}
 # The same by `Change`.
 _SHARES = {"half": ["share=0.5"], "double": ["share=-1.0"]}
 _CHANGES = {"uniform": "query=0.0", "mean": "output=lambda output: output.mean(-2, keepdims=True)"}
@@ -84,7 +84,7 @@ def serve_live(
         ('view/1-2/', [3, 3])
     """
     check_port(port)
-    settings = {"text": text, "cuts": list(CUTS) if cuts else [], "why": explain is not None}
+    settings = {"text": text, "cuts": list(CUT_WORDS) if cuts else [], "why": explain is not None}
     settings["paths"] = trace is not None
     return Serving(Site(_LiveExplorer(record, explain, trace, settings, title, options).read), port)
 
@@ -231,7 +231,7 @@ class _LiveExplorer:
 
     def _record_text(self, reading: _Reading) -> tuple[int, Any]:
         cut: dict[str, Any] = {"cut": reading.cut, "by": reading.by} if reading.cut else {}
-        how = CUTS[reading.by]
+        how = CUT_WORDS[reading.by]
         if reading.source is not None:
             cut["source"] = reading.source
             how += f" “{self._find_trace(_Reading(reading.source))[1].title}”"

@@ -38,9 +38,9 @@ def take_example(problem: Problem, example: int) -> Problem:
         index = [0 if array.shape[axis] == 1 else number for axis, number in zip(axes, where, strict=True)]
         return np.asarray(array[tuple(index)] if index else array)
 
-    def aligned_right(array: Any, own: int) -> np.ndarray:
+    def aligned_right(array: Any, after_heads: int) -> np.ndarray:
         """Take the example of an array whose leading axes are the last ones of the call."""
-        leading = max(array.ndim - own - 1, 0)
+        leading = max(array.ndim - after_heads - 1, 0)
         return of_batch(array, range(leading), indices[len(indices) - leading :])
 
     def aligned_left(array: Any, trailing: int) -> Any:

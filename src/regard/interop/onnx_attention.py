@@ -124,9 +124,9 @@ def attention(
         # ONNX reads axes from the last one on, whatever sizes agree.
         filled = filled.reshape((*(1,) * (4 - filled.ndim), *filled.shape))
         if filled.dtype == bool:
-            parts.append(layouts.align_mask("attn_mask", filled, full))
+            parts.append(layouts.read_mask("attn_mask", filled, full))
         else:
-            bias = layouts.align_bias("attn_mask", filled, full)
+            bias = layouts.read_bias("attn_mask", filled, full)
     mode = qk_matmul_output_mode
     if mode not in (None, 0, 1, 2, 3):
         raise ValueError(f"qk_matmul_output_mode: expected None, 0, 1, 2 or 3; got {mode}")
