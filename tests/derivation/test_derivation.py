@@ -86,8 +86,7 @@ def test_it_computes_what_attend_computes(case):
         return np.take(np.take(array, rows, axis), heads, axis - 1)
 
     chosen = regard.derive(*inputs, **OPTIONS[case], rows=rows, heads=heads)
-    picked = {name: pick(name, array) for name, array in aux.items()}
-    compare(chosen, (pick("output", output), picked))
+    compare(chosen, (pick("output", output), {name: pick(name, array) for name, array in aux.items()}))
     assert re.search(r"\n    n=0 h=4 .*\n        i=3 .*\n        i=0 ", str(chosen))
 
 
@@ -106,6 +105,9 @@ def test_chosen_heads_name_their_own_key_heads_and_masks():
     derivation = regard.derive(*draw(), mask=mask, rows=rows, heads=heads)
     np.testing.assert_array_equal(derivation["groups"].value, [2, 0, 2])
     np.testing.assert_array_equal(derivation["mask"].value, mask[:, heads][:, :, rows])
+    options = {"mask": masks.causal(), "query_offset": np.arange(H), "rows": rows, "heads": heads}
+    derivation = regard.derive(*(array[0] for array in draw()), **options)  # each head sits elsewhere
+    np.testing.assert_array_equal(derivation["query_position"].value, np.add.outer(heads, rows))
 
 
 def test_narrow_dtypes_round_as_attend_does():

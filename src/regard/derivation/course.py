@@ -159,6 +159,7 @@ class Course:
         if all(size == 1 for size in array.shape[:-1]):
             array = array.reshape(-1)
         names = self.notation.name((*array.shape[:-1], self.notation.sizes[index]), index)
+        array = self.pick(array, names[:-1])  # rows are those derived
         if not positions_of(start).is_consecutive:
             right = None
         elif isinstance(start, int):
