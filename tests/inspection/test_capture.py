@@ -145,6 +145,7 @@ def test_readouts_are_counted_once_and_heads_are_checked():
     np.testing.assert_allclose(again.entropy, some.entropy, rtol=1e-5, atol=1e-6)
     assert call.readout(grid=4, top_k=2, heads=slice(0, 0)).lse.shape == (0, T)  # the same
     assert call.window(heads=[], rows=slice(0, 3)).shape == (0, 3, S)
+    assert watch(*[np.ones((1, 3, 2), np.float32)] * 3)[0].window(heads=[0, 0]).shape == (2, 3, 3)
     short = padded.PaddedCall.cut(call, 3, inspection.Tokens(3))
     no_index = "expected a slice or a list of integers, got"
     check_refusals(

@@ -17,8 +17,7 @@ ROWS = np.linspace(0, 1, 35).reshape(1, 7, 5)
 def two_layers(value):
     """Two calls of other numbers of heads, and a number that is not linear in the second one's output."""
     first = attend(value, value, value, mask=masks.causal())
-    second = attend(first[:2] + ROWS, first[:2], first[:2] - 1)
-    return jnp.tanh(second.sum(0)).mean() + first[2, 1, 2]
+    return jnp.tanh(attend(first[:2] + ROWS, first[:2], first[:2] - 1).sum(0)).mean() + first[2, 1, 2]
 
 
 @jax.jit

@@ -91,9 +91,10 @@ def take_heads(problem: Problem, heads: Sequence[int]) -> Problem:
         data = np.asarray(data)
         return take(data, -trailing - 1, chosen) if data.ndim > trailing else data
 
+    query = take(problem.query, -3, chosen)
     return dataclasses.replace(
         problem,
-        query=take(problem.query, -3, chosen),
+        query=np.broadcast_to(query, (chosen.size, *query.shape[1:])),  # of one head as often as asked
         key=take(problem.key, -3, chosen // group),
         value=take(problem.value, -3, chosen // group),
         mask=None if problem.mask is None else problem.mask.slice_batch(of_mask, 1),
