@@ -31,3 +31,22 @@ def broadcast_shapes(*shapes: tuple[Size, ...]) -> tuple[Size, ...]:
     """Return the shape that shapes broadcast to, of which any size may be symbolic."""
     has_symbols = not all(isinstance(size, int) for shape in shapes for size in shape)
     return np.broadcast_shapes(*shapes) if not has_symbols else jnp.broadcast_shapes(*shapes)
+
+
+def broadcast_named(**shapes: tuple[Size, ...]) -> tuple[Size, ...]:
+    """Return what the leading axes of these arguments broadcast to, or raise an error that names them."""
+    try:
+        return broadcast_shapes(*shapes.values())
+    except ValueError:
+        got = ", ".join(map(str, shapes.values()))
+        raise ValueError(f"{', '.join(shapes)}: expected leading axes that broadcast, got {got}") from None
+
+
+def spread_leading(name: str, array: Array, leading: tuple[Size, ...], trailing: int) -> Array:
+    """Broadcast all but the trailing axes of an array to these, or raise an error that names it."""
+    try:
+        return jnp.broadcast_to(array, (*leading, *array.shape[-trailing:]))
+    except ValueError:
+        raise ValueError(
+            f"{name}: expected leading axes that broadcast to {tuple(leading)}, got shape {array.shape}"
+        ) from None

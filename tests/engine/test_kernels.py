@@ -138,8 +138,7 @@ def test_vmap_along_any_axis_and_within_another_is_a_loop_over_calls():
     define = jax.jit(theirs)
     queries, keys = np.asarray(queries), np.asarray(keys)
     for j, i in np.ndindex(5, 2):
-        expected = define(queries[:, i], keys[..., j], value, keep)
-        agree(found[j, i], expected)
+        agree(found[j, i], define(queries[:, i], keys[..., j], value, keep))
 
 
 def test_values_without_a_gradient_save_nothing():

@@ -126,8 +126,7 @@ def run(*words):
 def test_results_are_complete_and_drawn(small, capsys):
     out = small / "out"
     assert run("--rounds", 1, "--dtypes", "float32", "--cases", "tiny", "--out", out) == 0
-    printed = capsys.readouterr().out
-    assert "1/2 tiny float32" in printed
+    assert "1/2 tiny float32" in capsys.readouterr().out
     results = json.loads((out / "results.json").read_text())
     assert results["complete"]
     assert results["settings"]["rounds"] == 1

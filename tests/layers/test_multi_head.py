@@ -65,8 +65,7 @@ def test_heads_are_their_index_form():
     Q, K, V = (np.einsum("ib,hba->hia", np.float64(x[0]), w) for w in (q, k, v))
     scores = np.einsum("hia,hja->hij", Q, K) / np.sqrt(D)
     A = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    expected = np.einsum("hib,hbc->ic", np.einsum("hij,hjb->hib", A, V), o)
-    assert_close(compiled(layer, x)[0], expected)
+    assert_close(compiled(layer, x)[0], np.einsum("hib,hbc->ic", np.einsum("hij,hjb->hib", A, V), o))
 
 
 # Initial parameters.

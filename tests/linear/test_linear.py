@@ -442,5 +442,4 @@ STATES = {"all-gather": 5, "all-reduce": 3, "collective-permute": 1, "reduce-sca
 )
 def test_each_device_runs_its_own(shape, calls, sent):
     """Sent are the gradients of the rates that rows share; between parts, what each makes of a state."""
-    code = DIVIDED.replace("SHAPE", shape).replace("CALLS", calls)
-    assert on_eight_devices(code).strip() == str(sent)
+    assert on_eight_devices(DIVIDED.replace("SHAPE", shape).replace("CALLS", calls)).strip() == str(sent)

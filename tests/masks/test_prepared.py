@@ -130,8 +130,7 @@ def test_what_a_mask_costs_is_explained():
     lines = []
     jax.jit(lambda x: lines.append(line(mask.prepare(1024), "mask work")))(jnp.zeros((1024, 8)))
     assert lines == ["prepared: 64 B of tile kinds, read by every call"]
-    made = jax.eval_shape(lambda: mask.prepare(1024))
-    assert line(made, "mask work") == lines[0]
+    assert line(jax.eval_shape(lambda: mask.prepare(1024)), "mask work") == lines[0]
 
 
 def test_a_prepared_mask_is_printed_and_saved_without_its_kinds():
@@ -158,5 +157,4 @@ def test_what_a_mask_says_of_itself_is_not_lost():
     for name in ("local", "bounds", "block_side", "reads_positions", "leading_axes"):
         assert repr(getattr(prepared, name)) == repr(getattr(mask, name)), name
     assert not masks.lengths([3]).prepare(5).reads_positions
-    again = prepared.prepare(S, block=SIDE)
-    np.testing.assert_array_equal(again.dense(S), mask.dense(S))
+    np.testing.assert_array_equal(prepared.prepare(S, block=SIDE).dense(S), mask.dense(S))

@@ -69,8 +69,7 @@ def bucket_of(distance):
 
 
 def of_table(query, key):
-    bucket = np.vectorize(bucket_of)(key - query)
-    return TABLE[bucket, np.arange(H)[:, None, None]]
+    return TABLE[np.vectorize(bucket_of)(key - query), np.arange(H)[:, None, None]]
 
 
 # Each score, and what it adds to the scaled product at positions q and k, (B | 1, H, T, S).

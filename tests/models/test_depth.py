@@ -46,8 +46,7 @@ def split_loss(model):
 
 
 def assert_same(found, expected):
-    compare = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10)
-    jax.tree.map(compare, found, expected)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10), found, expected)
 
 
 def test_values_and_gradients_are_those_of_the_unrolled_model(wide):

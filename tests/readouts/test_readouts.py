@@ -144,8 +144,7 @@ def test_every_number_is_that_of_the_definition(name, monkeypatch):
 
 def test_a_key_just_before_counts_wherever_tiles_end_and_however_little_is_local(monkeypatch):
     monkeypatch.setattr(accumulators, "SIDE", 16)
-    case = CASES["causal"]
-    found, wanted = read_causal(), define(case, np.float64)[1]
+    found, wanted = read_causal(), define(CASES["causal"], np.float64)[1]
     for field in ("previous_mass", "self_mass", "next_mass"):
         np.testing.assert_allclose(getattr(found, field), wanted[field], rtol=1e-5, atol=1e-6, err_msg=field)
     np.testing.assert_array_equal(found.local_mass, found.self_mass)
@@ -177,8 +176,7 @@ def test_of_equal_scores_the_smaller_key_comes_first(monkeypatch):
 
 
 def test_leaders_in_any_order_of_tiles():
-    rng = np.random.default_rng(5)
-    drawn = rng.integers(0, 9, (96, 7)).astype(np.float32)
+    drawn = np.random.default_rng(5).integers(0, 9, (96, 7)).astype(np.float32)
     drawn[:, 3], drawn[::2, 4], drawn[40, 5] = -np.inf, -np.inf, np.nan
     running_top = RunningTopK.none(6, 7, jnp.float32)
     for first in (64, 0, 32):
@@ -214,8 +212,7 @@ def test_profiles_are_right_however_far_the_keys_are():
 
 @pytest.mark.parametrize(("T", "S"), [(0, 3), (3, 0)])
 def test_hostile_sizes_are_counted_right(T, S):
-    case = Case((2, T, D), (2, S, D), query_offset=0)
-    query, key = case.operands()
+    query, key = Case((2, T, D), (2, S, D), query_offset=0).operands()
     ids = {"tokens": np.arange(S), "query_tokens": np.arange(T)}
     readout = readouts.read(query, key, query_offset=0, top_k=3, **ids)
     sizes = {"key_mass": (2, S), "top_weights": (2, T, 3), "block_mass": (2, T, S), "distance_mass": (2, 63)}

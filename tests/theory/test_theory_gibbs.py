@@ -98,6 +98,8 @@ def test_extreme_scores_and_temperatures_do_not_overflow():
             assert not np.isnan(value).any(), name
             assert np.isfinite(value).all() or name not in ("weights", "free_energy", "entropy_nats"), name
     assert np.isfinite(jax.jit(jax.jacrev(totals))(scores)).all()
+    hot = equilibrium(scores, np.float32(np.inf))
+    close([hot.mean_energy, hot.energy_variance], [-0.25e4, 0.6875e8], 1e-6)
 
 
 def test_slopes_towards_the_coldest_temperatures_are_numbers():

@@ -189,6 +189,9 @@ def test_errors_are_explained():
         r"key: expected heads that divide 6, got shape \(4, 5, 3\)": lambda: call(heads, ones(4, T, D), x),
         r"leading axes that broadcast, got \(2, 6\), \(3, 6\)": lambda: call(heads, ones(3, 6, T, D), x),
         r"softcap: expected one number, got shape \(2,\)": lambda: call(x, x, x, softcap=ones(2)),
+        "softcap: expected more than 0, got 0": lambda: call(x, x, x, softcap=0.0),
+        "query_offset: expected integers, got float64": lambda: call(x, x, x, query_offset=0.5),
+        r"query_offset: .* got shape \(5,\)": lambda: call(x, x, x, query_offset=np.arange(T)),
         "query: expected a floating-point array, got int32": lambda: call(x.astype(np.int32), x, x),
         r"d_output: expected .* broadcasts to \(5, 3\)": lambda: run(arrays, {}, (ones(2, 3),), {}),
     }.items():

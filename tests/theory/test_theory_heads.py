@@ -60,11 +60,11 @@ def test_comparisons_keep_their_bounds(x64):
 def test_effective_rank_is_the_exponential_of_entropy(x64):
     rng = np.random.default_rng(2)
     turn, _ = np.linalg.qr(rng.normal(size=(T, T)))
-    matrices = [rng.normal(size=(T, T)), turn, np.ones((T, T)), np.zeros((T, T)), 1e200 * turn]
+    matrices = [rng.normal(size=(T, T)), turn, np.ones((T, T)), np.zeros((T, T)), 1e200 * turn, np.nan * turn]
     found = np.asarray(jax.jit(heads.effective_rank)(np.stack(matrices)))
     values = np.linalg.svd(matrices[0], compute_uv=False)
     close(found[0], np.exp(entropy(values / values.sum())))
-    close(found[1:], [T, 1, 0, T], 1e-6)
+    close(found[1:], [T, 1, 0, T, np.nan], 1e-6)
 
 
 def test_rollout_is_the_product_computed_by_hand(x64):
@@ -87,6 +87,8 @@ def test_gradients_are_finite_beside_empty_rows(x64):
         return heads.jensen_shannon(weights).sum() + heads.head_entropy(weights).sum()
 
     assert np.isfinite(slope(draw())).all()
+    lost = [f(np.nan * draw()) for f in (heads.jensen_shannon, heads.head_entropy)]
+    assert all(np.isnan(value).all() for value in lost)
 
 
 def test_errors_are_explained():

@@ -109,8 +109,7 @@ def test_separation_is_that_computed_by_hand(x64):
     found, alone = jax.jit(lambda x: (hopfield.separation(x), hopfield.separation(x[:, :1])))(patterns)
     for batch in range(2):
         fit = patterns[batch] @ patterns[batch].T
-        expected = [fit[i, i] - max(fit[i, j] for j in range(5) if j != i) for i in range(5)]
-        close(found[batch], expected)
+        close(found[batch], [fit[i, i] - max(fit[i, j] for j in range(5) if j != i) for i in range(5)])
     assert np.all(alone == np.inf)
 
 
@@ -175,9 +174,11 @@ def test_errors_are_explained():
         r"weights: expected \(..., 3, 3\), got shape \(2, 2\)": lambda: sweep(ones(3), ones(2, 2)),
         "max_steps: expected at least 0": lambda: hopfield.retrieve(ones(1, 2), ones(1, 2), max_steps=-1),
         "max_sweeps": lambda: hebbian.recall(ones(2), ones(2, 2), max_sweeps=-1),
-        "capacity: expected width of at least 2": lambda: hopfield.capacity(1),
+        "capacity: expected width of at least 2": lambda: hopfield.capacity(float("nan")),
         r"capacity: expected width .* got width=1": lambda: hopfield.growth(1),
         r"state: expected \(..., count, width\), got .* \(2,\)": lambda: update(ones(2), ones(1, 2)),
+        r"beta: expected one number, got .* \(2,\)": lambda: update(*[ones(2, 2)] * 2, beta=ones(2)),
+        r"patterns: .* got \(2,\), \(3,\)": lambda: hopfield.retrieve(ones(2, 1, 2), ones(3, 1, 2)),
     }.items():
         with pytest.raises(ValueError, match=message):
             call()

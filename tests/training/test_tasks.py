@@ -40,8 +40,7 @@ def test_training_never_draws_the_held_out_stream():
     task = tasks.Copy(vocab_size=97, length=11, held_out_size=53, data_seed=1, model=SIZES)
     held_out = {tuple(row) for row in np.asarray(task.held_out["inputs"]).tolist()}
     for step in range(29):
-        batch = draw_raw(task, jax.random.fold_in(make_stream(1, TRAINING), step))
-        assert not held_out & batch
+        assert not held_out & draw_raw(task, jax.random.fold_in(make_stream(1, TRAINING), step))
     assert held_out == draw_raw(task, make_stream(1, HELD_OUT)), "of the data's own seed"
     assert not held_out & draw_raw(task, make_stream(0, HELD_OUT))
 
@@ -135,8 +134,7 @@ def test_digits_are_split_by_class_without_overlap():
     held_out = digits.split_stratified(labels, 0.2, seed=0)
     assert held_out.sum() == 359
     for label in range(10):
-        share = held_out[labels == label].mean()
-        assert abs(share - 0.2) < 0.5 / (labels == label).sum() + 1e-9
+        assert abs(held_out[labels == label].mean() - 0.2) < 0.5 / (labels == label).sum() + 1e-9
     assert not np.array_equal(held_out, digits.split_stratified(labels, 0.2, seed=1))
     held_out = digits.split_stratified(labels, 0.001, seed=0)
     assert set(labels[held_out]) == set(labels[~held_out]) == set(range(10))

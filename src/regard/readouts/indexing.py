@@ -13,7 +13,7 @@ from jax.export import is_symbolic_dim
 from jax.sharding import PartitionSpec
 
 from regard.arguments import guided, integers, read_number, whole_number
-from regard.axes import Array, ArrayLike, Float, Int, Size
+from regard.axes import Array, ArrayLike, Float, Int, Size, broadcast_named, spread_leading
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.problem import Problem, accumulation_dtype
 from regard.engine.dispatch.explicit_axes import run_with_specs
@@ -215,8 +215,8 @@ def _check_attention(pair: Any, leading: tuple[int, ...], length: int, num_keys:
             f"attention: expected query (*B, N, {length}, A) and key (*B, K, {num_keys}, A), N a multiple of"
             f" K; got {query.shape} and {key.shape}"
         )
-    query = jnp.broadcast_to(query, (*leading, *query.shape[-3:]))
-    return query, jnp.broadcast_to(key, (*leading, *key.shape[-3:]))
+    query = spread_leading("attention[0]", query, leading, 3)
+    return query, spread_leading("attention[1]", key, leading, 3)
 
 
 def _check_indices(indices: Any, shape: tuple[int, ...]) -> Array:
@@ -234,7 +234,7 @@ def _check(query: Any, key: Any, weights: Any, scale: Any) -> tuple[Array, Array
         raise ValueError(
             f"key: expected rows of {query.shape[-1]} numbers, as query has; got {key.shape[-1]}"
         )
-    leading = jnp.broadcast_shapes(query.shape[:-3], key.shape[:-2])
+    leading = broadcast_named(query=query.shape[:-3], key=key.shape[:-2])
     query = jnp.broadcast_to(query, (*leading, *query.shape[-3:]))
     key = jnp.broadcast_to(key, (*leading, *key.shape[-2:]))
     if weights is not None:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from regard.axes import Array, ArrayLike
+from regard.arguments import whole_number
+from regard.axes import Array, ArrayLike, broadcast_named
 from regard.theory import operands
 from regard.theory.notation import contract as _contract
 
@@ -47,6 +48,7 @@ def scaled_metric(width: int, scale: ArrayLike | None = None, dtype: DTypeLike |
         The metric, `(D, D)`.
 
     Raises:
+        TypeError: a width that is no integer, a dtype that is not floating-point.
         ValueError: a width below 1.
 
     Example:
@@ -56,10 +58,13 @@ def scaled_metric(width: int, scale: ArrayLike | None = None, dtype: DTypeLike |
 
     Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1.
     """
-    if width < 1:
-        raise ValueError(f"width: expected at least 1 feature, got {width}")
-    identity = jnp.eye(width, dtype=dtype)
-    return identity * jnp.asarray(1 / np.sqrt(width) if scale is None else scale, identity.dtype)
+    identity = jnp.eye(whole_number("width", width, 1), dtype=dtype)
+    if not jnp.issubdtype(identity.dtype, jnp.floating):
+        raise TypeError(f"dtype: expected a floating-point dtype, such as jnp.float32; got {identity.dtype}")
+    factor = jnp.asarray(1 / np.sqrt(width) if scale is None else scale, identity.dtype)
+    if factor.ndim:
+        raise ValueError(f"scale: expected one number, got shape {factor.shape}; see diagonal_metric")
+    return identity * factor
 
 
 def diagonal_metric(diagonal: ArrayLike) -> Array:
@@ -167,7 +172,7 @@ def raise_index(vector: ArrayLike, metric: ArrayLike) -> Array:
             f"metric: expected ({vector.shape[-1]}, {vector.shape[-1]}) for vectors of that width,"
             f" got shape {metric.shape}"
         )
-    leading = np.broadcast_shapes(vector.shape[:-1], metric.shape[:-2])
+    leading = broadcast_named(vector=vector.shape[:-1], metric=metric.shape[:-2])
     metric = jnp.broadcast_to(metric, (*leading, *metric.shape[-2:]))
     vector = jnp.broadcast_to(vector, (*leading, vector.shape[-1]))
     return jnp.linalg.solve(metric, vector[..., None])[..., 0]

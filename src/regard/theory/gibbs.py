@@ -76,8 +76,11 @@ def equilibrium(
     temperature = temperature[..., 0]
     log_partition = jnp.where(alive, _divide(peak, temperature) + jnp.log(total), -jnp.inf)
     free_energy = jnp.where(alive, -(peak + temperature * jnp.log(total)), jnp.inf)
-    mean_energy = jnp.where(alive, -(peak + temperature * mean), 0)
-    variance = capacity * temperature**2
+    # Of the scores as they are, which a temperature of 1e38, or infinity, would have divided away.
+    gaps = jnp.where(near, gaps, 0)
+    mean_gap = jnp.sum(weights * gaps, -1, keepdims=True)
+    mean_energy = jnp.where(alive, -(peak + mean_gap[..., 0]), 0)
+    variance = jnp.sum(weights * (gaps - mean_gap) ** 2, -1)
     states = jnp.where(alive, jnp.exp(entropy), 0)
     return Equilibrium(weights, log_partition, free_energy, mean_energy, variance, entropy, capacity, states)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from regard.arguments import read_number
 from regard.axes import Array, ArrayLike
 from regard.theory import operands
 from regard.theory.gibbs import entropy_nats as _entropy
@@ -56,7 +57,7 @@ def jensen_shannon(weights: ArrayLike) -> Array:
     Reference: Lin, "Divergence measures based on the Shannon entropy", 1991, section 4.
     """
     weights = _weights(weights)
-    alive = weights.sum(-1) > 0
+    alive = weights.sum(-1) != 0  # what is no number stays none
     both = alive[..., :, None, :] & alive[..., None, :, :]
     entropies = _entropy(weights)
     mixed = _entropy((weights[..., :, None, :, :] + weights[..., None, :, :, :]) / 2)
@@ -106,7 +107,7 @@ def head_entropy(weights: ArrayLike) -> Array:
     Reference: Clark et al., "What Does BERT Look At?", 2019.
     """
     weights = _weights(weights)
-    return _mean(_entropy(weights), weights.sum(-1) > 0)
+    return _mean(_entropy(weights), weights.sum(-1) != 0)
 
 
 def effective_rank(matrix: ArrayLike) -> Array:
@@ -132,7 +133,7 @@ def effective_rank(matrix: ArrayLike) -> Array:
     values = jnp.linalg.svd(matrix, compute_uv=False)
     total = values.sum(-1, keepdims=True)
     share = values / jnp.where(total > 0, total, 1)
-    return jnp.where(total[..., 0] > 0, jnp.exp(_entropy(share)), 0)
+    return jnp.where(total[..., 0] != 0, jnp.exp(_entropy(share)), 0)
 
 
 def rollout(layers: Sequence[Any], residual: float = 0.5) -> Array:
@@ -158,7 +159,7 @@ def rollout(layers: Sequence[Any], residual: float = 0.5) -> Array:
 
     Reference: Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020, section 3.
     """
-    if not 0 <= residual <= 1:
+    if not 0 <= read_number("residual", residual) <= 1:
         raise ValueError(f"residual: expected a share in [0, 1], got {residual}")
     if not len(layers):
         raise ValueError("layers: expected the weights of one layer at least, got none")

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from regard.axes import Array, ArrayLike
+from regard.axes import Array, ArrayLike, broadcast_named
 from regard.theory import operands
 from regard.theory.gibbs import gibbs_weights as _weights
 from regard.theory.gibbs import log_partition as _log_partition
@@ -41,7 +40,7 @@ def energy(
     Reference: Ramsauer et al., "Hopfield Networks is All You Need", 2021, equation 2.
     """
     state, patterns = operands.floating("(..., count, width)", state=state, patterns=patterns)
-    beta = operands.above_zero("beta", beta, state.dtype)
+    beta = operands.one_above_zero("beta", beta, state.dtype)
     fit = _contract("...id,...jd->...ij", state, patterns)
     keep = operands.kept(keep, fit.shape)
     lengths = _contract("...jd,...jd->...j", patterns, patterns)[..., None, :]
@@ -74,7 +73,7 @@ def update(
     Reference: Ramsauer et al., 2021, equation 3.
     """
     state, patterns = operands.floating("(..., count, width)", state=state, patterns=patterns)
-    beta = operands.above_zero("beta", beta, state.dtype)
+    beta = operands.one_above_zero("beta", beta, state.dtype)
     fit = _contract("...id,...jd->...ij", state, patterns)
     return _contract("...ij,...jd->...id", _weights(fit * beta, keep=keep), patterns)
 
@@ -124,7 +123,7 @@ def retrieve(
     if max_steps < 0:
         raise ValueError(f"max_steps: expected at least 0 updates, got {max_steps}")
     state, patterns = operands.floating("(..., count, width)", state=state, patterns=patterns)
-    leading = np.broadcast_shapes(state.shape[:-2], patterns.shape[:-2])
+    leading = broadcast_named(state=state.shape[:-2], patterns=patterns.shape[:-2])
     state = jnp.broadcast_to(state, (*leading, *state.shape[-2:]))
     if tolerance is None:
         size = jax.lax.stop_gradient(jnp.abs(patterns).max(initial=0))
@@ -236,7 +235,7 @@ def growth(width: int, beta: float = 1.0, radius: float = 1.0, failure: float = 
 
 def _log_growth(width: int, beta: float, radius: float, failure: float) -> float:
     """Find the logarithm of c, from those of its factors, which may be tiny."""
-    if width < 2 or not (0 < beta < math.inf and 0 < radius < math.inf and 0 < failure <= 1):
+    if not (width >= 2 and 0 < beta < math.inf and 0 < radius < math.inf and 0 < failure <= 1):
         raise ValueError(
             "capacity: expected width of at least 2, finite beta and radius above 0, failure in (0, 1];"
             f" got width={width}, beta={beta}, radius={radius}, failure={failure}"

@@ -36,6 +36,14 @@ def above_zero(name: str, numbers: Any, dtype: Any) -> Array:
     return array.astype(dtype)
 
 
+def one_above_zero(name: str, number: Any, dtype: Any) -> Array:
+    """Convert one number above 0 to this dtype, as `above_zero`."""
+    array = above_zero(name, number, dtype)
+    if array.ndim:
+        raise ValueError(f"{name}: expected one number, got shape {array.shape}")
+    return array
+
+
 def rows(name: str, numbers: Any, like: Array) -> Array:
     """Shape a number above 0, or one per row, to be combined with `like`: (..., 1)."""
     return broadcast(name, above_zero(name, numbers, like.dtype), like.shape[:-1])[..., None]

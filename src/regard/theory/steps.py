@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.axes import Array, ArrayLike
+from regard.arguments import integers
+from regard.axes import Array, ArrayLike, broadcast_named
 from regard.theory import operands
 from regard.theory.notation import contract as _contract
 
@@ -125,11 +126,13 @@ def attention_steps(
     if scale is None:
         scale = 1 / np.sqrt(query.shape[-1]) if metric is None else 1.0
     scale = jnp.asarray(scale).astype(dtype)
-    options = {"metric": metric, "softcap": softcap, "slopes": slopes}
+    options = {"metric": metric, "slopes": slopes}
     options |= {"bias": bias, "sinks": sinks, "dropout": dropout}
     arrays = {name: None if x is None else jnp.asarray(x).astype(dtype) for name, x in options.items()}
-    for name, number in (("scale", scale), ("softcap", arrays["softcap"])):
-        if number is not None and number.ndim:
+    arrays["softcap"] = None if softcap is None else operands.one_above_zero("softcap", softcap, dtype)
+    offset = integers("query_offset", query_offset)
+    for name, number in (("scale", scale), ("query_offset", offset)):
+        if number.ndim:
             raise ValueError(f"{name}: expected one number, got shape {number.shape}")
     shapes = {name: None if array is None else array.shape for name, array in arrays.items()}
     shapes |= {"query": query.shape, "key": key.shape, "value": value.shape}
@@ -151,7 +154,7 @@ def attention_steps(
     capped = scale * products
     if arrays["softcap"] is not None:
         capped = arrays["softcap"] * jnp.tanh(capped / arrays["softcap"])
-    position = jnp.asarray(query_offset, jnp.int32) + jnp.arange(pairs[-2], dtype=jnp.int32)[:, None]
+    position = jnp.asarray(offset) + jnp.arange(pairs[-2], dtype=jnp.int32)[:, None]
     columns = jnp.arange(pairs[-1], dtype=jnp.int32)[None]
     distance = jnp.maximum(position, columns) - jnp.minimum(position, columns)
     distance = distance.astype(jnp.uint32).astype(dtype)  # which int32 may not hold
@@ -273,13 +276,10 @@ def spread(name: str, array: Array, leading: tuple[int, ...]) -> Array:
 
 def _leading(query: Array, key: Array, value: Array) -> tuple[int, ...]:
     heads = max([array.shape[-3] for array in (query, key, value) if array.ndim > 2], default=1)
-    shapes = []
+    shapes = {}
     for name, array in (("query", query), ("key", key), ("value", value)):
         shape = array.shape[:-2]
         if shape and heads % max(shape[-1], 1):
             raise ValueError(f"{name}: expected heads that divide {heads}, got shape {array.shape}")
-        shapes.append((*shape[:-1], 1 if shape[-1] == 1 else heads) if shape else ())
-    try:
-        return np.broadcast_shapes(*shapes)
-    except ValueError:
-        raise ValueError(f"expected leading axes that broadcast, got {', '.join(map(str, shapes))}") from None
+        shapes[name] = (*shape[:-1], 1 if shape[-1] == 1 else heads) if shape else ()
+    return broadcast_named(**shapes)
