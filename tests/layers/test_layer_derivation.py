@@ -66,7 +66,8 @@ def test_it_ends_where_the_layer_ends(case):
 
 def test_chosen_rows_and_heads_are_those_of_the_whole():
     rows, heads = [4, 1], [5, 2, 0]
-    _, call, whole = derive("grouped")
+    layer, call, whole = derive("grouped")
+    assert "Y^{ic} = sum_h C^{hic}" in str(layers.derive(layer, X[0], heads=heads))
     derivation = call(rows=rows, heads=heads)
     np.testing.assert_allclose(derivation.output, np.take(whole.output, rows, -2), atol=1e-5)
     np.testing.assert_array_equal(derivation["hidden"].value, np.take(X, rows, -2))

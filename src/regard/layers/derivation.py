@@ -176,6 +176,7 @@ def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
         words = "The heads side by side: what the layer returns without an output projection."
         value = joined if problem.heads is None else chosen
         names = outer.name((*problem.leading[:-1], problem.T, layer.num_heads * layer.head_dim), "if")
+        names = names[len(names) - value.ndim :]
         course.add("output", Symbol("Y"), sides, words, FEATURES, value, names)
         return
     linear = layer.output_projection
@@ -198,7 +199,7 @@ def _leave(course: Course, layer: MultiHeadAttention, output: Array) -> None:
     if problem.heads is None:
         value, words = linear(joined), "All heads together."
         value = value[0] if value.ndim > output.ndim else value
-        names = names[len(names) - value.ndim :]
+    names = names[len(names) - value.ndim :]  # an example alone has none for the batch
     subscripts = f"{share.indices}->{spell(names)}"
     course.add("output", Symbol("Y"), right, words, FEATURES, value, names, subscripts)
 
