@@ -90,7 +90,7 @@ def test_retrieval_has_derivatives_in_forward_mode(x64):
 def test_masked_patterns_are_not_remembered(x64):
     patterns, _ = store()
     keep = np.stack([np.arange(7) != 2, np.zeros(7, bool)])
-    found = retrieve(patterns[2:4], patterns, 1.0, keep)
+    found = retrieve(patterns[2:4], np.where(keep.any(0)[:, None], patterns, np.nan), 1.0, keep)
     assert np.abs(found.state[0] - patterns[2]).max() > 1
     close(found.state[0], retrieve(patterns[2:3], patterns[keep[0]], 1.0).state[0], 1e-12)
     assert not np.any(found.state[1])

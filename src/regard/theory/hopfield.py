@@ -39,10 +39,9 @@ def energy(
 
     Reference: Ramsauer et al., "Hopfield Networks is All You Need", 2021, equation 2.
     """
-    state, patterns = operands.floating("(..., count, width)", state=state, patterns=patterns)
+    state, patterns, keep = _match(state, patterns, keep)
     beta = operands.one_above_zero("beta", beta, state.dtype)
     fit = _contract("...id,...jd->...ij", state, patterns)
-    keep = operands.kept(keep, fit.shape)
     lengths = _contract("...jd,...jd->...j", patterns, patterns)[..., None, :]
     largest = jnp.where(keep, jnp.broadcast_to(lengths, fit.shape), 0).max(-1, initial=0)
     count = jnp.maximum(keep.sum(-1), 1).astype(fit.dtype)
@@ -72,7 +71,7 @@ def update(
 
     Reference: Ramsauer et al., 2021, equation 3.
     """
-    state, patterns = operands.floating("(..., count, width)", state=state, patterns=patterns)
+    state, patterns, keep = _match(state, patterns, keep)
     beta = operands.one_above_zero("beta", beta, state.dtype)
     fit = _contract("...id,...jd->...ij", state, patterns)
     return _contract("...ij,...jd->...id", _weights(fit * beta, keep=keep), patterns)
@@ -122,9 +121,9 @@ def retrieve(
     """
     if max_steps < 0:
         raise ValueError(f"max_steps: expected at least 0 updates, got {max_steps}")
-    state, patterns = operands.floating("(..., count, width)", state=state, patterns=patterns)
-    leading = broadcast_named(state=state.shape[:-2], patterns=patterns.shape[:-2])
-    state = jnp.broadcast_to(state, (*leading, *state.shape[-2:]))
+    (state,) = operands.floating("(..., count, width)", state=state)
+    _, patterns, keep = _match(state, patterns, keep)
+    state = jnp.broadcast_to(state, (*keep.shape[:-1], state.shape[-1])).astype(patterns.dtype)
     if tolerance is None:
         size = jax.lax.stop_gradient(jnp.abs(patterns).max(initial=0))
         allowed = 8 * float(jnp.finfo(state.dtype).eps) * size
@@ -146,6 +145,15 @@ def retrieve(
     start = (state, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool))
     final, steps, converged = jax.lax.while_loop(restless, step, start)
     return Retrieval(final, steps, converged, energy(final, patterns, beta, keep))
+
+
+def _match(state: Any, patterns: Any, keep: Any) -> tuple[Array, Array, Array]:
+    """Return states and patterns of one dtype, and which of them meet; those that meet none are 0."""
+    state, patterns = operands.floating("(..., count, width)", state=state, patterns=patterns)
+    leading = broadcast_named(state=state.shape[:-2], patterns=patterns.shape[:-2])
+    keep = operands.kept(keep, (*leading, state.shape[-2], patterns.shape[-2]))
+    state = jnp.where(keep.any(-1)[..., None], state, 0)
+    return state, jnp.where(keep.any(-2)[..., None], patterns, 0), keep
 
 
 def separation(patterns: ArrayLike) -> Array:
