@@ -38,8 +38,7 @@ def test_bfloat16_is_summed_in_float32():
     parts = [(jnp.full((1, 1), 1 + index / 128, jnp.bfloat16), jnp.zeros(1)) for index in range(32)]
     output, lse = jax.jit(merge)(parts)
     assert (output.dtype, lse.dtype) == (jnp.bfloat16, np.float32)
-    exact = np.mean([float(part[0][0, 0]) for part in parts])
-    assert output[0, 0] == jnp.asarray(exact, jnp.bfloat16)
+    assert output[0, 0] == jnp.asarray(np.mean([float(part[0][0, 0]) for part in parts]), jnp.bfloat16)
     mixed, _ = jax.eval_shape(merge, [parts[0], (parts[1][0].astype(jnp.float16), jnp.zeros(1))])
     assert mixed.dtype == np.float32
 

@@ -64,11 +64,11 @@ def test_each_part_of_a_call_is_replaced_on_each_backend(backend, x64):
     read = lambda query, key: weigh(query, key, np.tri(11, dtype=bool))[0]
     mix = lambda own, new, heads: np.where(np.isin(np.arange(len(own)), heads)[:, None, None], new, own)
 
-    def check(change, weights, value):
+    def run(change):
         with intervene({0: change}):
-            found = attend(*map(jnp.asarray, ran), mask=masks.causal(), backend=backend)
-        close(found, weights @ np.repeat(value, 2, 0))
+            return attend(*map(jnp.asarray, ran), mask=masks.causal(), backend=backend)
 
+    check = lambda change, weights, value: close(run(change), weights @ np.repeat(value, 2, 0))
     (query, key, value), (new_query, new_key, new_value) = ran, other
     own = read(query, key)
     check(Change(query=new_query, heads=[0, 4]), read(mix(query, new_query, [0, 4]), key), value)
@@ -83,6 +83,8 @@ def test_each_part_of_a_call_is_replaced_on_each_backend(backend, x64):
     edges = np.array([[4, 7, 3], [0, 9, 9], [4, 7, 5], [5, 2, 8]])  # the last one is masked
     own[tuple(edges.T)] *= (0, 0.75, 0.5, 0)
     check(Change(edges=edges, share=np.array([1, 0.25, 0.5, 1])), own, value)
+    cut = lambda share: run(Change(edges=edges[:1], share=share)).sum()  # linear, also from 0 on
+    close(jax.grad(cut)(0.0), cut(1.0) - cut(0.0))
 
 
 def test_heads_get_their_output_on_another_text_as_in_a_model_by_hand(x64):
@@ -173,6 +175,7 @@ def test_mistakes_are_explained():
         (lambda: change(output=0.0, heads=[3]), r"heads: expected heads in 0\.\.2 of output, got \[3\]"),
         (lambda: change(key=0.0, share=np.ones(2)), "share: expected a number or one for each of 3 heads"),
         (lambda: change(edges=[[0, 5, 1]]), r"edges: expected a head, a query and a key below \[3, 5, 5\]"),
+        (lambda: change(edges=[[0, 1, 1]], share=np.ones(2)), r"share: .* each of 1 edges, got \(2,\)"),
         (lambda: change(edges=[0, 1]), r"edges: expected rows of head, query and key, .*, got .*\(2,\)"),
         (lambda: change(weights=np.ones((5, 7))), r"weights: expected .* broadcasts to \(3, 5, 5\)"),
         (lambda: change(np.int64(0), output=[[1], [1, 2]]), "output: expected .* list .*of one", TypeError),

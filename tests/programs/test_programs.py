@@ -34,8 +34,7 @@ def forget_a_key(query, key, value, **options):
 
 
 def drop_a_gradient(query, key, value, **options):
-    fixed = jax.lax.stop_gradient(key[..., 5, :])
-    return attend(query, key.at[..., 5, :].set(fixed), value, **options)
+    return attend(query, key.at[..., 5, :].set(jax.lax.stop_gradient(key[..., 5, :])), value, **options)
 
 
 def hide_nan(*arrays, **options):

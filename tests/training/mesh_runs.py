@@ -107,8 +107,7 @@ def check_fetched_rows(task, batch_size):
         return task.fetch(chosen)
 
     chosen = task.choose(KEY, batch_size)
-    batch = deploy("data=2,fsdp=2,sequence=2").feed(fetch, chosen)
-    check_rows(batch, task.fetch(chosen), batch_size, 4)
+    check_rows(deploy("data=2,fsdp=2,sequence=2").feed(fetch, chosen), task.fetch(chosen), batch_size, 4)
     assert fetched == [1, *[batch_size // 4] * 4]
 
 

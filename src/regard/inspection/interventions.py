@@ -133,8 +133,14 @@ class Change:
         values = problem.with_heads(problem.value)
         values = values[..., head // (count // values.shape[-3]), key, :].astype(weight.dtype)
         values = jnp.broadcast_to(values, (*weight.shape, values.shape[-1]))
-        weight = (weight * jnp.broadcast_to(jnp.asarray(self.share, weight.dtype), weight.shape))[..., None]
-        handed = jnp.where(weight == 0, 0, weight * values).astype(output.dtype)
+        share = jnp.asarray(self.share, weight.dtype)
+        if share.shape not in ((), (len(ends),)):
+            raise ValueError(
+                f"share: expected a number or one for each of {len(ends)} edges, got {share.shape}"
+            )
+        weight = (weight * share)[..., None]
+        # Where a value is a number, a share of 0 has a slope.
+        handed = (weight * jnp.where((weight != 0) | jnp.isfinite(values), values, 0)).astype(output.dtype)
         rows = output.reshape(*batch, count, *output.shape[-2:])
         return rows.at[..., head, query, :].add(-handed).reshape(output.shape)
 
