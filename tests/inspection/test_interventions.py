@@ -158,9 +158,9 @@ def test_changes_serve_in_jit_and_stay_there(wide):
 def test_mistakes_are_explained():
     x = jnp.ones((3, 5, 2))
 
-    def change(place=0, **how):
+    def change(place=0, rate=0.0, **how):
         with intervene({place: Change(**how) if how else 0.0}):
-            attend(x, x, x)
+            attend(x, x, x, dropout_rate=rate, rng=jax.random.key(0))
 
     with pytest.raises(ValueError, match=r"one call of regard\.attend"), intervene({0: Change(key=0)}):
         pass
@@ -176,6 +176,7 @@ def test_mistakes_are_explained():
         (lambda: change(key=0.0, share=np.ones(2)), "share: expected a number or one for each of 3 heads"),
         (lambda: change(edges=[[0, 5, 1]]), r"edges: expected a head, a query and a key below \[3, 5, 5\]"),
         (lambda: change(edges=[[0, 1, 1]], share=np.ones(2)), r"share: .* each of 1 edges, got \(2,\)"),
+        (lambda: change(rate=0.5, edges=[[0, 1, 1]]), "edges: expected a call without dropout, .* got .*0.5"),
         (lambda: change(edges=[0, 1]), r"edges: expected rows of head, query and key, .*, got .*\(2,\)"),
         (lambda: change(weights=np.ones((5, 7))), r"weights: expected .* broadcasts to \(3, 5, 5\)"),
         (lambda: change(np.int64(0), output=[[1], [1, 2]]), "output: expected .* list .*of one", TypeError),

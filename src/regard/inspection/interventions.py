@@ -65,8 +65,8 @@ class Change:
     intervention, activation patching); or one for each example. The source itself stays as it is."""
     edges: ArrayLike | None = None
     """Cells, `(n, 3)`: head, query and key of each, once. What that weight hands over is taken out of the
-    output, the row's other weights stay: exact where `trace_paths` estimates, in linear memory. `share` is a
-    number then, or one per edge; `heads` says nothing of them."""
+    output, the row's other weights stay: exact where `trace_paths` estimates, in linear memory; of a call
+    without dropout. `share` is a number then, or one per edge; `heads` says nothing of them."""
     share: ArrayLike = 1.0
     """The part of each head that is replaced, 0 to 1: a number, or one per head (of key, value: key head).
     Beside output=0.0 it scales: 1 - share times the head stays, half of it by 0.5, twice by -1."""
@@ -119,6 +119,11 @@ class Change:
         ends = integers("edges", self.edges)
         if ends.ndim != 2 or ends.shape[1] != 3:
             raise ValueError(f"edges: expected rows of head, query and key, (n, 3), got shape {ends.shape}")
+        if problem.dropout_rate:
+            raise ValueError(
+                "edges: expected a call without dropout, which says by itself what a weight hands over; got"
+                f" dropout_rate={problem.dropout_rate}; put the model in evaluation mode"
+            )
         sizes = np.array([count, problem.T, problem.S])
         if is_concrete(ends) and np.any((np.asarray(ends) < 0) | (np.asarray(ends) >= sizes)):
             raise ValueError(f"edges: expected a head, a query and a key below {sizes.tolist()}, got {ends}")
