@@ -59,8 +59,7 @@ def cells(text):
 
 def quoted(text):
     """What stands between backticks, outside of cells."""
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
-    return sorted(set(re.findall(r"`([^`\n]+)`", prose)))
+    return sorted(set(re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M))))
 
 
 def name_anchors(text):
@@ -191,8 +190,7 @@ def test_the_five_documents_are_retold_with_their_numbers():
 
 
 def test_the_workflow_calls_targets_of_make_and_the_citation_is_of_this_version():
-    workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
-    lines = re.findall(r"run: make (.+)", workflow)
+    lines = re.findall(r"run: make (.+)", (ROOT / ".github" / "workflows" / "tests.yml").read_text())
     targets = {word for line in lines for word in line.split() if word.islower()}
     assert targets == {"setup", "lint", "types", "test", "test-newest", "dist", "docs-check"}
     assert targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))

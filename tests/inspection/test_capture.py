@@ -151,6 +151,8 @@ def test_readouts_are_counted_once_and_heads_are_checked():
     check_refusals(
         (lambda: call.window(heads=[6]), r"heads: expected indices in 0\.\.5"),
         (lambda: call.window(rows=[11]), r"rows: .* in 0\.\.10"),
+        (lambda: short.permit([3], [0]), r"rows: .* in 0\.\.2, got \[3\]"),
+        (lambda: call.permit([11], [0]), r"rows: .* in 0\.\.10"),
         (lambda: call.window(heads=["a"]), f"^heads: {no_index}", TypeError),
         (lambda: call.window(rows=np.ones(11, bool)), f"^rows: {no_index}", TypeError),
         (lambda: short.window(columns=[1.5]), f"^columns: {no_index}", TypeError),

@@ -164,8 +164,9 @@ def test_behind_a_norm_of_their_own_heads_add_nothing_that_sums(predicted):
 def test_what_fits_no_model_is_refused():
     model, trace = draw("rms")
     ask = lambda *more, **options: inspection.predict_layers(trace, *more, **options)
-    encoder = build(Encoder)
+    encoder, X = build(Encoder), np.ones((3, 1, 2, 2))
     check_refusals(
+        (lambda: inspection.weigh_values(X[:2], X[..., :1], np.eye(1)), r"value: .* got \(2, 1\), \(3, 1\)"),
         (lambda: ask(model, IDS[:, :5]), r"trace: expected calls of the shapes"),
         (lambda: ask(model, IDS, targets=[1, 2]), r"targets: expected shape \(7,\), got \(2,\)"),
         (lambda: ask(model, IDS, targets=[5] * 6 + [-1]), r"targets: expected tokens in 0\.\.12 .*got .*-1"),

@@ -134,5 +134,6 @@ def test_heads_are_found_by_label():
     check_refusals(
         (lambda: inspection.find_heads(trace), "query: expected a query, a key, an offset or a label"),
         (lambda: inspection.find_heads(trace, offset=1.5), r"offset: expected .*, got 1\.5", TypeError),
+        (lambda: inspection.find_heads(trace, key=[3]), "key: expected str, got int", TypeError),
         (lambda: inspection.find_heads(trace, label="inductive"), "label: expected one of self, previous"),
     )

@@ -101,5 +101,6 @@ def test_what_cannot_be_rolled_out_is_refused(plain):
         (lambda: roll(trace, 0, call=0.5), "call: expected an integer known before tracing", TypeError),
         (lambda: roll(trace, 0, residual=1.5), r"residual: expected a share in \[0, 1\], got 1.5"),
         (lambda: roll(kept, 0), "trace: expected one with queries and keys, got statistics"),
+        (lambda: inspection.roll_out(np.ones((1, 1, 2, 2)), residual=2), r"residual: .*, got 2"),
         (lambda: inspection.roll_out(np.eye(5)), r"weights: expected shape .*, got \(5, 5\)"),
     )

@@ -161,8 +161,7 @@ def check_experts():
     from layer_oracle import build_drawn
     from regard.layers import Experts
 
-    options = {"num_experts": 6, "experts_per_token": 2}
-    graph, state = nnx.split(build_drawn(Experts, 24, 10, **options))
+    graph, state = nnx.split(build_drawn(Experts, 24, 10, num_experts=6, experts_per_token=2))
     x = np.random.default_rng(0).normal(size=(4, 46, 24)).astype(np.float32)
     run = jax.value_and_grad(lambda state, x: (nnx.merge(graph, state)(x) ** 2).sum(), argnums=(0, 1))
     whole = jax.jit(run)

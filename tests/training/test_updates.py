@@ -138,8 +138,7 @@ def test_schedules_in_closed_form():
         find = make_schedule(settings.Optimization(steps=14, **options))
         found = [float(find(step)) for step in (0, 1, *(4 + step for step in rates))]
         assert found == pytest.approx([0.0, 0.125, *rates.values()], abs=1e-7)
-        rise = make_schedule(settings.Optimization(steps=4, **options))
-        assert float(rise(3)) == pytest.approx(0.375)
+        assert float(make_schedule(settings.Optimization(steps=4, **options))(3)) == pytest.approx(0.375)
 
 
 @pytest.mark.parametrize(("clip_norm", "weight_decay"), [(0.0, 0.0), (1.5, 0.25)])

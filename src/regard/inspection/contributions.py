@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.arguments import as_array
-from regard.axes import Array, ArrayLike
+from regard.axes import Array, ArrayLike, broadcast_named
 
 if TYPE_CHECKING:
     from regard.models import Decoder
@@ -49,6 +49,7 @@ def weigh_values(weights: ArrayLike, value: ArrayLike, projection: ArrayLike) ->
     wide = jnp.float64 if jnp.float64 in (weights.dtype, value.dtype) else jnp.float32
     passed = jnp.repeat(value, heads // value.shape[-3], -3).astype(wide) @ kernel.astype(wide)
     lengths = jnp.linalg.norm(passed, axis=-1)[..., None, :]
+    broadcast_named(weights=weights.shape[:-2], value=lengths.shape[:-2])
     hidden = (weights == 0) & ~jnp.isfinite(lengths)
     return weights.astype(wide) * jnp.where(hidden, 0, lengths)
 

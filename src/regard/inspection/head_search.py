@@ -78,6 +78,8 @@ def find_heads(
         raise TypeError(f"trace: expected a Trace, as of capture; got {type(trace).__name__}")
     for name, words in (("query", query), ("key", key)):
         check_kind(name, words, str, Sequence, type(None))
+        for text in words or ():
+            check_kind(name, text, str)
     if label is not None and label not in readouts.LABELS:
         raise ValueError(f"label: expected one of {', '.join(readouts.LABELS)}, got {label!r}")
     offset = None if offset is None else whole_number("offset", offset, -LARGEST)

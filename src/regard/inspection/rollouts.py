@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import as_array, whole_number
+from regard.arguments import as_array, read_number, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.registry import BACKENDS, choose
+from regard.masks.grid import is_concrete
 
 
 def roll_out(weights: ArrayLike, residual: float = 0.5) -> Array:
@@ -33,7 +34,7 @@ def roll_out(weights: ArrayLike, residual: float = 0.5) -> Array:
         `(*B, T, T)`: how much of each position's input reaches each position's last output.
 
     Raises:
-        ValueError: weights of another shape.
+        ValueError: weights of another shape; a share out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -47,6 +48,7 @@ def roll_out(weights: ArrayLike, residual: float = 0.5) -> Array:
     array: Any = as_array("weights", "an array (L, *B, H, T, T)", jnp.asarray, weights)
     if array.ndim < 4 or array.shape[-1] != array.shape[-2]:
         raise ValueError(f"weights: expected shape (L, *B, H, T, T), got {tuple(array.shape)}")
+    _check_share(residual)
     mean = array.mean(-3)
     rolled = jnp.broadcast_to(jnp.eye(mean.shape[-1], dtype=mean.dtype), mean.shape[1:])
     for layer in mean:
@@ -93,8 +95,7 @@ def roll_out_row(trace: Any, row: int, call: int = -1, residual: float = 0.5) ->
         raise ValueError(f"call: expected self-attention over one sequence, got {calls[number]}")
     if whole_number("row", row, 0) >= calls[number].rows:
         raise ValueError(f"row: expected one in 0..{calls[number].rows - 1}, got {row}")
-    if not 0 <= residual <= 1:
-        raise ValueError(f"residual: expected a share in [0, 1], got {residual}")
+    _check_share(residual)
     stack = [number]
     while (lower := below[stack[-1]]) is not None and lower >= 0:
         stack.append(lower)
@@ -109,6 +110,12 @@ def roll_out_row(trace: Any, row: int, call: int = -1, residual: float = 0.5) ->
         padded = np.pad(shares, (0, whole.rows - rows))
         shares = np.asarray(_pass_down(whole.problem, padded, residual), np.float32)[:rows]
     return shares
+
+
+def _check_share(residual: Any) -> None:
+    """Raise for a share out of range, where it is known."""
+    if is_concrete(residual) and not 0 <= read_number("residual", residual) <= 1:
+        raise ValueError(f"residual: expected a share in [0, 1], got {residual}")
 
 
 def find_below(calls: Sequence[Any]) -> list[int | None]:

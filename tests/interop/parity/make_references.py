@@ -230,8 +230,7 @@ def reference_model(name):
         with InFloat64():
             # Built, not only cast, in float64: rotary frequencies are computed once, here.
             torch.set_default_dtype(torch.float64)
-            exact_model = build.from_pretrained(folder, dtype=torch.float64, **load).eval()
-            exact = run(name, exact_model, inputs)
+            exact = run(name, build.from_pretrained(folder, dtype=torch.float64, **load).eval(), inputs)
             torch.set_default_dtype(torch.float32)
         plain = run(name, build.from_pretrained(folder, dtype=torch.float32, **load).eval(), inputs)
     valid = inputs.get("attention_mask")

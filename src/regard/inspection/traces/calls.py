@@ -181,8 +181,10 @@ class Call(CallRecord):
         window = {"rows": rows, "columns": columns, **options(problem)}
         return np.asarray(readouts.window(problem.query, problem.key, lse, **window), np.float32)
 
-    def permit(self, rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
-        """Return which queries and keys may attend, bool `(heads, rows, columns)`."""
+    def permit(self, rows: Indices = None, columns: Indices = None) -> np.ndarray:
+        """Return which queries and keys may attend, bool `(heads, rows, columns)`; indices as in `window`."""
+        rows = choose_indices("rows", rows, self.rows).tolist()
+        columns = choose_indices("columns", columns, self.keys).tolist()
         problem, shape = self.problem, (self.heads, len(rows), len(columns))
         if problem is None:
             raise ValueError(f"permit: {NOT_KEPT}")

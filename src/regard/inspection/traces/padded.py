@@ -64,13 +64,17 @@ class PaddedCall(Call):
 
     def window(self, rows: Indices = None, columns: Indices = None, heads: Indices = None) -> np.ndarray:
         """Form weights as `Call.window`: of as many rows and columns as the next power of two."""
-        sides = ("rows", rows, self.rows), ("columns", columns, self.keys)
-        chosen = [choose_indices(*side).tolist() for side in sides]
+        chosen = self._choose_cells(rows, columns)
         return self.whole.window(*map(_fill, chosen), heads)[:, : len(chosen[0]), : len(chosen[1])]
 
-    def permit(self, rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
+    def permit(self, rows: Indices = None, columns: Indices = None) -> np.ndarray:
         """Return which queries and keys may attend, as `window` forms weights."""
-        return self.whole.permit(*map(_fill, (rows, columns)))[:, : len(rows), : len(columns)]
+        chosen = self._choose_cells(rows, columns)
+        return self.whole.permit(*map(_fill, chosen))[:, : len(chosen[0]), : len(chosen[1])]
+
+    def _choose_cells(self, rows: Indices, columns: Indices) -> list[list[int]]:
+        sides = ("rows", rows, self.rows), ("columns", columns, self.keys)
+        return [choose_indices(*side).tolist() for side in sides]
 
     def _count(self, sizes: tuple[int, int], heads: tuple[int, ...] | None) -> Readout:
         if (*sizes, heads) not in self._found:
