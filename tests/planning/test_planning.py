@@ -382,8 +382,8 @@ def test_a_step_of_experts_is_what_is_counted_by_hand():
     assert apart.sent["experts"] == 2 * tokens * 6 * (4 * 2 * 12 + (2 + 1) * 2 * 4)
     assert apart.held["parameters"] < step.held["parameters"]
     command = spell_training(apart, dataclasses.replace(MIXED, head_dim=2, vocab_size=300))
-    arguments = parse_arguments(shlex.split(command.splitlines()[-1])[1:])
-    assert (arguments.mesh, arguments.task.model.dense_layers) == ("expert=7,tensor=2", (0,))
+    task = (arguments := parse_arguments(shlex.split(command.splitlines()[-1])[1:])).task
+    assert (arguments.mesh, task.model.dense_layers, task.vocab_size + 1) == ("expert=7,tensor=2", (0,), 300)
 
 
 def test_latents_a_shared_expert_and_the_delta_rule_are_counted_by_hand():

@@ -153,16 +153,17 @@ def spell_training(step: Step, config: Any) -> str:
     """Return the command that trains a model of these sizes on the mesh, and what it does otherwise."""
     from regard.planning.reports import spell_sizes
     from regard.training.settings import DecoderSizes
-    from regard.training.tasks.text import configure
+    from regard.training.tasks.text import NUM_BYTES, configure
 
     asked = step.request
+    strings = max(config.vocab_size - 1, NUM_BYTES)  # a mark between documents is a token, too
     sizes = {field.name: getattr(config, field.name) for field in fields(DecoderSizes)}
-    trained = configure(DecoderSizes(**sizes), config.vocab_size, asked["length"])
+    trained = configure(DecoderSizes(**sizes), strings + 1, asked["length"])
     names = [field.name for field in fields(config) if field.name != "max_length"]
     others = ", ".join(name for name in names if getattr(config, name) != getattr(trained, name))
     plain = asdict(DecoderSizes())
     flags = {name: size for name, size in sizes.items() if size != plain[name]}
-    flags |= {"vocab_size": config.vocab_size, "length": asked["length"], "batch_size": asked["batch"]}
+    flags |= {"vocab_size": strings, "length": asked["length"], "batch_size": asked["batch"]}
     flags |= {"precision": asked["precision"]} if asked["precision"] != "float32" else {}
     flags |= {"accumulate_steps": asked["accumulate_steps"]} if asked["accumulate_steps"] > 1 else {}
     layout = {"mesh": spell_sizes(step.mesh), "outer": spell_sizes(step.outer)}
