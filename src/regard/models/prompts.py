@@ -197,7 +197,8 @@ def sort_stops(stop_tokens: Any, vocab_size: int) -> np.ndarray:
     """Check stop tokens and return them as a sorted array."""
     if isinstance(stop_tokens, str) or not np.iterable(stop_tokens):
         raise TypeError(f"stop_tokens: expected a sequence of tokens, such as (2,); got {stop_tokens!r}")
-    tokens = [*stop_tokens]
+    is_array = hasattr(stop_tokens, "dtype") and is_concrete(stop_tokens)
+    tokens = [*(np.asarray(stop_tokens) if is_array else stop_tokens)]
     for token in tokens:
         check_token("stop_tokens", token, vocab_size)
     return np.unique(np.asarray(tokens, np.int32))

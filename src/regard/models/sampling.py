@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -322,7 +323,7 @@ def choose(
                 " row_keys(jax.random.key(0), batch)"
             )
         draw = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:], jnp.float32))
-        adjusted = adjusted + draw(rng).astype(logits.dtype)
+        adjusted = adjusted + draw(_draw_apart(rng)).astype(logits.dtype)
     token = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
     return jnp.where(is_finite, token, jnp.int32(NO_TOKEN))
 
@@ -335,7 +336,8 @@ def row_keys(rng: ArrayLike, batch: int) -> Array:
     What row b draws is then a matter of rng and b alone, not of how many rows there are or what they hold.
 
     Args:
-        rng: one random key, or one per row, `(batch,)`, which is given back.
+        rng: one random key, or one per row, `(batch,)`, which is given back. Of another kind
+            than threefry, such as rbg, they give keys of threefry, as all rows would draw by the first one.
         batch: number of rows.
 
     Returns:
@@ -357,12 +359,20 @@ def row_keys(rng: ArrayLike, batch: int) -> Array:
     elif not jnp.issubdtype(getattr(rng, "dtype", np.float32), jax.dtypes.prng_key):
         kind = getattr(rng, "dtype", type(rng).__name__)
         raise TypeError(f"rng: expected a random key, such as jax.random.key(0); got {kind}")
-    batch = whole_number("batch", batch, 0)
+    batch, typed = whole_number("batch", batch, 0), _draw_apart(typed)
     if typed.shape == (batch,):
         return typed
     if typed.shape != ():
         raise ValueError(f"rng: expected one random key or one per row, shape ({batch},); got {typed.shape}")
     return jax.vmap(lambda row: jax.random.fold_in(typed, row))(jnp.arange(batch, dtype=jnp.uint32))
+
+
+def _draw_apart(keys: Array) -> Array:
+    """Return keys by which rows draw apart: of threefry, drawn from those of other kinds one by one."""
+    if jax.random.key_impl(keys) == "threefry2x32":
+        return keys
+    draw = functools.partial(jax.random.bits, shape=(2,), dtype=jnp.uint32)
+    return jax.random.wrap_key_data(jax.lax.map(draw, keys) if keys.ndim else draw(keys), impl="threefry2x32")
 
 
 def _leave(logits: Array, enough: Callable[[Array], Array]) -> Array:
