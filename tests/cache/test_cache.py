@@ -308,8 +308,7 @@ def test_a_cache_is_a_list_of_tokens(kind, operations):
             cache = cache.append(key, value, numbers)
         elif name == "rewind":
             kept = np.maximum(lengths - numbers, 0)
-            least = np.where(cache.start > 0, cache.start + WINDOW, 0)
-            if ((kept < least) & (kept > 0)).any():
+            if ((kept < np.where(cache.start > 0, cache.start + WINDOW, 0)) & (kept > 0)).any():
                 continue
             cache = cache.rewind(kept)
             model = [row[:n] for row, n in zip(model, kept, strict=True)]

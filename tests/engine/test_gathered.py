@@ -87,8 +87,7 @@ def test_it_is_attention_under_the_matrix_of_the_lists(name):
 
 def test_lists_of_any_order_are_those_of_the_definition_at_length():
     arrays, lists = draw((3,), (1,), 331, 1031, "float32"), np.sort(draw_lists(1, rows=331, keys=1031), -1)
-    repeats = lists[..., 1:] == lists[..., :-1]
-    lists[..., 1:][repeats] = -1
+    lists[..., 1:][lists[..., 1:] == lists[..., :-1]] = -1
     cotangent = rng.normal(size=(3, 331, 5)).astype("float32")
     spelled = {"keep": tabulate(lists, 1031), "cotangent": cotangent}
     truth, plain = (oracle.batched(*arrays, **spelled, dtype=dtype) for dtype in (float, "float32"))

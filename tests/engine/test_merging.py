@@ -54,8 +54,7 @@ def check_on_eight_devices():
 
     keys = P(None, None, "keys")
     run = jax.shard_map(own, mesh=mesh, in_specs=(P(), keys, keys), out_specs=P("keys"), check_vma=True)
-    output = jax.jit(run)(*arrays)
-    np.testing.assert_allclose(output[:1], jax.jit(attend)(*arrays), atol=1e-5)
+    np.testing.assert_allclose(jax.jit(run)(*arrays)[:1], jax.jit(attend)(*arrays), atol=1e-5)
 
 
 def test_devices_with_keys_of_their_own_are_merged():

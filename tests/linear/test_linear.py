@@ -28,8 +28,7 @@ def draw(rule, heads=(H, K), length=T, seed=0):
     decay, rate = RULES[rule]
 
     def sized(shape):
-        sizes = {K: heads[1], T: length}
-        return tuple(sizes.get(n, n) for n in shape)
+        return tuple({K: heads[1], T: length}.get(n, n) for n in shape)
 
     arrays = {
         "query": rng.normal(size=(B, heads[0], length, D)),

@@ -100,8 +100,7 @@ def test_every_dtype_of_logits_serves(x64):
         assert adjusted.dtype == dtype
         assert np.all(np.isfinite(np.asarray(adjusted, np.float32)).sum(-1) >= 1)
     # Float64 keeps its digits.
-    logits = 1 + 1e-12 * np.arange(5.0)[None]
-    assert kept_tokens(jax.jit(sampling.top_k)(logits, 2)[0]) == {3, 4}
+    assert kept_tokens(jax.jit(sampling.top_k)(1 + 1e-12 * np.arange(5.0)[None], 2)[0]) == {3, 4}
 
 
 def test_unhealthy_logits_choose_no_token():

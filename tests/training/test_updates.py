@@ -90,6 +90,14 @@ def test_dropout_is_on_and_a_function_of_seed_step_and_part(monkeypatch):
     assert one["drawn"] == again["drawn"] != other["drawn"]
 
 
+def test_a_model_that_changes_what_no_run_keeps_is_refused(monkeypatch):
+    monkeypatch.setattr(tasks.Copy, "make_model", lambda self, rngs: nnx.BatchNorm(9, rngs=rngs))
+    monkeypatch.setattr(tasks.Copy, "measure", lambda self, model, batch: (model(np.eye(9)).sum(), {}))
+    program = programs.make_program(tiny_copy(model=DRY), 3)
+    with pytest.raises(ValueError, match=r"model: .*, got mean, var, which change and which no run keeps"):
+        jax.eval_shape(program.update, program.shapes, np.int32(0))
+
+
 def test_parts_must_divide_the_batch_and_the_mesh():
     with pytest.raises(ValueError, match="must divide batch_size, got accumulate_steps=3 and batch"):
         tiny_copy(batch_size=10, accumulate_steps=3)

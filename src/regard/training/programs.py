@@ -1,5 +1,6 @@
 """A training run as pure functions of seed and step: the first state, updates, evaluation."""
 
+import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -121,8 +122,11 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
         used, blocks = lend(params, narrow)
         model = nnx.merge(active, used, jax.tree.map(jnp.asarray, rest))
         nnx.reseed(model, dropout=rng)
+        before = _list_constants(model)
         with promotion(), blocks:
-            return _cast(task.measure(model, narrow(batch)), jnp.float32)
+            measured = _cast(task.measure(model, narrow(batch)), jnp.float32)
+        _demand_same(before, _list_constants(model))
+        return measured
 
     differentiate = jax.value_and_grad(compute_loss, has_aux=True)
 
@@ -173,6 +177,22 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
     evaluate, measure_heads = at_rest(task.evaluate), at_rest(partial(head_statistics.measure_heads, task))
     start = partial(run_once, draw_state, places=places)
     return Program(state_shapes, start, update, evaluate, measure_heads, deployment)
+
+
+def _list_constants(model: nnx.Module) -> dict[str, list[Any]]:
+    """Return the arrays that are neither parameters nor random streams, by their names."""
+    state = nnx.state(model, nnx.Not(nnx.Any(nnx.Param, nnx.RngState)))
+    return {".".join(map(str, path)): jax.tree.leaves(leaf) for path, leaf in nnx.to_flat_state(state)}
+
+
+def _demand_same(before: dict[str, list[Any]], after: dict[str, list[Any]]) -> None:
+    """Raise where a model's call has changed what no run keeps, such as running averages of a norm."""
+    moved = [name for name in before if any(map(operator.is_not, before[name], after[name]))]
+    if moved:
+        raise ValueError(
+            f"model: expected one whose calls leave all as it was, got {', '.join(moved)}, which change and"
+            " which no run keeps; take layers without running averages, such as nnx.LayerNorm"
+        )
 
 
 def _cast(tree: Any, dtype: Any) -> Any:

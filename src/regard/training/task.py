@@ -95,7 +95,7 @@ class Task(Settings, abc.ABC):
 
     @abc.abstractmethod
     def make_model(self, rngs: nnx.Rngs) -> nnx.Module:
-        """Build the model with fresh parameters."""
+        """Build the model with fresh parameters, all of it that may change as it learns."""
 
     def prepare(self, report: ProgressHook) -> None:
         """Make now what takes long and is asked for later, such as files of tokens; report how far it is."""
