@@ -83,8 +83,7 @@ def test_blocks_of_a_long_row_add_up(kind):
         cache = cache.assign(0, order[:21]).assign(1, order[21:42])
     else:
         cache = KVCache.create(batch, heads, length, width, dtype=kind)
-    cache = cache.append(key, value, np.array([length, 503]))
-    output = cache.attend(query, counts=np.array([1, 1]))
+    output = cache.append(key, value, np.array([length, 503])).attend(query, counts=np.array([1, 1]))
     keep = np.arange(length) < np.array([length, 503])[:, None, None, None]
     key, value = (key, value) if kind == "paged" else (rounded(key), rounded(value))
     assert_full_pass(output, [query, key, value], keep)

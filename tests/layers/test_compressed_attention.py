@@ -159,6 +159,8 @@ def test_a_narrow_layer_keeps_its_dtype(wide):
         out, seen = jax.eval_shape(lambda x, layer=layer: layer(x, cache=layer.start_cache(2, 9)), x)
         assert (out.dtype, seen["cache"].recent.dtype) == (jnp.bfloat16, jnp.bfloat16)
         assert jax.eval_shape(layer, x[0]).shape == (2, 24)
+        with pytest.raises(TypeError, match=r"x: .* float32\. Cast it, x\.astype\('bfloat16'\), or"):
+            build(kind)(x, cache=layer.start_cache(2, 9))
         sizes = export.symbolic_shape("batch, length", constraints=["length >= 5"])
         symbols = jax.ShapeDtypeStruct((*sizes, 24), np.float32)
         symbolic_ids = jax.ShapeDtypeStruct(sizes, np.int32)

@@ -114,8 +114,7 @@ def test_linear_and_dynamic_frequencies_are_their_formulas():
 def test_llama3_is_its_rule_feature_by_feature():
     """Llama 3.1's own numbers: width 128, base 500000, factor 8, 8192 tokens."""
     found, usual = positions.Llama3(8.0).frequencies(128, 500_000.0), plain(128, 500_000.0)
-    turns = 8192 * usual / (2 * np.pi)
-    share = np.clip((turns - 1) / (4 - 1), 0, 1)
+    share = np.clip(((8192 * usual / (2 * np.pi)) - 1) / (4 - 1), 0, 1)
     np.testing.assert_allclose(found, (1 - share) * usual / 8 + share * usual, rtol=1e-12)
     assert found[0] == usual[0]
     np.testing.assert_allclose(found[-1], usual[-1] / 8)

@@ -411,8 +411,7 @@ def test_labels_carry_the_numbers_that_gave_them():
     np.testing.assert_allclose(one.value, 0.9, rtol=1e-6)
     assert one.value == means["induction"][0]
     assert str(one) == "induction 0.90"
-    least = one.chance + readouts.LABELS["induction"] * (1 - one.chance)
-    assert one.threshold >= least - 1e-9
+    assert one.threshold >= (one.chance + readouts.LABELS["induction"] * (1 - one.chance)) - 1e-9
     strict = readouts.label(readout, {"induction": np.inf, "previous-token": 0.95})
     assert strict[(0,)] == ()
     assert [one.name for one in strict[(2,)]] == ["local"]

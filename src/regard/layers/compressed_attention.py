@@ -198,6 +198,7 @@ class CompressedAttention(nnx.Module):
             Array of x's shape; with a cache, also a dict that holds the longer one as "cache".
 
         Raises:
+            TypeError: with a cache, an input that would lose digits there.
             ValueError: an input of the wrong rank or width, a cache of another layer, or with documents;
                 outside jit a cache without room.
         """

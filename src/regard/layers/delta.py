@@ -108,6 +108,7 @@ class _Delta(nnx.Module):
             Array of x's shape; with a cache, also a dict that holds the longer one as "cache".
 
         Raises:
+            TypeError: with a cache, an input that would lose digits there.
             ValueError: an input of the wrong rank or width, a cache of another layer.
         """
         x = check_features("x", x, self.d_model)

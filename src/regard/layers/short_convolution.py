@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from regard.axes import Array, Float
 
@@ -18,6 +19,8 @@ def convolve(
 
     output_tc = sum_n taps_nc features_(t - W + 1 + n)c; `before` holds the N = W - 1 rows before the first.
     """
+    if before is not None:
+        _demand_no_loss(before, features)
     T, reach = features.shape[-2], taps.shape[0] - 1
     padding = [(0, 0)] * (features.ndim - 2) + [(reach, 0), (0, 0)]
     rows = jnp.pad(features, padding) if before is None else jnp.concatenate([before, features], axis=-2)
@@ -42,7 +45,17 @@ def convolve(
 
 def keep_newest(before: Array, features: Array, added: Array) -> Array:
     """Return the last rows of `before` with `added` rows of features behind them, as many as there were."""
+    _demand_no_loss(before, features)
     rows = jnp.concatenate([before, features.astype(before.dtype)], axis=-2)
     reach = before.shape[-2]
     newest = added[:, None] + jnp.arange(reach, dtype=jnp.int32)[None]
     return jnp.take_along_axis(rows, newest[..., None], axis=-2)
+
+
+def _demand_no_loss(before: Array, features: Array) -> None:
+    """Raise where a cache would hold features in fewer digits than they have."""
+    if not np.can_cast(features.dtype, before.dtype):
+        raise TypeError(
+            f"x: expected what {before.dtype}, the cache's dtype, holds without loss; the layer makes of it"
+            f" {features.dtype}. Cast it, x.astype({str(before.dtype)!r}), or the layer's parameters"
+        )

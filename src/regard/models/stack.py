@@ -165,8 +165,10 @@ class Stack(nnx.Module):
         def start(number: int) -> KVCache | DeltaCache:
             block: Any = self.blocks[number]
             if isinstance(block, DeltaBlock):
-                cache = block.delta.start_cache(batch)
-                return dataclasses.replace(cache, recent=cache.recent.astype(dtype))
+                cache, delta = block.delta.start_cache(batch), block.delta
+                projections = (delta.query_projection, delta.key_projection, delta.value_projection)
+                recent = cache.recent.astype(jnp.result_type(dtype, *_dtypes(projections)))
+                return dataclasses.replace(cache, recent=recent)
             attention = block.attention if isinstance(block, EncoderBlock) else block.self_attention
             window, slots, options = self.config.window(number), capacity, {}
             if isinstance(attention, LatentAttention):
