@@ -290,6 +290,8 @@ def test_padding_makes_meshes_divide():
     assert found(two, sequence=2, tokens=1).seconds < gathered.seconds
     assert "padding    to 6 x " in str(three)
     assert "# append 1 sequences" in three.code()
+    few = plan(fixed={"sequence": 2, "exchange": 1, "heads": 1}).code()
+    assert "build_mesh({'sequence': 2}, devices=jax.devices()[:2])\n" in few
 
 
 def test_many_devices_are_planned_by_looking_at_few_meshes(monkeypatch):
@@ -381,7 +383,9 @@ def test_a_step_of_experts_is_what_is_counted_by_hand():
     assert apart.seconds_of["products"] == pytest.approx(2 * (products / 2 + 3 * tokens * 12 * 31) / 1e9)
     assert apart.sent["experts"] == 2 * tokens * 6 * (4 * 2 * 12 + (2 + 1) * 2 * 4)
     assert apart.held["parameters"] < step.held["parameters"]
-    command = spell_training(apart, dataclasses.replace(MIXED, head_dim=2, vocab_size=300))
+    few = dataclasses.replace(apart, request=apart.request | {"devices": 15})
+    command = spell_training(few, dataclasses.replace(MIXED, head_dim=2, vocab_size=300))
+    assert "# where 14 of 15 devices are visible, as CUDA_VISIBLE_DEVICES can say\nregard train" in command
     task = (arguments := parse_arguments(shlex.split(command.splitlines()[-1])[1:])).task
     assert (arguments.mesh, task.model.dense_layers, task.vocab_size + 1) == ("expert=7,tensor=2", (0,), 300)
 

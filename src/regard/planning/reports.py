@@ -146,7 +146,7 @@ class Report:
 
     def code(self) -> str:
         """Return Python that runs attention on the best mesh."""
-        return self.best.candidate.code(self.chip)
+        return self.best.candidate.code(self.chip, self.request["devices"])
 
     def as_json(self, top: int | None = None) -> dict[str, Any]:
         """Return plain values, for programs."""

@@ -173,7 +173,11 @@ def spell_training(step: Step, config: Any) -> str:
         switch = f"--{flag}" if value else f"--no-{flag}"
         text = " ".join(map(str, value)) if isinstance(value, tuple) else value
         words.append(switch if isinstance(value, bool) else f"--{flag} {text}")
-    return (f"# otherwise than in {others}\n" if others else "") + " ".join(words)
+    seen, available = step.candidate.devices, asked["devices"]
+    remarks = f"# otherwise than in {others}\n" if others else ""
+    if 1 < seen < available:
+        remarks += f"# where {seen} of {available} devices are visible, as CUDA_VISIBLE_DEVICES can say\n"
+    return remarks + " ".join(words)
 
 
 def _change(config: Any, text: str, **changes: Any) -> Any:
