@@ -562,6 +562,11 @@ def test_models_are_saved_in_shards_and_another_dtype(tmp_path):
         huggingface.save(pretrained.model, folder, "llama")
     huggingface.save(pretrained.model, folder, "llama", force=True)
     assert {one.dtype for one in open_weights(folder).values()} == {"F32"}
+    model = huggingface.load(fill(tmp_path / "joined", "gpt2")).model
+    attention = model.trunk.stack.blocks[0].attention  # whose query, key and value are one tensor
+    attention.query_projection.kernel = nnx.Param(attention.query_projection.kernel[...].astype(jnp.bfloat16))
+    again = huggingface.load(huggingface.save(model, tmp_path / "parts", "gpt2")).model.trunk.stack.blocks[0]
+    np.testing.assert_array_equal(*(one.key_projection.kernel for one in (again.attention, attention)))
 
 
 def test_models_that_a_kind_cannot_describe_are_refused(tmp_path):

@@ -294,7 +294,7 @@ def name_tensors(
     tensors = {}
     for tensor, held in sorted(parts.items()):
         keys = [key for _, key in sorted(held, key=lambda item: item[0].conversion.order)]
-        source, dtype = held[0][0], parameters[keys[0][0]][1]
+        source, dtype = held[0][0], np.result_type(*(parameters[key[0]][1] for key in keys))
 
         def compute(keys: list[tuple[Any, ...]] = keys, source: _Source = source) -> np.ndarray:
             return source.conversion.store([fetch(*key) for key in keys], settings)
