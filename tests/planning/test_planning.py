@@ -596,6 +596,8 @@ def test_the_command_plans_a_whole_model(capsys):
     task = parse_arguments(words).task
     assert (task.model.num_key_heads, task.model.scan_layers) == (2, True)
     assert (task.optimization.batch_size, task.optimization.accumulate_steps) == (16, 2)
+    assert main([*MODEL, "--model", "deepseek-v3,num_layers=2,d_model=64,num_heads=4"]) == 0
+    assert " --dense-layers 0 1 " in capsys.readouterr().out
 
 
 def test_the_command_refuses_what_makes_no_sense(capsys):

@@ -188,6 +188,8 @@ def _change(config: Any, text: str, **changes: Any) -> Any:
             expected = "fields of TransformerConfig with whole numbers, such as num_layers=4"
             raise UsageError(f"--model: expected {expected}; got {word!r}")
         changes[name] = int(value)
+    num_layers = changes.get("num_layers", config.num_layers)
+    changes.setdefault("dense_layers", tuple(layer for layer in config.dense_layers if layer < num_layers))
     return replace(config, **changes)
 
 
