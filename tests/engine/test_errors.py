@@ -235,8 +235,7 @@ def test_a_function_that_closes_over_explicit_axes_is_told_which_array(backend):
         options = {
             "predicate": {"mask": masks.predicate(keep)}, "modifier": {"score": scores.modifier(change)}
         }[name]  # fmt: skip
-        call = lambda *arrays: attend(*arrays, query_offset=0, backend=backend, **options)
-        return jax.jit(call)(*arrays)
+        return jax.jit(lambda *arrays: attend(*arrays, query_offset=0, backend=backend, **options))(*arrays)
 
     for name in ("predicate", "modifier"):
         message = rf"{name}: expected fn to close over arrays without explicit .* got table; .*numpy\.asarray"

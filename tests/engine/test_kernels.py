@@ -88,8 +88,7 @@ def summed(f, power):
 
 
 def transpose(f, q, k, v):
-    pull_key = lambda cotangent: jax.vjp(lambda k: f(q, k, v), k)[1](cotangent)[0]
-    return jax.linear_transpose(pull_key, q)(k)
+    return jax.linear_transpose(lambda cotangent: jax.vjp(lambda k: f(q, k, v), k)[1](cotangent)[0], q)(k)
 
 
 ALL = (0, 1, 2)
@@ -407,8 +406,7 @@ def test_what_a_kernel_would_answer_otherwise_is_refused(
 ):
     sizes = {"width": D, "keys": 11, "heads": H, "dtype": "bfloat16"} | changed
     query = jax.ShapeDtypeStruct((B, sizes["heads"], 11, sizes["width"]), sizes["dtype"])
-    others = sizes.get("others", sizes["dtype"])
-    key = jax.ShapeDtypeStruct((B, K, sizes["keys"], sizes["width"]), others)
+    key = jax.ShapeDtypeStruct((B, K, sizes["keys"], sizes["width"]), sizes.get("others", sizes["dtype"]))
     arrays = query, key, key
     with pytest.raises(NotImplementedError, match=f"backend '{backend}' cannot serve this call: .*{reason}"):
         explain(*arrays, backend=backend, **options)

@@ -259,8 +259,7 @@ def test_every_transform_of_the_kernel():
     def everything(backend, query, cap):
         def call(query, key, value, lengths):
             options = {"mask": masks.causal() & masks.lengths(lengths), "score": scores.softcap(cap)}
-            output = attend(query, key, value, query_offset=6, backend=backend, **options)
-            return output.astype(jnp.float32)
+            return attend(query, key, value, query_offset=6, backend=backend, **options).astype(jnp.float32)
 
         energy = lambda query, cap: jnp.sum(call(query, key, value, lengths) ** 2) * cap
         gradient = jax.jvp(jax.grad(jax.checkpoint(energy), (0, 1)), (query, cap), (query, cap))

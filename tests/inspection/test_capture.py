@@ -381,8 +381,7 @@ def test_tokens_refuse_what_does_not_fit():
     assert part.texts == ("c", "", "")
     assert (part.ids.tolist(), part.spans.tolist()) == ([6, -1, -1], [[2, 3], [0, 0], [0, 0]])
     kept = [make(a)]
-    numbers = [tokens.number_sequence(kept, one) for one in (make(a), make(a, ids=[1]), None)]
-    assert numbers == [0, 1, None]
+    assert [tokens.number_sequence(kept, one) for one in (make(a), make(a, ids=[1]), None)] == [0, 1, None]
 
 
 def test_heads_with_places_of_their_own_have_no_example():

@@ -125,8 +125,7 @@ def test_heads_are_found_by_label():
     keys = np.broadcast_to(np.eye(11, dtype=np.float32), (1, 3, 11, 11))
     trace = inspection.Trace.from_arrays(query=[far], key=[keys], mask=masks.causal(), scale=1.0)
     (found,) = inspection.find_heads(trace, label="previous-token")
-    labels = readouts.label(trace[0].readout())[(1,)]
-    label = next(one for one in labels if one.name == "previous-token")
+    label = next(one for one in readouts.label(trace[0].readout())[(1,)] if one.name == "previous-token")
     assert (found.head, found.weight, found.pairs) == (1, label.value, label.rows)
     (found,) = inspection.find_heads(trace, label="previous-token", offset=1)
     assert (found.head, found.pairs) == (1, 10)

@@ -529,8 +529,7 @@ def test_what_is_saved_is_what_was_loaded(tmp_path, name, dtype):
         assert second.read(key).tobytes() == first.read(key).tobytes()
     assert huggingface.read_config(again)[1] == pretrained.config
     known = {"image_size": [12, 20], "patch_size": 4} if kind == "vit" else {}
-    bare = write_settings(kind, pretrained.config, **known)
-    assert huggingface.read_config(bare)[1] == pretrained.config
+    assert huggingface.read_config(write_settings(kind, pretrained.config, **known))[1] == pretrained.config
 
 
 def test_a_model_that_was_not_loaded_is_saved_less_1_in_its_norms(tmp_path):

@@ -124,7 +124,7 @@ def test_bfloat16_keeps_states_in_float32():
     out, seen = nnx.jit(lambda m, x: m(x, cache=m.start_cache(1)))(narrow, x[None].astype(jnp.bfloat16))
     found = out.dtype, seen["cache"].memory.dtype, seen["cache"].recent.dtype
     assert found == (jnp.bfloat16, jnp.float32, jnp.bfloat16)
-    with pytest.raises(TypeError, match="x: expected what bfloat16, the cache's dtype, .* float32. Cast"):
+    with pytest.raises(TypeError, match=r"x: expected what bfloat16, the cache's dtype, .* float32. Cast"):
         layer(x[None], cache=narrow.start_cache(1))
     truth = define(layer, x)
     np.testing.assert_allclose(out[0].astype(np.float32), truth, atol=0.05 * np.abs(truth).max())

@@ -50,8 +50,7 @@ def pose(*shape, dtype="float32", **options):
 def found(report, **sizes):
     """The estimate of a mesh, contiguous unless it says otherwise."""
     alone = {"data": 1, "sequence": 1, "exchange": 1, "heads": 1, "layout": "contiguous"}
-    wanted = Candidate(**alone | sizes)
-    (estimate,) = (item for item in report.ranking if item.candidate == wanted)
+    (estimate,) = (item for item in report.ranking if item.candidate == Candidate(**alone | sizes))
     return estimate
 
 

@@ -158,8 +158,7 @@ class Truth:
         derivative, family = name[1] == "_", self.program.family
         own = max(own, ml_dtypes.finfo(self.own).eps) if family == "merge" else own
         apart = {"weights", "scores", "max_score"} & {*self.program.smooth}  # with gradients of their own
-        many = self.mapped or family == "cache" or apart
-        summed = family == "merge" or (derivative and many)
+        summed = family == "merge" or (derivative and (self.mapped or family == "cache" or apart))
         allowed = np.broadcast_to(allowed + own * (size if summed else abs(want)), want.shape)
         if derivative and self.narrow:  # a row's mean is that of the output, of weights that were rounded
             allowed = allowed + 2.0**-9 * size

@@ -123,8 +123,7 @@ KEY = jax.random.key(3)
 def train(directory, task, spec, *, seed=0, stop=None):
     deployment = deploy(spec)
     run = runs.open_run(directory, task, seed=seed, mesh=deployment and deployment.name)
-    options = {} if stop is None else {"stop": stop_after(stop)}
-    return loop.train(run, deployment=deployment, **options)
+    return loop.train(run, deployment=deployment, **({} if stop is None else {"stop": stop_after(stop)}))
 
 
 def check_resumed(task, first, *others):

@@ -21,8 +21,7 @@ def test_values_that_json_lacks_become_null_and_then_nan(path):
     assert "NaN" not in path.read_text()
     with path.open("a") as file:
         file.write('{"step": 7, "loss": NaN}\n{"step": 7, "loss": 1e999}\n')  # which no line of ours has
-    lines = [line.get("loss") for line in metrics.read(path)]
-    assert lines == [None, None, None, None, 0.25, None, None]
+    assert [line.get("loss") for line in metrics.read(path)] == [None, None, None, None, 0.25, None, None]
     steps, losses = metrics.columns(metrics.read(path), "loss")
     assert steps == [5, 5, 5, 5, 7, 7], "without the line that lacks it"
     np.testing.assert_array_equal(losses, [*[math.nan] * 3, 0.25, math.nan, math.nan])
