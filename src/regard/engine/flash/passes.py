@@ -164,10 +164,17 @@ def tangent(
                 change = change + view.cells(tangents["bias"]).astype(config.dtype)
             change = jnp.where(weights == 0, 0, weights * change)
             survivors = surviving(context, view)
-            through_scores, lse_tangent, entropy_tangent, through_values, mean = sums
-            # Rounded as what is taken off again: where one key has all of a row's weight, nothing is left.
-            multiplied = change.astype(config.matmul_dtype)
+            through_scores, lse_tangent, entropy_tangent, through_values, centre, mean = sums
+            multiplied = change
             if mean is not None:
+                # What changes all scores of a row alike changes nothing, and is not rounded: the mean of the
+                # first keys is taken off. The rest is rounded as what is taken off again, so that nothing is
+                # left where one key has all of a row's weight.
+                total = weights.sum(-1)
+                first_mean = change.sum(-1) / jnp.where(total > 0, total, 1)
+                centre = jnp.where(jnp.isnan(centre) & (total > 0), jax.lax.stop_gradient(first_mean), centre)
+                multiplied = jnp.where(weights == 0, 0, change - weights * centre[..., None])
+                multiplied = multiplied.astype(config.matmul_dtype)
                 mean = mean + multiplied.sum(-1, dtype=config.dtype)
             through_scores = through_scores + product(drop(multiplied, survivors), value, config.precision)
             if value_tangent is not None:
@@ -178,12 +185,13 @@ def tangent(
             if entropy is not None:
                 log_plus_entropy = jnp.where(weights > 0, logs, 0) + entropy[..., None]
                 entropy_tangent = entropy_tangent - jnp.sum(change * log_plus_entropy, -1)
-            return through_scores, lse_tangent, entropy_tangent, through_values, mean
+            return through_scores, lse_tangent, entropy_tangent, through_values, centre, mean
 
         zeros, outputs = jnp.zeros_like(rows.log_total), jnp.zeros_like(rows.output)
-        entropies, means = None if rows.entropy is None else zeros, zeros if low_precision else None
-        sums = (outputs, zeros, entropies, outputs, means)
-        through_scores, lse_tangent, entropy_tangent, through_values, mean = loop.tiles(
+        entropies = None if rows.entropy is None else zeros
+        centres = (zeros + jnp.nan, zeros) if low_precision else (None, None)
+        sums = (outputs, zeros, entropies, outputs, *centres)
+        through_scores, lse_tangent, entropy_tangent, through_values, _, mean = loop.tiles(
             context.by_query, leading, number, body, sums
         )
         grown = (through_scores + through_values) / (1 - config.dropout_rate)
