@@ -143,7 +143,7 @@ class Change:
             raise ValueError(
                 f"share: expected a number or one for each of {len(ends)} edges, got {share.shape}"
             )
-        weight = (weight * share)[..., None]
+        weight = (weight * jnp.broadcast_to(share, weight.shape))[..., None]
         # Where a value is a number, a share of 0 has a slope.
         handed = (weight * jnp.where((weight != 0) | jnp.isfinite(values), values, 0)).astype(output.dtype)
         rows = output.reshape(*batch, count, *output.shape[-2:])

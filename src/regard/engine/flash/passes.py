@@ -167,9 +167,8 @@ def tangent(
             through_scores, lse_tangent, entropy_tangent, through_values, centre, mean = sums
             multiplied = change
             if mean is not None:
-                # What changes all scores of a row alike changes nothing, and is not rounded: the mean of the
-                # first keys is taken off. The rest is rounded as what is taken off again, so that nothing is
-                # left where one key has all of a row's weight.
+                # Rounded less what the first keys change alike, which changes nothing, and as what is taken
+                # off again: where one key has all of a row's weight, nothing is left.
                 total = weights.sum(-1)
                 first_mean = change.sum(-1) / jnp.where(total > 0, total, 1)
                 centre = jnp.where(jnp.isnan(centre) & (total > 0), jax.lax.stop_gradient(first_mean), centre)
@@ -178,9 +177,8 @@ def tangent(
                 mean = mean + multiplied.sum(-1, dtype=config.dtype)
             through_scores = through_scores + product(drop(multiplied, survivors), value, config.precision)
             if value_tangent is not None:
-                through_values = through_values + product(
-                    drop(weights, survivors), value_tangent, config.precision
-                )
+                part = product(drop(weights, survivors), value_tangent, config.precision)
+                through_values = through_values + part
             lse_tangent = lse_tangent + change.sum(-1)
             if entropy is not None:
                 log_plus_entropy = jnp.where(weights > 0, logs, 0) + entropy[..., None]
@@ -392,10 +390,7 @@ def _alive_rows(peak: Array, numbers: Array) -> Array:
 
 
 def _read_alive(view: TileView, peak: Array, array: Array) -> Array:
-    """Read a tile of rows, to be multiplied, without what empty ones hold.
-
-    It may be NaN, which a gradient of 0 would pass on to keys and scale.
-    """
+    """Read a tile of rows without what empty ones hold: NaN, which a gradient of 0 would pass on."""
     rows = view.rows(array).astype(view.config.matmul_dtype)
     return jnp.where((peak != -jnp.inf)[..., None], rows, 0)
 
