@@ -67,9 +67,9 @@ types: $(VENV)/.dev node_modules/.installed
 setup: $(VENV)/.dev
 
 # The site, in build/docs: every cell of every page runs, and a warning is an error. Cells that ran against the same
-# sources are not run again.
+# sources are not run again. JOBS pages are read at once.
 docs: $(VENV)/.docs
-	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --fresh-env --quiet -d build/docs-doctrees docs build/docs
+	$(BIN)/python -m sphinx --builder html --jobs $(or $(JOBS),auto) --fail-on-warning --keep-going --fresh-env --quiet -d build/docs-doctrees docs build/docs
 	@echo "the site is in build/docs: open build/docs/index.html"
 
 # The site, and tests of what was built: every link, every public name, and the pages in a browser.
