@@ -68,6 +68,7 @@ extensions = [
     "notebooks",
     "public_names",
     "pictures",
+    "papers",
 ]
 exclude_patterns = ["_extensions", "**/README.md"]
 source_suffix = {".md": "myst-nb"}

@@ -22,7 +22,7 @@ pytest_plugins = ("browser",)
 TEXTS = {path.relative_to(DOCS).as_posix(): text for path, text in PAGES.items() if DOCS in path.parents}
 UNWANTED = "Traceback (most recent call last)|code-cell}| at 0x|<lambda>|<function|ForwardRef(|numpy._typing"
 UNWANTED += "|jaxlib._jax|Alias for field number|new empty dictionary|``"
-TUTORIALS = [name for name in TEXTS if name.startswith("tutorials/") and "induction" not in name]
+TUTORIALS = [name for name in TEXTS if name.startswith(("tutorials/", "guides/")) and cells(TEXTS[name])]
 
 
 def load_extension(name):
