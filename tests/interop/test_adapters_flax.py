@@ -118,8 +118,7 @@ def test_direct_calls_promote_and_take_a_bias_and_a_precision():
     np.testing.assert_allclose(swap(found), truth, atol=1e-6)
     one = jax.jit(attention_fn)(query[0], key[0], value[0], bias[0])
     np.testing.assert_allclose(swap(one), truth[0], atol=1e-6)
-    narrow = jnp.asarray(key, jnp.bfloat16)
-    promote = lambda: attention_fn(query, narrow, value, precision="highest")
+    promote = lambda: attention_fn(query, jnp.asarray(key, jnp.bfloat16), value, precision="highest")
     assert jax.eval_shape(promote).dtype == jnp.float32
     assert jax.eval_shape(lambda: attention_fn(query, key, value, dtype=jnp.bfloat16)).dtype == jnp.bfloat16
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):

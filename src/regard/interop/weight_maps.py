@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -186,7 +188,7 @@ class WeightMap:
             return False
         return not np.array_equal(weights.read(held[head]), weights.read(held[table]))
 
-    @cached_property
+    @functools.cached_property
     def _head(self) -> str | None:
         return self._find_ending("head.kernel")
 
@@ -194,7 +196,7 @@ class WeightMap:
         """Return the first tensor whose parameter's path ends so."""
         return next((pair.tensor for pair in self.pairs if pair.parameter.endswith(end)), None)
 
-    @cached_property
+    @functools.cached_property
     def _by_path(self) -> dict[str, Pair]:
         return {pair.parameter: pair for pair in self.pairs}
 
@@ -294,11 +296,17 @@ def name_tensors(
     tensors = {}
     for tensor, held in sorted(parts.items()):
         keys = [key for _, key in sorted(held, key=lambda item: item[0].conversion.order)]
-        source, dtype = held[0][0], np.result_type(*(parameters[key[0]][1] for key in keys))
+        source, dtype = held[0][0], join_dtypes(parameters[key[0]][1] for key in keys)
 
-        def compute(keys: list[tuple[Any, ...]] = keys, source: _Source = source) -> np.ndarray:
-            return source.conversion.store([fetch(*key) for key in keys], settings)
+        def compute(keys: Any = keys, source: _Source = source, dtype: np.dtype = dtype) -> np.ndarray:
+            return source.conversion.store([fetch(*key).astype(dtype) for key in keys], settings)
 
         shape = source.conversion.stored_shape(source.shape, settings)
-        tensors[table.written(tensor)] = LazyTensor(shape, np.dtype(dtype), compute)
+        tensors[table.written(tensor)] = LazyTensor(shape, dtype, compute)
     return tensors
+
+
+def join_dtypes(dtypes: Iterable[Any]) -> np.dtype:
+    """Return the narrowest dtype that holds the numbers of all of these, as NumPy cannot for bfloat16."""
+    with jax.numpy_dtype_promotion("standard"):
+        return np.dtype(functools.reduce(jnp.promote_types, dtypes))
