@@ -183,14 +183,13 @@ class Call(CallRecord):
 
     def permit(self, rows: Indices = None, columns: Indices = None) -> np.ndarray:
         """Return which queries and keys may attend, bool `(heads, rows, columns)`; indices as in `window`."""
-        rows = choose_indices("rows", rows, self.rows).tolist()
-        columns = choose_indices("columns", columns, self.keys).tolist()
-        problem, shape = self.problem, (self.heads, len(rows), len(columns))
+        cells = choose_indices("rows", rows, self.rows), choose_indices("columns", columns, self.keys)
+        problem, shape = self.problem, (self.heads, *map(len, cells))
         if problem is None:
             raise ValueError(f"permit: {NOT_KEPT}")
         if problem.mask is None and problem.bias is None and problem.score is None:
             return np.ones(shape, bool)
-        chosen = (jnp.asarray(indices, jnp.int32) for indices in (rows, columns, np.arange(self.heads)))
+        chosen = (jnp.asarray(indices, jnp.int32) for indices in (*cells, np.arange(self.heads)))
         return np.broadcast_to(np.asarray(jax.jit(score_cells)(problem, *chosen)) != -np.inf, shape)
 
     def describe(self) -> dict[str, Any]:
