@@ -280,8 +280,7 @@ def _call_linear(query, key, value):
 
 def check_programs():
     """Run programs around a call on divided arrays; fail where one differs from the call on one device."""
-    mesh = jax.make_mesh((2, 4), ("b", "h"), axis_types=(AxisType.Auto,) * 2)
-    place = NamedSharding(mesh, P("b", "h"))
+    place = NamedSharding(jax.make_mesh((2, 4), ("b", "h"), axis_types=(AxisType.Auto,) * 2), P("b", "h"))
     arrays = draw(*[(BATCH, HEADS, 59, D)] * 3)
 
     tiled = functools.partial(attend, mask=masks.causal(), backend="tiled")

@@ -217,7 +217,8 @@ def test_notebooks_get_a_frame_a_picture_and_characters(bare):
 
 def test_anything_has_a_thumbnail(bare):
     for trace in (watch(0, 3)[0], middling()):
-        assert thumbnails.draw_png(trace).endswith(b"IEND\xaeB`\x82")
+        png = thumbnails.draw_png(trace)
+        assert png.endswith(b"IEND\xaeB`\x82")
         assert thumbnails.draw_text(trace).count("\n") == 5
     width, height = np.frombuffer(png[16:24], ">u4")
     data = zlib.decompress(png[png.index(b"IDAT") + 4 : -16])

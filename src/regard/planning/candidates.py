@@ -122,8 +122,8 @@ class Candidate:
         arrays = {name: grow(getattr(problem, name)) for name in ("query", "key", "value")}
         return replace(problem, **arrays)
 
-    def code(self, chip: Chip, available: int) -> str:
-        """Return Python that runs attention like this where there are so many devices."""
+    def code(self, chip: Chip, available: int | None = None) -> str:
+        """Return Python that runs attention like this on so many devices; None: on as many as it takes."""
         names_of = {"batch_axis": "data", "head_axis": "heads"}
         options = [f"{keyword}={name!r}" for keyword, name in names_of.items() if name in self.mesh]
         axes = self.axes[0] if len(self.axes) == 1 else self.axes
@@ -131,7 +131,7 @@ class Candidate:
         padding = {"tokens, masked out": self.tokens, "sequences": self.rows}
         remarks = "".join(f"# append {count} {what}\n" for what, count in padding.items() if count)
         sizes = ", outer=".join(str(sizes) for sizes in (self.mesh, self.outer(chip)) if sizes)
-        sizes += f", devices=jax.devices()[:{self.devices}]" if self.devices < available else ""
+        sizes += f", devices=jax.devices()[:{self.devices}]" if self.devices < (available or 0) else ""
         mesh = f"mesh = regard.parallel.build_mesh({sizes})"
         return f"{remarks}{mesh}\nwith regard.parallel.use({call}):\n    ..."
 
