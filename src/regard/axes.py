@@ -42,11 +42,11 @@ def broadcast_named(**shapes: tuple[Size, ...]) -> tuple[Size, ...]:
         raise ValueError(f"{', '.join(shapes)}: expected leading axes that broadcast, got {got}") from None
 
 
-def spread_leading(name: str, array: Array, leading: tuple[Size, ...], trailing: int) -> Array:
-    """Broadcast all but the trailing axes of an array to these, or raise an error that names it."""
+def broadcast(name: str, array: Array, shape: tuple[Size, ...]) -> Array:
+    """Broadcast the array to this shape, or raise an error that names it."""
     try:
-        return jnp.broadcast_to(array, (*leading, *array.shape[-trailing:]))
+        return jnp.broadcast_to(array, shape)
     except ValueError:
         raise ValueError(
-            f"{name}: expected leading axes that broadcast to {tuple(leading)}, got shape {array.shape}"
+            f"{name}: expected an array that broadcasts to {tuple(shape)}, got shape {array.shape}"
         ) from None

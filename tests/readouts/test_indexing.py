@@ -98,7 +98,7 @@ def test_memory_is_linear_and_wrong_calls_are_told():
         "weights: expected one number per head": lambda: readouts.index_scores(*arrays[:2], np.ones((5, 3))),
         "key: expected rows of 7 numbers": lambda: readouts.index_scores(arrays[0], np.ones((5, 6))),
         "attention: expected query": lambda: diverge(*arrays, attention=[arrays[0], arrays[0][:2]]),
-        r"attention\[0\]: expected lead": lambda: diverge(*arrays, attention=[np.ones((2, 3, 5, 7))] * 2),
+        r"attention\[0\]: expected an": lambda: diverge(*arrays, attention=[np.ones((2, 3, 5, 7))] * 2),
         r"key: .* got \(2,\), \(3,\)": lambda: readouts.index_scores(np.ones((2, 1, 5, 7)), arrays[0]),
         "mask: expected None with indices": lambda: diverge(
             *arrays, attention=[arrays[0]] * 2, indices=[[0]] * 5, mask=masks.causal()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 import regard.masks as masks
 from regard.arguments import as_array, whole_number
-from regard.axes import Array, Float, Size, broadcast_shapes
+from regard.axes import Array, Float, Size, broadcast_named
 from regard.engine.call.canonicalization import float_array
 from regard.masks.data import check_boolean
 from regard.masks.stored_masks import FromArray
@@ -26,13 +26,7 @@ def merge_heads(x: Float[Array, "*B H T E"]) -> Float[Array, "*B T W"]:
 
 def match_leading(*shapes: tuple[Size, ...]) -> tuple[Size, ...]:
     """Return the leading axes of query, key and value together."""
-    try:
-        return broadcast_shapes(*shapes)
-    except ValueError:
-        listed = ", ".join(map(str, shapes))
-        raise ValueError(
-            f"query, key, value: expected leading axes *B that broadcast; got {listed}"
-        ) from None
+    return broadcast_named(**dict(zip(("query", "key", "value"), shapes, strict=False)))
 
 
 def check_heads(d_model: int, num_heads: int, num_key_heads: int, head_dim: int | None) -> int:

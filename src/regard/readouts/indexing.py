@@ -13,7 +13,7 @@ from jax.export import is_symbolic_dim
 from jax.sharding import PartitionSpec
 
 from regard.arguments import guided, integers, read_number, whole_number
-from regard.axes import Array, ArrayLike, Float, Int, Size, broadcast_named, spread_leading
+from regard.axes import Array, ArrayLike, Float, Int, Size, broadcast, broadcast_named
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.problem import Problem, accumulation_dtype
 from regard.engine.dispatch.explicit_axes import run_with_specs
@@ -215,8 +215,8 @@ def _check_attention(pair: Any, leading: tuple[int, ...], length: int, num_keys:
             f"attention: expected query (*B, N, {length}, A) and key (*B, K, {num_keys}, A), N a multiple of"
             f" K; got {query.shape} and {key.shape}"
         )
-    query = spread_leading("attention[0]", query, leading, 3)
-    return query, spread_leading("attention[1]", key, leading, 3)
+    query = broadcast("attention[0]", query, (*leading, *query.shape[-3:]))
+    return query, broadcast("attention[1]", key, (*leading, *key.shape[-3:]))
 
 
 def _check_indices(indices: Any, shape: tuple[int, ...]) -> Array:

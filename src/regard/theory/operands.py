@@ -7,7 +7,7 @@ import numpy as np
 from jax.core import Tracer
 
 from regard.arguments import as_array
-from regard.axes import Array
+from regard.axes import Array, broadcast
 
 
 def floating(meaning: str = "(...)", /, **arguments: Any) -> list[Array]:
@@ -47,16 +47,6 @@ def one_above_zero(name: str, number: Any, dtype: Any) -> Array:
 def rows(name: str, numbers: Any, like: Array) -> Array:
     """Shape a number above 0, or one per row, to be combined with `like`: (..., 1)."""
     return broadcast(name, above_zero(name, numbers, like.dtype), like.shape[:-1])[..., None]
-
-
-def broadcast(name: str, array: Array, shape: tuple[int, ...]) -> Array:
-    """Broadcast the array to this shape, or raise an error that names it."""
-    try:
-        return jnp.broadcast_to(array, shape)
-    except ValueError:
-        raise ValueError(
-            f"{name}: expected an array that broadcasts to {tuple(shape)}, got shape {array.shape}"
-        ) from None
 
 
 def kept(keep: Any, shape: tuple[int, ...]) -> Array:
