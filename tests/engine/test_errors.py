@@ -114,7 +114,7 @@ WRONG = {
     "a temperature of 0": (ValueError, "temperature: expected more than 0, got 0", lambda: scores.temperature(0.0)),
     "an odd width for rotary": (ValueError, r"width: expected an even number in 2\.\.7", lambda: positions.rotary(Q)),
     "positions of fewer rows": (ValueError, r"position: expected an integer or integers of shape \(5,\) or \(2, 5\), got \(4,\)", lambda: positions.rotary(Q[..., :6], jnp.arange(4))),
-    "a memory of other examples": (ValueError, r"query, key, value: expected leading axes \*B that broadcast; got \(2,\), \(3,\), \(3,\)", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))(array(2, 5, 6), array(3, 5, 6))),
+    "a memory of other examples": (ValueError, r"query, key, value: expected leading axes that broadcast, got \(2,\), \(3,\), \(3,\)", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))(array(2, 5, 6), array(3, 5, 6))),
     "a width of another layer": (ValueError, r"query: expected shape \(\*B, length, 6\), got \(2, 5, 7\)", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))(array(2, 5, 7))),
     "heads that do not divide": (ValueError, "num_heads: expected a divisor of d_model = 7, got 3", lambda: layers.MultiHeadAttention(7, num_heads=3, rngs=nnx.Rngs(0))),
     "parts without lse": (TypeError, r"parts\[0\]: expected a pair of arrays \(output, lse\)", lambda: merge([(V, {"lse": K})])),
