@@ -214,8 +214,7 @@ def test_a_function_that_leaves_when_it_is_transformed_becomes_a_row():
             raise SystemExit(3)
         return value
 
-    report = conformance.check(fn, only="transforms")
-    assert {row.finding for row in report.rows} == {"SystemExit: 3"}
+    assert {row.finding for row in conformance.check(fn, only="transforms").rows} == {"SystemExit: 3"}
 
 
 def test_a_function_that_hangs_on_a_shape_is_left_behind():
@@ -224,8 +223,7 @@ def test_a_function_that_hangs_on_a_shape_is_left_behind():
 
 
 def test_a_program_shows_what_its_row_says():
-    report = check("scale twice", only="the definition")
-    row = next(row for row in report.wrong)
+    row = next(row for row in check("scale twice", only="the definition").wrong)
     assert len(row.program.splitlines()) <= 13
     room = {"fn": functools.partial(kernels.attention, fault="scale twice")}
     exec(row.program, room)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from refusals import check_refusals
+from refusals import assert_refused
 from regard import attend, inspection, masks, positions, scores
 from regard.engine.call import hooks
 from regard.inspection import tokens
@@ -148,7 +148,7 @@ def test_readouts_are_counted_once_and_heads_are_checked():
     assert watch(*[np.ones((1, 3, 2), np.float32)] * 3)[0].window(heads=[0, 0]).shape == (2, 3, 3)
     short = padded.PaddedCall.cut(call, 3, inspection.Tokens(3))
     no_index = "expected a slice or a list of integers, got"
-    check_refusals(
+    assert_refused(
         (lambda: call.window(heads=[6]), r"heads: expected indices in 0\.\.5"),
         (lambda: call.window(rows=[11]), r"rows: .* in 0\.\.10"),
         (lambda: short.permit([3], [0]), r"rows: .* in 0\.\.2, got \[3\]"),
@@ -235,7 +235,7 @@ def test_inside_jit_there_is_nothing_to_keep_and_nothing_leaks():
         record(jitted, model, X)
     gradient = jax.grad(lambda x: attend(x, x, x).sum())
     untraced = jax.jit(lambda: attend(x, x, x))  # no argument is traced, but the output is
-    check_refusals(
+    assert_refused(
         (lambda: record(jitted, model, X), "at least one call .* got none"),  # compiled before
         (lambda: record(lambda: (model(X), gradient(x))), "got 1 inside a trace"),
         (lambda: record(untraced), "got 1 inside a trace"),
@@ -352,7 +352,7 @@ def test_tokens_serve_statistics_and_are_checked():
     readout = watch_tokens(inspection.Tokens(words, ids=[0, 1, 2, 3, 4]))[1]
     np.testing.assert_allclose(readout.duplicate_mass, 0)
     assert watch_tokens(inspection.Tokens(5))[1].duplicate_mass is None
-    check_refusals(
+    assert_refused(
         (lambda: watch_tokens(words[:4]), "tokens: expected one per position of some call, .* are 5"),
         (lambda: watch_tokens("abcde"), "tokens: expected a list of strings, .* got the string", TypeError),
         (lambda: watch_tokens({1.5: words}), r"lengths or the beginnings .* names, got 1\.5", TypeError),
@@ -362,7 +362,7 @@ def test_tokens_serve_statistics_and_are_checked():
 
 def test_tokens_refuse_what_does_not_fit():
     make, a = inspection.Tokens, ["a"]
-    check_refusals(
+    assert_refused(
         (lambda: make(["a", 3]), "texts: expected a list of strings", TypeError),
         (lambda: make(a, ids=[1.5]), "ids: expected integers", TypeError),
         (lambda: make(a, ids=[1, 2]), r"ids: expected one per token, shape \(1,\)"),

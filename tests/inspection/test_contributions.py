@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from refusals import check_refusals
+from refusals import assert_refused
 from regard import inspection, masks
 from regard.inspection.contributions import measure_values
 from regard.inspection.explorer import budgets
@@ -165,7 +165,7 @@ def test_what_fits_no_model_is_refused():
     model, trace = draw("rms")
     ask = lambda *more, **options: inspection.predict_layers(trace, *more, **options)
     encoder, X = build(Encoder), np.ones((3, 1, 2, 2))
-    check_refusals(
+    assert_refused(
         (lambda: inspection.weigh_values(X[:2], X[..., :1], np.eye(1)), r"value: .* got \(2, 1\), \(3, 1\)"),
         (lambda: ask(model, IDS[:, :5]), r"trace: expected calls of the shapes"),
         (lambda: ask(model, IDS, targets=[1, 2]), r"targets: expected shape \(7,\), got \(2,\)"),

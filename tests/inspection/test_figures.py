@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from javascript import WEB, run_node
 from page_traces import make_case
-from refusals import check_refusals
+from refusals import assert_refused
 from regard import masks, readouts
 from regard.inspection import figures
 from regard.inspection.figures import palette
@@ -133,7 +133,7 @@ def test_what_cannot_be_drawn_is_refused_with_the_way_out():
     scan = lambda image, patches, *grid: figures.scan_attention(image, patches, patch_grid=grid)
     many = lambda *arrays, **options: figures.scan_attention_grid(*arrays, patch_grid=(2, 2), **options)
     square, three = np.ones((8, 8)), np.ones((3, 2, 2))
-    check_refusals(
+    assert_refused(
         (lambda: one(weights(2, 8, 5, 7)), r"\(T, S\), got \(2, 8, 5, 7\); .*weights\[0, 0\]"),
         (lambda: one(np.ones((0, 5))), r"no axis of length 0, got \(0, 5\)"),
         (lambda: one([[3.0, -2.0]]), r"\[0, 1\], got values from -2 to 3; .*softmax"),

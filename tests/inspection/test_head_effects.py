@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from page_traces import watch, weigh
-from refusals import check_refusals
+from refusals import assert_refused
 from regard import attend, inspection, masks, readouts, scores
 from regard.inspection import Change, attribute_heads, intervene, sweep_heads
 
@@ -66,7 +66,7 @@ def test_an_attribution_is_the_change_to_first_order_or_its_mean_on_the_way(step
 def test_mistakes_are_explained():
     x = np.eye(3, dtype=np.float32)
     one = lambda x: attend(x, x, x).sum()
-    check_refusals(
+    assert_refused(
         (lambda: sweep_heads(lambda x: attend(x, x, x), x), "fn: expected a function to one floating-point"),
         (lambda: sweep_heads(lambda x: x.sum(), x), r"fn: expected a function that calls regard\.attend"),
         (lambda: attribute_heads(one, x, output=[0.0, 1.0]), r"one entry for each of 1 calls, got 2"),
@@ -130,7 +130,7 @@ def test_heads_are_found_by_label():
     (found,) = inspection.find_heads(trace, label="previous-token", offset=1)
     assert (found.head, found.pairs) == (1, 10)
     assert abs(found.weight - 1) < 1e-5
-    check_refusals(
+    assert_refused(
         (lambda: inspection.find_heads(trace), "query: expected a query, a key, an offset or a label"),
         (lambda: inspection.find_heads(trace, offset=1.5), r"offset: expected .*, got 1\.5", TypeError),
         (lambda: inspection.find_heads(trace, key=[3]), "key: expected str, got int", TypeError),

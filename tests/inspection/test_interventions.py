@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from page_traces import weigh
-from refusals import check_refusals
+from refusals import assert_refused
 from regard import attend, inspection, masks
 from regard.inspection import Change, intervene
 from regard.models import EncoderDecoder
@@ -164,7 +164,7 @@ def test_mistakes_are_explained():
 
     with pytest.raises(ValueError, match=r"one call of regard\.attend"), intervene({0: Change(key=0)}):
         pass
-    check_refusals(
+    assert_refused(
         (Change, "expected one of query, key, value, weights, output, source, edges at least"),
         (lambda: Change(output=0.0, source=1), "expected output or source, .* the same thing; got both"),
         (lambda: change(source=1), r"source: expected an example in the first .*, got 1 for .*\(3, 5, 2\)"),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from refusals import check_refusals
+from refusals import assert_refused
 from regard import attend, inspection, masks
 from regard.inspection import Tokens
 from regard.inspection.explorer import live, pages
@@ -62,7 +62,7 @@ def test_padding_is_not_saved(caplog, tmp_path):
     assert (kept.problem.query.shape, kept.problem.key.shape) == ((6, 31, 2), (2, 31, 2))
     np.testing.assert_allclose(kept.window(), window, rtol=2e-5, atol=2e-6)
     short = Recorder(model, most=17)
-    check_refusals(
+    assert_refused(
         (lambda: short.record(make_tokens(18), ""), "text: expected at most 17 tokens .*, got 18"),
         (lambda: short.record(Tokens([]), ""), "tokens: expected at least one, with ids"),
     )
@@ -104,7 +104,7 @@ def test_heads_are_cut_within_the_same_program_as_by_hand(by, caplog, tmp_path):
     logits = np.asarray(logits[0], np.float64)
     coming = (logits - np.log(np.exp(logits).sum(-1, keepdims=True)))[np.arange(10), tokens.ids[1:]]
     np.testing.assert_allclose(trace.predictions.next_log_probability, coming, rtol=2e-5)
-    check_refusals(
+    assert_refused(
         (lambda: recorder.record(tokens, "", [(0, 3)]), r"layers 0\.\.[13], heads 0\.\.2 .* got 0\.3"),
         (lambda: recorder.record(tokens, "", [(0, 1, 9, 11)]), r"tokens 0\.\.10, got 0\.1:9-11"),
         (lambda: recorder.record(tokens, "", [(0, 1, 9, 0)], "mean"), "16 edges, by zero, .*; got 1, by"),
@@ -135,7 +135,7 @@ def test_heads_get_what_they_wrote_in_another_run_as_by_the_line_of_the_page(kin
     if kind is Decoder:
         likeliest = jax.nn.softmax(wanted[0]).max(-1)
         np.testing.assert_allclose(trace.predictions.probabilities[-1, :, 0], likeliest, rtol=2e-5)
-    check_refusals(
+    assert_refused(
         (lambda: ask([(0, 1)], "patch"), 'source: expected a second text by "patch"'),
         (lambda: ask([(0, 1, 7)]), 'one position of a head by "patch" alone'),
         (lambda: ask(cut, "patch", make_tokens(7)), "source: expected 11 tokens, .*, got 7; change words"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from refusals import check_refusals
+from refusals import assert_refused
 from regard import attend, inspection, masks, readouts
 from regard.cache import KVCache
 from regard.inspection import Change, intervene, observe
@@ -126,7 +126,7 @@ def test_what_cannot_be_observed_is_refused():
 
     with pytest.raises(ValueError, match=r"inspection\.observe\(fn\)"), inspection.capture():
         jax.jit(lambda x: attend(x, x, x))(jnp.eye(3))
-    check_refusals(
+    assert_refused(
         (lambda: observe(loop)(jnp.eye(3)), r"expected calls of attend in jit, .* got one inside while"),
         (lambda: observe(loop, "lse"), "measure: expected a function, or names among weights"),
         (lambda: observe(loop, ()), "measure: expected a function, or names among weights"),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from page_traces import opened, small, watch
-from refusals import check_refusals
+from refusals import assert_refused
 from regard import attend, inspection, masks, scores
 from regard.inspection.explorer import pages, thumbnails
 from regard.inspection.explorer.mask_outlines import draw_tiles, find_borders, find_reach
@@ -144,7 +144,7 @@ def test_pinned_heads_are_the_clearest_or_those_asked_for(long):
     for pinned, chosen in ((1, [[0, 1]]), ([(0, 2), (0, 2), (0, 0)], [[0, 2], [0, 0]]), (0, [])):
         assert opened(pages.html(trace, pinned=pinned))[0]["pinned"] == chosen
     table, fill = [[1.0], [1.0, 2.0]], functools.partial(pages.html, trace)
-    check_refusals(
+    assert_refused(
         (lambda: fill(pinned=[(0, 3)]), r"pinned: expected pairs .*got \(0, 3\)"),
         (lambda: fill(cut=[(1, 0)]), r"cut: expected pairs of a call in 0..0 .*got \(1, 0\)"),
         (lambda: fill(pinned=-1), "pinned: expected a number of heads of at least 0"),
@@ -192,7 +192,7 @@ def test_other_files_are_not_replaced(bare, tmp_path):
     thesis.write_text("<html>years of work</html>")
     empty.touch()
     write(empty)
-    check_refusals(
+    assert_refused(
         (lambda: write(thesis), "something else: name another file, or remove it first", FileExistsError),
         (lambda: write(tmp_path), "the folder", FileExistsError),
         (lambda: write(tmp_path / "nowhere" / "page.html"), "none is there; make it", FileNotFoundError),

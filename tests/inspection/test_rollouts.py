@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from refusals import check_refusals
+from refusals import assert_refused
 from regard import attend, inspection, masks
 from regard.inspection.traces.padded import PaddedCall
 from small_models import build
@@ -95,7 +95,7 @@ def test_a_model_of_one_layer_that_runs_twice_is_no_model_of_two(tmp_path):
 def test_what_cannot_be_rolled_out_is_refused(plain):
     roll, trace = inspection.roll_out_row, Trace(plain.calls[:1])
     kept = Trace((dataclasses.replace(plain[0], problem=None),))
-    check_refusals(
+    assert_refused(
         (lambda: roll(trace, 7), r"row: expected one in 0\.\.6, got 7"),
         (lambda: roll(trace, 0, call=1), "call: expected one of the 1 of the trace, got 1"),
         (lambda: roll(trace, 0, call=0.5), "call: expected an integer known before tracing", TypeError),

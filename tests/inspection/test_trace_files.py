@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 from mask_expressions import expressions
-from refusals import check_refusals
+from refusals import assert_refused
 from regard import attend, inspection, masks, positions, scores
 from regard.inspection.traces import files as trace_files
 from regard.inspection.traces.codec import Reader, Writer
@@ -103,7 +103,7 @@ def test_statistics_are_what_is_kept_unless_more_is_asked_for(sound, tmp_path):
     call, back = sound[0], loaded[0]
     assert back.problem is None
     same_leaves(call.readout(8, 3), back.readout(8, 3))
-    check_refusals(
+    assert_refused(
         (back.window, r'window: the queries and keys of this call are not kept.*keep="qk"'),
         (lambda: back.readout(8, 4), "top_k: expected at most 3"),
         (lambda: back.readout(64, 3), "grid: expected at most 6 blocks"),
@@ -182,7 +182,7 @@ def test_other_files_are_never_replaced(tmp_path):
     with zipfile.ZipFile(foreign, "w") as archive:
         archive.writestr("meta.json", '{"format": "something else"}')
     folder.mkdir()
-    check_refusals(
+    assert_refused(
         (lambda: trace.save(text), "something else is there", FileExistsError),
         (lambda: trace.save(foreign), "something else is there", FileExistsError),
         (lambda: trace.save(folder), "something else is there", FileExistsError),

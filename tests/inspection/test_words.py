@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from refusals import check_refusals
+from refusals import assert_refused
 from regard.inspection.words import join_pieces
 
 TEXT = "It's unseen, the sea"
@@ -51,7 +51,7 @@ def test_words_are_found_in_their_case_first_and_hostile_text_is_only_text():
     assert [reading.find(word) for word in ("i", "I", "b", "B")] == [0, 2, 1, 3]
     reading = join_pieces(draw(2, 2), ["It", "is"], [(0, 2), (3, 5)], "It is")
     assert reading.find("it") == 0
-    check_refusals(
+    assert_refused(
         (lambda: reading.find("was"), "word: expected one of It, is; got 'was'"),
         (lambda: join_pieces(draw(2, 2), ["a"], [(0, 1)], "a"), r"one per row .* of weights \(2, 2\)"),
         (lambda: join_pieces(draw(1, 1), ["a"], [(2, 4)], "a b"), r"places in a text of 3, got \(2, 4\)"),

@@ -5,7 +5,6 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
 from scipy.special import erf
 
@@ -141,13 +140,6 @@ def program_of(module: nnx.Module, *arrays, **options):
     graph, state = nnx.split(module)
     run = lambda state, *arrays: nnx.merge(graph, state)(*arrays, **options)
     return str(jax.make_jaxpr(run)(state, *arrays))
-
-
-def assert_refused(*wrong, error=ValueError):
-    """Each call is refused in the words beside it."""
-    for call, message in wrong:
-        with pytest.raises(error, match=message):
-            call()
 
 
 def count_parameters(module: nnx.Module) -> int:

@@ -8,7 +8,8 @@ from flax import nnx
 from jax import export
 
 import drawn_weights
-from layer_oracle import assert_refused, build_drawn
+from layer_oracle import build_drawn
+from refusals import assert_refused
 from regard.layers import CompressedAttention
 from regard.layers.compressor import Blocks
 from regard.positions import Rotary, YaRN

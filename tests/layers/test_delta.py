@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from layer_oracle import build_drawn
+from refusals import assert_refused
 from regard.layers import DeltaBlock, GatedDeltaNet, KimiDelta, MultiHeadAttention
 
 M, T = 11, 37
@@ -157,6 +158,4 @@ WRONG = [
 
 
 def test_bad_input_is_explained():
-    for call, message in WRONG:
-        with pytest.raises((ValueError, TypeError), match=message):
-            call()
+    assert_refused(*WRONG, error=(ValueError, TypeError))

@@ -3,12 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
 from layer_oracle import assert_close, build_drawn, compiled, draw, experts
 from mesh_cases import on_eight_devices
-from regard.layers import Experts
+from regard.layers import Experts, balance_experts
 
 B, T, M, F, E, K = 2, 11, 5, 7, 13, 3
 GPT_OSS = {"activation": "gelu_quick", "gated": True, "gate_limit": 0.75}
@@ -63,6 +64,25 @@ def test_at_most_about_twice_the_rows_needed_are_computed():
         x = jnp.zeros((1, tokens, 67))
         program = jax.jit(lambda state, x: nnx.merge(graph, state)(x)).lower(state, x)
         assert count(3 * tokens) < program.cost_analysis()["flops"] < 2.4 * count(3 * tokens)
+
+
+def test_experts_are_balanced_by_how_often_each_is_chosen():
+    layer, x = build(**DEEPSEEK), jnp.asarray(draw(6, B, T, M))
+    measure = lambda layer: (layer(x).sum(), layer.route(x)[1])
+    differentiate = nnx.jit(lambda layer: nnx.grad(measure, has_aux=True)(layer))
+    plain, chosen = differentiate(layer)
+    layer.set_attributes(counts_loads=True)
+    slopes, _ = differentiate(layer)
+    assert not plain["choice_bias"][...].any()
+    loads = np.bincount(np.ravel(chosen), minlength=12)
+    np.testing.assert_allclose(slopes["choice_bias"][...], loads / loads.mean() - 1, rtol=1e-6)
+    # All else moves as if these were 0, clipped by a norm without them; experts chosen as the mean is stay.
+    optimizer, state = optax.chain(optax.clip_by_global_norm(1e-3), optax.sgd(1.0)), nnx.state(layer)
+    slopes["choice_bias"] = plain["choice_bias"].replace(surplus := jnp.array([0.5, 0, -0.25] * 4))
+    change, _ = balance_experts(optimizer, 0.125).update(slopes, optimizer.init(state))
+    expected, _ = optimizer.update(plain, optimizer.init(state))
+    expected["choice_bias"] = plain["choice_bias"].replace(-0.125 * jnp.sign(surplus))
+    jax.tree.map(np.testing.assert_array_equal, change, expected)
 
 
 def test_a_mesh_changes_no_number():

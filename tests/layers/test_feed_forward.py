@@ -2,7 +2,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from layer_oracle import assert_close, assert_refused, build_drawn, draw, feed_forward, float64, precisions
+from layer_oracle import assert_close, build_drawn, draw, feed_forward, float64, precisions
+from refusals import assert_refused
 from regard.layers import FeedForward
 from regard.layers.feed_forward import ACTIVATIONS
 

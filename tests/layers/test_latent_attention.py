@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 from jax import export
 
-from layer_oracle import assert_refused, build_drawn, compiled, draw
+from layer_oracle import build_drawn, compiled, draw
+from refusals import assert_refused
 from regard import masks
 from regard.layers import EncoderBlock, LatentAttention
 from regard.positions import Rotary

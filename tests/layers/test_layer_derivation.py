@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from layer_oracle import assert_refused, build_drawn
+from layer_oracle import build_drawn
+from refusals import assert_refused
 from regard import layers, masks, positions, scores
 from regard.layers import MultiHeadAttention
 

@@ -10,6 +10,7 @@ import pytest
 
 import oracle
 from mesh_cases import on_eight_devices
+from refusals import assert_refused
 from regard import linear
 
 B, H, K, T, D, E = 2, 6, 3, 11, 7, 5
@@ -80,8 +81,7 @@ def assert_recurrence(found, arrays, cotangent=None, grads=None, **options):
 
 def differentiate(arrays, **options):
     """Output and state, cotangents, and gradients of all arrays."""
-    shape = *arrays["query"].shape[:3], E
-    cotangent = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    cotangent = np.random.default_rng(1).normal(size=(*arrays["query"].shape[:3], E)).astype(np.float32)
 
     def loss(given):
         output, state = run(given, **options)
@@ -205,8 +205,7 @@ def test_a_step_may_share_one_query_among_the_rows():
     tokens = {name: x[:, :, 0] for name, x in arrays.items() if name != "memory" and x is not None}
     step = jax.jit(lambda memory, tokens: linear.step(linear.State(memory), **tokens))
     output, state = step(arrays["memory"], {**tokens, "query": tokens["query"][1]})
-    shared = {**arrays, "query": np.stack([arrays["query"][1]] * B)}
-    assert_recurrence((output[:, :, None], state), shared)
+    assert_recurrence((output[:, :, None], state), {**arrays, "query": np.stack([arrays["query"][1]] * B)})
 
 
 def test_one_token_may_share_its_rate_under_vmap():
@@ -351,8 +350,7 @@ def test_length_zero_leaves_the_state_alone():
     held = jnp.repeat(arrays["memory"].sum(2, keepdims=True), H // K, 1) / np.sqrt(D)
     close(run({**arrays, "query": queries}, causal=False)[0], jnp.tile(held, (1, 1, T, 1)))
     normal = {name: arrays[name] for name in ("query", "key", "value")}
-    nothing = linear.attend(**{**normal, "query": queries}, causal=False, normalise=True)
-    assert not np.asarray(nothing).any()
+    assert not np.asarray(linear.attend(**{**normal, "query": queries}, causal=False, normalise=True)).any()
     assert run({name: x[:0] for name, x in draw("gated delta per head").items()})[0].shape == (0, H, T, E)
 
 
@@ -397,9 +395,7 @@ WRONG = [
 
 
 def test_bad_input_is_explained():
-    for call, message in WRONG:
-        with pytest.raises((ValueError, TypeError), match=message):
-            call()
+    assert_refused(*WRONG, error=(ValueError, TypeError))
 
 
 DIVIDED = """

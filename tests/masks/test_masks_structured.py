@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from refusals import assert_refused
 from regard import attend, masks
 from regard.inspection.traces.codec import Reader, Writer
 from test_masks import assert_tiles_are_safe
@@ -152,6 +153,4 @@ def test_mistakes_are_explained():
         (ValueError, "size: expected an integer of at least 1, got 0", lambda: masks.block_diffusion(4, 0)),
         (ValueError, "first: expected an integer of at least 0, got -1", lambda: masks.streaming(4, -1)),
     ]  # fmt: skip
-    for error, message, call in wrong:
-        with pytest.raises(error, match=message):
-            call()
+    assert_refused(*((call, message, error) for error, message, call in wrong))

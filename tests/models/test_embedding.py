@@ -31,8 +31,7 @@ def run(embedding, inputs, **options):
 def test_tokens_are_scaled_rows_plus_sinusoids():
     embedding = build()
     table = float64(embedding.entry.table.embedding[...])
-    expected = np.sqrt(M) * table[TOKENS] + float64(positions.sinusoidal(T, M))
-    assert_close(run(embedding, TOKENS), expected)
+    assert_close(run(embedding, TOKENS), np.sqrt(M) * table[TOKENS] + float64(positions.sinusoidal(T, M)))
 
 
 def test_learned_positions_are_scaled_rows_too():

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from layer_oracle import assert_refused, build_drawn, draw
+from layer_oracle import build_drawn, draw
+from refusals import assert_refused
 from regard.models import Decoder, Encoder, EncoderDecoder, Sampling, TransformerConfig, generate, stream
 from regard.models.prompts import TextCache, canonicalize
 from regard.models.sampling import row_keys

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import drawn_weights
-from layer_oracle import assert_refused
+from refusals import assert_refused
 from regard.interop import huggingface
 from regard.interop.sentence_embeddings import embed
 from regard.interop.weight_files import write_weights
@@ -58,8 +58,7 @@ def test_rows_are_means_of_length_one(pretrained):
     assert embed(pretrained, []).shape == (0, 24)
     # Long ones keep their end.
     short = embed(pretrained, SENTENCES[:2], max_length=5, batch_size=2)
-    expected = by_hand(pretrained.model, rows=[[2, 7, 8, 9, 3], IDS[1]])
-    np.testing.assert_allclose(short, expected, atol=2e-6)
+    np.testing.assert_allclose(short, by_hand(pretrained.model, rows=[[2, 7, 8, 9, 3], IDS[1]]), atol=2e-6)
 
 
 def write_modules(root, *names):

@@ -12,6 +12,7 @@ import pytest
 
 import definition
 from oracle import assert_as_exact
+from refusals import assert_refused
 from regard import attend, masks, readouts, scores
 from regard.readouts import accumulators
 from regard.readouts.accumulators import bin_of, sum_diagonals
@@ -484,9 +485,7 @@ def test_mistakes_are_explained():
         (TypeError, "columns: expected a slice or a list", lambda: window(x, x, lse, columns=[True, False])),
         (ValueError, "heads: .* a heads axis", lambda: window(x[0, 0], x[0, 0], lse[0, 0], heads=[0])),
     ]  # fmt: skip
-    for error, message, call in wrong:
-        with pytest.raises(error, match=message):
-            call()
+    assert_refused(*((call, message, error) for error, message, call in wrong))
 
 
 def test_scores_that_are_computed_twice_have_their_largest_key():

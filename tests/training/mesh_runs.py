@@ -43,7 +43,7 @@ def deploy(spec):
 
 
 def measure(task, spec):
-    """Loss and gradient norm of the first steps, then of held-out data; and the last state."""
+    """Loss, gradient norm and loads of the first steps, then of held-out data; and the last state."""
     program = loop.make_program(task, 0, deploy(spec))
     state = program.start()
     feed, held_out = make_feed(task, 0, program.deployment), program.place(task.held_out)
@@ -51,7 +51,7 @@ def measure(task, spec):
     numbers = []
     for step in range(STEPS):
         state, measured = update(state, np.int32(step), feed(step))
-        numbers += [float(measured["loss"]), float(measured["grad_norm"])]
+        numbers += [float(measured.get(name, 0)) for name in ("loss", "grad_norm", "expert_load")]
     found = program.compile(program.evaluate, state.params, held_out)(state.params, held_out)
     return np.array([*numbers, *(float(found[name]) for name in sorted(found))]), state
 
@@ -59,7 +59,7 @@ def measure(task, spec):
 def check_losses(task, *specs):
     """What one device computes, and the parameters too, but for rounding."""
     expected, _ = measure(task, None)
-    assert expected[0] != expected[2]
+    assert expected[0] != expected[3]
     for spec in specs:
         found, state = measure(task, spec)
         np.testing.assert_allclose(found, expected, rtol=2e-5, err_msg=spec)
@@ -160,7 +160,9 @@ def check_experts():
     from layer_oracle import build_drawn
     from regard.layers import Experts
 
-    graph, state = nnx.split(build_drawn(Experts, 24, 10, num_experts=6, experts_per_token=2))
+    layer = build_drawn(Experts, 24, 10, num_experts=6, experts_per_token=2, router_kind="sigmoid")
+    layer.set_attributes(counts_loads=True)
+    graph, state = nnx.split(layer)
     x = np.random.default_rng(0).normal(size=(4, 46, 24)).astype(np.float32)
     run = jax.value_and_grad(lambda state, x: (nnx.merge(graph, state)(x) ** 2).sum(), argnums=(0, 1))
     whole = jax.jit(run)

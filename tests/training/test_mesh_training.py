@@ -151,7 +151,7 @@ def test_copying_over_a_mesh_is_copying_on_one_device():
 @pytest.mark.processes
 def test_a_language_is_learned_over_a_mesh_as_on_one_device():
     check("check_losses(text(22), 'data=2,fsdp=2,sequence=2')")
-    experts = "num_experts=8, experts_per_token=2, expert_width=16"
+    experts = "num_experts=8, experts_per_token=2, expert_width=16, router_kind='sigmoid'"
     check(f"check_losses(text(22, {experts}), 'fsdp=2,expert=2,tensor=2')")
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from layer_oracle import assert_refused
+from refusals import assert_refused
 from regard.training import settings, tasks
 
 ALL = list(tasks.TASKS.values())

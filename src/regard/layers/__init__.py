@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from regard.layers.delta import GatedDeltaNet, KimiDelta
     from regard.layers.delta_cache import DeltaCache
     from regard.layers.derivation import derive
+    from regard.layers.expert_balance import balance_experts
     from regard.layers.experts import Experts
     from regard.layers.feed_forward import FeedForward
     from regard.layers.latent_attention import LatentAttention
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompressedAttention", "CompressedCache", "DecoderBlock", "DeltaBlock", "DeltaCache", "EncoderBlock",
-    "Experts", "FeedForward", "GatedDeltaNet", "KimiDelta", "LatentAttention", "MultiHeadAttention", "derive",
+    "Experts", "FeedForward", "GatedDeltaNet", "KimiDelta", "LatentAttention", "MultiHeadAttention",
+    "balance_experts", "derive",
 ]  # fmt: skip
 
 __getattr__, __dir__ = defer(
@@ -35,6 +37,7 @@ __getattr__, __dir__ = defer(
     delta="GatedDeltaNet KimiDelta",
     delta_cache="DeltaCache",
     derivation="derive",
+    expert_balance="balance_experts",
     experts="Experts",
     feed_forward="FeedForward",
     latent_attention="LatentAttention",

@@ -21,6 +21,7 @@ from regard.engine.dispatch.placement import ExpertAxes, active
 from regard.explicit_meshes import explicit_mesh
 from regard.layers.choices import check_choice, check_initializers, check_options
 from regard.layers.dropout import build_dropout, draw_dropout
+from regard.layers.expert_balance import count_loads
 from regard.layers.expert_shards import share_experts
 from regard.layers.feed_forward import FeedForward, activate, check_activation
 from regard.layers.multi_head import check_features
@@ -44,8 +45,8 @@ class Experts(nnx.Module):
 
     With router_kind="sigmoid", s = sigmoid(scores), and the chosen have the largest s + choice_bias, among
     those of the `groups_per_token` groups whose best two add up to the most; p_e = s_e, divided by the sum
-    over the chosen with `normalize_chosen`. The bias, which a training loop may move so that all experts are
-    used, has no gradient.
+    over the chosen with `normalize_chosen`. The bias has no gradient; `balance_experts` moves it, so that all
+    experts are chosen alike often.
 
     A shared expert, which every token passes, is added: FeedForward_s(x), or sigmoid(x Ws) FeedForward_s(x).
 
@@ -127,6 +128,7 @@ class Experts(nnx.Module):
         self.router = nnx.Linear(d_model, num_experts, **shared)
         is_sigmoid = router_kind == "sigmoid"
         self.choice_bias = nnx.Param(jnp.zeros(num_experts, param_dtype)) if is_sigmoid else None
+        self.counts_loads = False
         branch = {"activation": activation, "gated": gated, "gate_limit": gate_limit}
         branch |= {"dropout_rate": dropout_rate, **shared}
         self.shared = None if shared_width is None else FeedForward(d_model, shared_width, **branch)
@@ -231,6 +233,8 @@ class Experts(nnx.Module):
         weights = jnp.take_along_axis(shares, chosen, axis=-1)
         if self.normalize_chosen:
             weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)
+        if self.counts_loads:
+            weights = count_loads(weights, bias, chosen)
         return weights * self.expert_scale, chosen
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import optax
 
+from regard.layers import balance_experts
 from regard.training.settings import Optimization
 
 
@@ -25,11 +26,12 @@ def make_schedule(optimization: Optimization) -> optax.Schedule:
 
 
 def make_optimizer(optimization: Optimization) -> optax.GradientTransformation:
-    """Return an optimizer: clipping by global norm, then Adam or AdamW with the schedule."""
+    """Return an optimizer: clipping by global norm, then AdamW with the schedule; experts are balanced."""
     clip = optax.clip_by_global_norm(optimization.clip_norm) if optimization.clip_norm else optax.identity()
 
     def select_matrices(params: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
     schedule, decay = make_schedule(optimization), optimization.weight_decay
-    return optax.chain(clip, optax.adamw(schedule, weight_decay=decay, mask=select_matrices))
+    optimizer = optax.chain(clip, optax.adamw(schedule, weight_decay=decay, mask=select_matrices))
+    return balance_experts(optimizer, optimization.balance_rate)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from regard.layers.expert_balance import split_loads
 from regard.training import head_statistics
 from regard.training.compilation import run_once
 from regard.training.optimization import make_optimizer, make_schedule
@@ -99,6 +100,7 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
     shapes.eval()
     resting = nnx.graphdef(shapes)
     shapes.train()
+    shapes.set_attributes(counts_loads=True, raise_if_not_found=False)
     narrow, promotion = _leave, nullcontext
     if optimization.precision == "bfloat16":
         narrow = partial(_cast, dtype=jnp.bfloat16)
@@ -158,8 +160,11 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
         average = state.average
         if average is not None:
             average = optax.incremental_update(params, average, 1 - optimization.ema_decay)
-        following, norm = State(params, optimizer_state, average), optax.tree.norm(gradients)
+        slopes, surpluses = split_loads(gradients)
+        following, norm = State(params, optimizer_state, average), optax.tree.norm(slopes)
         measured = {"loss": loss, **measured, "learning_rate": rate, "grad_norm": norm}
+        if surpluses:  # The busiest expert of all layers, over the mean.
+            measured["expert_load"] = 1 + jnp.concatenate(surpluses).max()
         if optimization.nan == "skip":
             is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
             following = jax.tree.map(partial(jnp.where, is_finite), following, state)

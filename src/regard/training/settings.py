@@ -254,6 +254,9 @@ class Optimization(Settings):
     """Gradients with a larger global norm are scaled down to it; 0 leaves them alone."""
     weight_decay: Annotated[float, NOT_NEGATIVE] = 0.0
     """Decoupled weight decay on matrices (arrays of two axes or more: not biases, not gains)."""
+    balance_rate: Annotated[float, NOT_NEGATIVE] = 1e-3
+    """Change per update of the biases by which a router_kind of sigmoid chooses experts, so that all are
+    chosen alike often; 0 leaves them alone."""
     nan: Literal["stop", "skip"] = "stop"
     """Treatment of an update whose loss or gradients are not finite: stop ends the run, which can go on from
     its last checkpoint; skip leaves all as it was, and ends the run after ten in a row."""
