@@ -65,6 +65,13 @@ def x64():
 
 
 @pytest.fixture
+def loose():
+    """Ranks and dtypes that JAX promotes, as other libraries count on."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture
 def wide(x64):
     """Float64 models: Flax's norms ask for at least float32, which strict promotion takes for a mixture."""
     with jax.numpy_dtype_promotion("standard"):

@@ -12,19 +12,13 @@ from benchmarks import __main__ as command
 from benchmarks import agreement, cases, comparisons, measuring, peers, report
 from regard import attend
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries warn as they like
+# Other libraries warn, and promote dtypes and ranks, as they like.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("loose")]
 
 TINY = cases.Case("tiny", (2, 3, 17, 5), (2, 3, 17, 5))
 BACKWARD = replace(TINY, name="tiny-backward", mask="window", passes="forward and backward")
 OWN = peers.JAX_PEERS[:3]
 PRODUCT_SIDE = 16
-
-
-@pytest.fixture(autouse=True)
-def _loose_arrays():
-    """Other libraries promote dtypes and ranks."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 @pytest.fixture

@@ -15,11 +15,7 @@ MASK = np.random.default_rng(0).random((H, T, S)) < 0.6
 MASK[..., 0] = True
 
 
-@pytest.fixture(autouse=True)
-def _loose():
-    """Equinox itself promotes ranks and dtypes."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("loose")
 
 
 def build(**options):

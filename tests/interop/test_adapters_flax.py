@@ -13,13 +13,7 @@ from layer_oracle import build_drawn
 from regard import masks
 from regard.interop.flax import attention_fn
 
-
-@pytest.fixture(autouse=True)
-def _loose():
-    """Flax itself promotes ranks and dtypes."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
+pytestmark = pytest.mark.usefixtures("loose")
 
 B, T, S, H, D, M = 2, 5, 11, 3, 7, 21
 OURS = {"attention_fn": attention_fn}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from closeness import close
+from refusals import assert_refused
 from regard.theory import bilinear
 
 
@@ -67,7 +68,7 @@ def test_a_map_that_loses_a_direction_is_no_metric():
 
 def test_errors_are_explained():
     x = (ones := lambda *shape: np.ones(shape, np.float32))(2, 2)
-    for message, wrong in {
+    wrong = {
         r"metric: expected a square matrix .* got shape \(2, 3\)": lambda: bilinear.check_metric(ones(2, 3)),
         r"metric: expected \(3, 3\).*got shape \(2, 2\)": lambda: bilinear.raise_index(ones(3), ones(2, 2)),
         "vector: expected a floating-point array": lambda: bilinear.raise_index(np.arange(2), ones(2, 2)),
@@ -75,6 +76,6 @@ def test_errors_are_explained():
         "width: expected an integer of at least 1": lambda: bilinear.scaled_metric(0),
         "dtype: expected a floating-point dtype": lambda: bilinear.scaled_metric(2, dtype=np.int32),
         r"scale: expected one number, got shape \(2,\)": lambda: bilinear.scaled_metric(2, ones(2)),
-    }.items():
-        with pytest.raises((TypeError, ValueError), match=message):
-            wrong()
+        "tolerance: expected a number known": lambda: bilinear.check_metric(ones(2, 2), tolerance="a"),
+    }
+    assert_refused(*((call, message) for message, call in wrong.items()), error=(TypeError, ValueError))

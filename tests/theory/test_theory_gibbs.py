@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from closeness import close
+from refusals import assert_refused
 from regard.theory import gibbs
 
 FIELDS = gibbs.Equilibrium._fields
@@ -149,13 +149,12 @@ def test_empty_rows_are_consistent(x64):
 
 def test_errors_are_explained():
     x, call = np.ones(3, np.float32), gibbs.equilibrium
-    for message, wrong in {
+    wrong = {
         "scores: expected a floating-point array, got int32": lambda: call(x.astype(np.int32)),
         "keep: expected booleans, True = may attend, got float32": lambda: call(x, keep=x),
         r"keep: expected .* broadcasts to \(3,\), got shape \(2,\)": lambda: call(x, keep=x[:2] > 0),
         r"temperature: expected .* broadcasts to \(2,\)": lambda: call(np.stack([x, x]), x),
         r"temperatures: expected one axis": lambda: gibbs.temperature_sweep(x, 1.0),
         r"scores: expected scores \(..., S\), got an array of shape \(\)": lambda: call(x[0]),
-    }.items():
-        with pytest.raises((TypeError, ValueError), match=message):
-            wrong()
+    }
+    assert_refused(*((call, message) for message, call in wrong.items()), error=(TypeError, ValueError))

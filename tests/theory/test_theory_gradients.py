@@ -7,6 +7,7 @@ import pytest
 
 import oracle
 from closeness import close
+from refusals import assert_refused
 from regard import attend, scores
 from regard.theory import gradients, steps
 
@@ -183,7 +184,7 @@ def test_errors_are_explained():
     ones = lambda *shape: np.ones(shape, np.float32)
     x, heads, call = ones(T, D), ones(2, 6, T, D), steps.attention_steps
     arrays = dict.fromkeys(ARGUMENTS, x)
-    for message, wrong in {
+    wrong = {
         r"key: expected the query's width 3, got shape \(5, 4\)": lambda: call(x, ones(5, 4), x),
         r"value: expected one row per key, 5, got shape \(7, 2\)": lambda: call(x, x, ones(7, 2)),
         r"key: expected heads that divide 6, got shape \(4, 5, 3\)": lambda: call(heads, ones(4, T, D), x),
@@ -194,6 +195,6 @@ def test_errors_are_explained():
         r"query_offset: .* got shape \(5,\)": lambda: call(x, x, x, query_offset=np.arange(T)),
         "query: expected a floating-point array, got int32": lambda: call(x.astype(np.int32), x, x),
         r"d_output: expected .* broadcasts to \(5, 3\)": lambda: run(arrays, {}, (ones(2, 3),), {}),
-    }.items():
-        with pytest.raises((TypeError, ValueError), match=message):
-            wrong()
+        "scale: expected numbers": lambda: call(x, x, x, scale="wide"),
+    }
+    assert_refused(*((call, message) for message, call in wrong.items()), error=(TypeError, ValueError))

@@ -2,9 +2,9 @@
 
 import jax
 import numpy as np
-import pytest
 
 from closeness import close
+from refusals import assert_refused
 from regard.theory import heads
 
 H, T, S = 3, 5, 7
@@ -93,12 +93,12 @@ def test_gradients_are_finite_beside_empty_rows(x64):
 
 def test_errors_are_explained():
     ones = lambda *shape: np.ones(shape, np.float32)
-    for message, call in {
+    wrong = {
         r"weights: expected \(..., H, T, S\), got .* \(2, 3\)": lambda: heads.diversity(ones(2, 3)),
         "layers: expected the weights of one layer at least": lambda: heads.rollout([]),
         "layers: expected square weights": lambda: heads.rollout([ones(2, 3, 5)]),
         "layers: expected one shape": lambda: heads.rollout([ones(2, 3, 3), ones(2, 5, 5)]),
         "residual": lambda: heads.rollout([ones(2, 3, 3)], residual=2),
-    }.items():
-        with pytest.raises(ValueError, match=message):
-            call()
+        "layers: expected the weights of each layer, got NoneType": lambda: heads.rollout(None),
+    }
+    assert_refused(*((call, message) for message, call in wrong.items()), error=(TypeError, ValueError))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from closeness import close
+from refusals import assert_refused
 from regard import attend
 from regard.theory import hebbian, hopfield
 
@@ -170,7 +171,7 @@ def test_all_at_once_would_swap_for_ever(x64):
 
 def test_errors_are_explained():
     ones = lambda *shape: np.ones(shape, np.float32)
-    for message, call in {
+    wrong = {
         r"weights: expected \(..., 3, 3\), got shape \(2, 2\)": lambda: sweep(ones(3), ones(2, 2)),
         "max_steps: expected at least 0": lambda: hopfield.retrieve(ones(1, 2), ones(1, 2), max_steps=-1),
         "max_sweeps": lambda: hebbian.recall(ones(2), ones(2, 2), max_sweeps=-1),
@@ -179,6 +180,7 @@ def test_errors_are_explained():
         r"state: expected \(..., count, width\), got .* \(2,\)": lambda: update(ones(2), ones(1, 2)),
         r"beta: expected one number, got .* \(2,\)": lambda: update(*[ones(2, 2)] * 2, beta=ones(2)),
         r"patterns: .* got \(2,\), \(3,\)": lambda: hopfield.retrieve(ones(2, 1, 2), ones(3, 1, 2)),
-    }.items():
-        with pytest.raises(ValueError, match=message):
-            call()
+        "width: expected an integer known before": lambda: hebbian.hebbian_capacity("a"),
+        "width: expected a number known": lambda: hopfield.capacity("a"),
+    }
+    assert_refused(*((call, message) for message, call in wrong.items()), error=(TypeError, ValueError))

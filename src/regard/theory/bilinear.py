@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from regard.arguments import whole_number
+from regard.arguments import read_number, whole_number
 from regard.axes import Array, ArrayLike, broadcast_named
 from regard.theory import operands
 from regard.theory.notation import contract as _contract
@@ -250,7 +250,7 @@ def check_metric(metric: ArrayLike, tolerance: float | None = None) -> MetricRep
     (metric,) = operands.floating(metric=metric)
     flipped = jnp.swapaxes(_square(metric), -1, -2)
     rounding = metric.shape[-1] * float(jnp.finfo(metric.dtype).eps)
-    allowed = rounding if tolerance is None else tolerance
+    allowed = rounding if tolerance is None else read_number("tolerance", tolerance)
     largest = jnp.abs(metric).max((-1, -2))
     asymmetry = jnp.abs(metric - flipped).max((-1, -2)) / jnp.where(largest > 0, largest, 1)
     values = jnp.linalg.eigvalsh((metric + flipped) / 2)

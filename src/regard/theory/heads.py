@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from functools import reduce
 from typing import Any
 
@@ -161,6 +161,8 @@ def rollout(layers: Sequence[Any], residual: float = 0.5) -> Array:
     """
     if not 0 <= read_number("residual", residual) <= 1:
         raise ValueError(f"residual: expected a share in [0, 1], got {residual}")
+    if not isinstance(layers, Sized):
+        raise TypeError(f"layers: expected the weights of each layer, got {type(layers).__name__}")
     if not len(layers):
         raise ValueError("layers: expected the weights of one layer at least, got none")
     mixed = []

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from regard.arguments import whole_number
 from regard.axes import Array, ArrayLike
 from regard.theory import operands
 from regard.theory.notation import contract as _contract
@@ -158,7 +159,7 @@ def hebbian_capacity(width: int) -> float:
     Reference: Amit, Gutfreund and Sompolinsky, "Storing infinite numbers of patterns in a spin-glass model of
     neural networks", 1985.
     """
-    return 0.138 * width
+    return 0.138 * whole_number("width", width, 1)
 
 
 def _fit(state: Any, weights: Any) -> tuple[Array, Array]:

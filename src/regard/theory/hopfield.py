@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from regard.arguments import read_number
 from regard.axes import Array, ArrayLike, broadcast_named
 from regard.theory import operands
 from regard.theory.gibbs import gibbs_weights as _weights
@@ -212,7 +213,7 @@ def capacity(width: int, *, beta: float = 1.0, radius: float = 1.0, failure: flo
 
     Reference: Ramsauer et al., 2021, theorem 3.
     """
-    log_count = (width - 1) / 4 * _log_growth(width, beta, radius, failure) + math.log(failure) / 2
+    log_count = _log_growth(width, beta, radius, failure) * (width - 1) / 4 + math.log(failure) / 2
     return math.exp(log_count) if log_count < 700 else math.inf
 
 
@@ -243,6 +244,9 @@ def growth(width: int, beta: float = 1.0, radius: float = 1.0, failure: float = 
 
 def _log_growth(width: int, beta: float, radius: float, failure: float) -> float:
     """Find the logarithm of c, from those of its factors, which may be tiny."""
+    numbers = {"width": width, "beta": beta, "radius": radius, "failure": failure}
+    for name, number in numbers.items():
+        read_number(name, number)
     if not (width >= 2 and 0 < beta < math.inf and 0 < radius < math.inf and 0 < failure <= 1):
         raise ValueError(
             "capacity: expected width of at least 2, finite beta and radius above 0, failure in (0, 1];"

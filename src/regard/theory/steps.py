@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import integers
+from regard.arguments import as_array, integers
 from regard.axes import Array, ArrayLike, broadcast_named
 from regard.theory import operands
 from regard.theory.notation import contract as _contract
@@ -125,7 +125,7 @@ def attention_steps(
     dtype = query.dtype
     if scale is None:
         scale = 1 / np.sqrt(query.shape[-1]) if metric is None else 1.0
-    scale = jnp.asarray(scale).astype(dtype)
+    scale = as_array("scale", "numbers", jnp.asarray, scale).astype(dtype)
     options = {"metric": metric, "slopes": slopes}
     options |= {"bias": bias, "sinks": sinks, "dropout": dropout}
     arrays = {name: None if x is None else jnp.asarray(x).astype(dtype) for name, x in options.items()}
