@@ -61,7 +61,7 @@ FOLDERS = {
     "linear": "halving problem chunks devices attention",
     "layers": "choices heads dropout residual projections multi_head compressor indexer latent_attention"
     " short_convolution compressed_cache compressed_attention delta_cache delta derivation feed_forward"
-    " expert_shards experts blocks",
+    " expert_shards expert_balance experts blocks",
     "models": "config sharding padding embedding depth stack encoder decoder encoder_decoder classifier"
     " presets sampling prompts prefill writing speculation generation beams",
     "training": "settings typed_json compilation metrics corpora vocabularies token_files lazy_modules task"
