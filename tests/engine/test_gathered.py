@@ -132,6 +132,13 @@ def test_transforms_and_what_nobody_may_attend_to():
     assert not stats["argmax"][..., 9].any()
 
 
+def test_gradients_of_half_precision_are_added_up_in_float32():
+    """Of a value that 600 queries list: in bfloat16 a sum of ones stops growing at 256."""
+    ones, mask = jnp.ones((600, 1), "bfloat16"), masks.chosen_keys(np.zeros((600, 1), int))
+    total = lambda value: attend(ones, ones, value, mask=mask, backend="gathered").astype("float32").sum()
+    assert jax.grad(total)(ones)[0] == 600
+
+
 def test_memory_is_linear_and_what_is_done_is_told():
     def temporaries(length):
         arrays = [jax.ShapeDtypeStruct((1, length, 64), "float32")] * 3

@@ -34,6 +34,14 @@ def test_tokens_are_scaled_rows_plus_sinusoids():
     assert_close(run(embedding, TOKENS), np.sqrt(M) * table[TOKENS] + float64(positions.sinusoidal(T, M)))
 
 
+def test_gradients_of_half_precision_are_added_up_in_float32():
+    """Of a token that stands 600 times in a batch; a sum of ones in bfloat16 stops growing at 256."""
+    embedding = build(scale_embedding=False, positions="none")
+    graph, state = nnx.split(jax.tree.map(lambda leaf: leaf.astype("bfloat16"), embedding))
+    total = lambda state: nnx.merge(graph, state)(np.zeros((1, 600), int)).astype("float32").sum()
+    assert (jax.tree.leaves(jax.grad(total)(state))[0][0] == 600).all()
+
+
 def test_learned_positions_are_scaled_rows_too():
     embedding = build(positions="learned", max_length=T)
     table = float64(embedding.entry.table.embedding[...])

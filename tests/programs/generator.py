@@ -181,8 +181,9 @@ class Draft:
             )
             self.changes += ['bias[rng("gone").random(bias.shape) < 0.2] = -inf'] * self.chance(0.4)
         if self.chance(0.3):
-            scale = f"0.3 * ({POSITIVE})"
-            self.options["scale"] = "0.3" if self.chance(0.5) else self.real("scale", (), scale)
+            scale = self.pick((-0.3, 0.0, 0.3, 0.3))
+            drawn = f"{scale} * ({POSITIVE})"
+            self.options["scale"] = str(scale) if self.chance(0.5) else self.real("scale", (), drawn)
         if self.chance(0.25):
             shape = tuple(self.pick((1, size)) for size in self.leading[:-1]) + self.leading[-1:]
             self.options["sinks"] = self.real("sinks", shape)

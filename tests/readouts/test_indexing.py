@@ -87,6 +87,14 @@ def test_the_divergence_of_indexer_and_attention(chosen, monkeypatch):
         assert not any(np.any(grad) for grad in grads[3:])
 
 
+def test_gradients_of_half_precision_are_added_up_in_float32():
+    """Of a key that 600 queries list, or as many heads; in bfloat16 a sum of ones stops growing at 256."""
+    ones, options = jnp.ones((600, 600, 1), "bfloat16"), {"indices": jnp.zeros((600, 1), int)}
+    listed = jax.grad(lambda key: readouts.index_scores(ones[:1], key, **options).sum())(ones[0])
+    of_heads = jax.grad(lambda key: readouts.index_scores(ones[:, :1], key).sum())(ones[0])
+    assert listed[0] == of_heads[0] == 600
+
+
 def test_memory_is_linear_and_wrong_calls_are_told():
     shapes = [jax.ShapeDtypeStruct(s, "float32") for s in ((4, 1 << 17, 64), (1 << 17, 64), (4, 1 << 17))]
     choose, diverge = partial(readouts.choose_keys, count=64, mask=masks.causal()), readouts.index_divergence

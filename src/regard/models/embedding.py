@@ -1,6 +1,7 @@
 """Embeddings: tokens or real vectors and their positions as a residual stream."""
 
 import math
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from regard.layers.residual import build_norm
 from regard.masks.grid import is_concrete
 from regard.models.config import TransformerConfig
 from regard.models.padding import blank_padding, check_lengths, check_range, mark_valid
+from regard.wide_sums import gather
 
 
 class TokenEmbedding(nnx.Module):
@@ -213,5 +215,6 @@ class VectorProjection(nnx.Module):
 
 
 def _look_up(table: nnx.Embed, rows: Array) -> Array:
-    """Return rows of a table, which Flax itself looks up where no explicit axes divide them."""
-    return table(rows) if explicit_sharding(rows) is None else take_rows(table.embedding[...], rows)
+    """Return rows of a table, with NaN for no row there."""
+    read = partial(jnp.take, axis=0) if explicit_sharding(rows) is None else take_rows
+    return gather(read, table.embedding[...], rows)

@@ -21,6 +21,7 @@ from regard.engine.dispatch.placement import run_on_rows
 from regard.masks import Mask
 from regard.masks.grid import Grid
 from regard.masks.spans import Span
+from regard.wide_sums import add_up_wide, gather, widen
 
 MOST_SCORES = 1 << 22  # of a step
 _SYMBOLIC_ROWS = 128  # of a step, where other sizes are known only when an exported program is called
@@ -231,9 +232,7 @@ def _check(query: Any, key: Any, weights: Any, scale: Any) -> tuple[Array, Array
     """Return query (*B, H, T, D), key (*B, S, D), weights (*B, H, T) or None, and the scale, as arrays."""
     query, key = float_array("query", query, 3), float_array("key", key, 2)
     if query.shape[-1] != key.shape[-1]:
-        raise ValueError(
-            f"key: expected rows of {query.shape[-1]} numbers, as query has; got {key.shape[-1]}"
-        )
+        raise ValueError(f"key: expected rows of {query.shape[-1]} numbers, as query; got {key.shape[-1]}")
     leading = broadcast_named(query=query.shape[:-3], key=key.shape[:-2])
     query = jnp.broadcast_to(query, (*leading, *query.shape[-3:]))
     key = jnp.broadcast_to(key, (*leading, *key.shape[-2:]))
@@ -252,11 +251,12 @@ def _check(query: Any, key: Any, weights: Any, scale: Any) -> tuple[Array, Array
 
 def _score(subscripts: str, query: Array, key: Array, weights: Any, scale: Any) -> Array:
     """Sum the heads' scores one after the other: a third of the time of all at once, and of the memory."""
-    sums = accumulation_dtype(query, key)
+    sums, give = accumulation_dtype(query, key), add_up_wide(key)
 
     @partial(jax.checkpoint, prevent_cse=False)
     def score_head(query: Array, weight: Any) -> Array:
-        products = jnp.einsum(subscripts, query, key, preferred_element_type=sums) * jnp.asarray(scale, sums)
+        products = jnp.einsum(subscripts, query, give(), preferred_element_type=sums)
+        products = products * jnp.asarray(scale, sums)
         return products if weight is None else jax.nn.relu(products) * weight[..., None].astype(sums)
 
     heads = jnp.moveaxis(query, -3, 0), None if weights is None else jnp.moveaxis(weights, -2, 0)
@@ -265,8 +265,8 @@ def _score(subscripts: str, query: Array, key: Array, weights: Any, scale: Any) 
 
 
 @partial(jnp.vectorize, signature="(s,d),(t,c)->(t,c,d)")
-def _gather(key: Array, chosen: Array) -> Array:
-    """Gather the keys that are listed for each query; some row where a list names none."""
+def _take_keys(key: Array, chosen: Array) -> Array:
+    """Take the keys that are listed for each query; some row where a list names none."""
     return key.at[chosen].get(mode="clip")
 
 
@@ -337,12 +337,12 @@ def _keep(problem: Problem, rows: dict[str, Array]) -> Array | None:
 
 @jax.jit
 def _score_chosen(query: Array, key: Array, weights: Any, scale: Any, chosen: Array) -> Array:
-    length, (num_keys, _), choices = query.shape[-2], key.shape[-2:], chosen.shape[-1]
+    length, (num_keys, _), choices, wide = query.shape[-2], key.shape[-2:], chosen.shape[-1], widen(key)
     if 0 in (*query.shape[:-1], num_keys, choices):
         return jnp.full((*query.shape[:-3], length, choices), -jnp.inf, accumulation_dtype(query, key))
 
     def step(rows: dict[str, Array]) -> Array:
-        keys = _gather(key, rows["chosen"])
+        keys = gather(_take_keys, key, rows["chosen"], wide)
         scores = _score("...td,...tcd->...tc", rows["query"], keys, rows.get("weights"), scale)
         return jnp.where((rows["chosen"] >= 0) & (rows["chosen"] < num_keys), scores, -jnp.inf)
 
@@ -355,7 +355,7 @@ def _diverge(inputs: Any, attention: Any, attention_scale: Any, chosen: Any, pro
     query, key, weights, scale = inputs
     attention_query, attention_key = attention
     *leading, _, length, _ = query.shape
-    sums = accumulation_dtype(query, key)
+    sums, give, wide = accumulation_dtype(query, key), add_up_wide(key), widen(key)
     choices = problem.S if chosen is None else chosen.shape[-1]
     if 0 in (*leading, length, choices):
         return jnp.zeros((*leading, length), sums)
@@ -364,7 +364,7 @@ def _diverge(inputs: Any, attention: Any, attention_scale: Any, chosen: Any, pro
     chosen = None if chosen is None else jnp.broadcast_to(chosen, (*leading, length, choices))
 
     def step(rows: dict[str, Array]) -> Array:
-        keys = key if chosen is None else _gather(key, rows["chosen"])
+        keys = give() if chosen is None else gather(_take_keys, key, rows["chosen"], wide)
         keep = _keep(problem, rows)
         scores = _score(subscripts, rows["query"], keys, rows.get("weights"), scale)
         target = _average_weights(subscripts, rows, attention_key, attention_scale, keep)
@@ -386,7 +386,7 @@ def _average_weights(subscripts: str, rows: Any, key: Array, scale: Any, keep: A
 
     def weigh(number: Array) -> Array:
         head_key = jax.lax.dynamic_index_in_dim(keys, number // group, keepdims=False)
-        head_key = head_key if "chosen" not in rows else _gather(head_key, rows["chosen"])
+        head_key = head_key if "chosen" not in rows else _take_keys(head_key, rows["chosen"])
         head_query = jax.lax.dynamic_index_in_dim(query, number, keepdims=False)
         products = jnp.einsum(subscripts, head_query, head_key, preferred_element_type=sums)
         scores = products * jnp.asarray(scale, sums)

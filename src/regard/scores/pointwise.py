@@ -186,8 +186,9 @@ def modifier(fn: Modify) -> Score:
         fn: called on scalars (it is mapped over all pairs): the score in the accumulation dtype, and int32
             `batch` (index on the first leading axis; 0 where heads are the only one), `head` (query head),
             `query_position` and `key_position`. It returns the new score. Arrays that it closes over may be
-            traced, and it sees them in the dtype they have; floating-point ones have gradients. It is part of
-            the compiled program: define it once, because a new function object compiles again.
+            traced, and it sees them in the dtype they have; floating-point ones have gradients, which are
+            added up in that dtype: of a table in bfloat16 read `table.astype(score.dtype)[index]`. It is part
+            of the compiled program: define it once, because a new function object compiles again.
 
     Returns:
         A score.

@@ -28,6 +28,7 @@ from regard.masks.grid import Grid, spread
 from regard.masks.key_lists import ChosenKeys
 from regard.masks.offsets import positions_of
 from regard.records import record
+from regard.wide_sums import add_up_wide, gather, widen
 
 _MATRICES = ("weights", "scores")
 
@@ -89,7 +90,9 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     others = [part for part in problem.mask.parts if part is not lists]
     mask = functools.reduce(operator.and_, others) if others else None
     bias = None if problem.bias is None else problem.with_heads(problem.bias)
-    whole = dataclasses.replace(problem, mask=mask, bias=bias)
+    key = problem.with_heads(problem.key).astype(problem.matmul_dtype)
+    value = problem.with_heads(problem.value).astype(problem.matmul_dtype)
+    whole = dataclasses.replace(problem, key=key, value=value, mask=mask, bias=bias)
     listed = spread(lists.in_order(problem.S), len(problem.leading) + 2, trailing=2)
     size = min(_rows_of_step(problem, _list_heads(lists, problem), listed.shape[-1]), problem.T)
     count = -(-problem.T // size)
@@ -99,9 +102,15 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     if bias is not None and bias.shape[-2] > 1:
         steps["bias"] = split_rows(bias, count, size)
 
+    give, wide_key, wide_value = add_up_wide(whole), widen(key), widen(value)
+
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def step(carry: None, rows: dict[str, Array]) -> tuple[None, Any]:
-        return carry, _attend_rows(dataclasses.replace(whole, bias=rows.pop("bias", bias)), **rows)
+        whole = give()
+        whole = dataclasses.replace(whole, bias=rows.pop("bias", whole.bias))
+        key = Gathered.take(whole.key, wide_key, rows["listed"], whole)
+        value = Gathered.take(whole.value, wide_value, rows["listed"], whole)
+        return carry, _attend_rows(whole, key, value, **rows)
 
     _, (output, stacked) = jax.lax.scan(step, None, steps)
     extra = {name: join_rows(array, problem, -1) for name, array in stacked.items()}
@@ -115,10 +124,10 @@ def _rows_of_step(problem: Problem, list_heads: int, choices: int) -> int:
     return max(problem.S * problem.key_heads * width // max(gathered, 1), 8)
 
 
-def _attend_rows(problem: Problem, row: Array, query: Array, listed: Array) -> tuple[Array, dict[str, Array]]:
+def _attend_rows(
+    problem: Problem, key: Gathered, value: Gathered, row: Array, query: Array, listed: Array
+) -> tuple[Array, dict[str, Array]]:
     """Attend with these rows of the call, whose keys are listed (*b, R, C)."""
-    key = Gathered.take(problem.with_heads(problem.key).astype(problem.matmul_dtype), listed, problem)
-    value = Gathered.take(problem.with_heads(problem.value).astype(problem.matmul_dtype), listed, problem)
     if listed.shape[-3] not in (1, problem.leading[-1]):
         listed = jnp.repeat(listed, problem.group, -3)
     columns, keep = jnp.minimum(listed, problem.S - 1), listed < problem.S
@@ -170,8 +179,17 @@ def _keep_pairs(mask: Mask, problem: Problem, row: Array, columns: Array) -> Arr
 
 def _take_pairs(array: Array, columns: Array) -> Array:
     """Take entries of (*b, R | 1, S) at columns (*b, R, C)."""
-    take = jnp.vectorize(lambda entries, index: entries.at[index].get(mode="clip"), signature="(s),(c)->(c)")
-    return take(array, columns)
+    return gather(_take_entries, array, columns)
+
+
+@functools.partial(jnp.vectorize, signature="(s),(c)->(c)")
+def _take_entries(entries: Array, index: Array) -> Array:
+    return entries.at[index].get(mode="clip")
+
+
+@functools.partial(jnp.vectorize, signature="(s,w),(r,c)->(r,c,w)")
+def _take_rows(rows: Array, index: Array) -> Array:
+    return rows.at[index].get(mode="promise_in_bounds")
 
 
 class PairGrid(Grid):
@@ -201,13 +219,11 @@ class Gathered(Store):
     values: Array
 
     @classmethod
-    def take(cls, array: Array, listed: Array, problem: Problem) -> Gathered:
+    def take(cls, array: Array, wide: Array | None, listed: Array, problem: Problem) -> Gathered:
         """Take rows of (*b, K, S, width) at what is listed, (*b, H | K | 1, R, C); S stands for none."""
-        gather = jnp.vectorize(
-            lambda rows, index: rows.at[index].get(mode="promise_in_bounds"), signature="(s,w),(r,c)->(r,c,w)"
-        )
-        columns = jnp.minimum(listed, problem.S - 1)
-        return cls(gather(array[..., None, :, :], problem.by_group(columns)))
+        columns = problem.by_group(jnp.minimum(listed, problem.S - 1))
+        wide = None if wide is None else wide[..., None, :, :]
+        return cls(gather(_take_rows, array[..., None, :, :], columns, wide))
 
     @property
     def shape(self) -> tuple[int, ...]:

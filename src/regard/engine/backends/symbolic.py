@@ -20,6 +20,7 @@ from regard.masks import from_array
 from regard.masks.grid import Grid
 from regard.masks.offsets import positions_of
 from regard.masks.spans import Span
+from regard.wide_sums import add_up_wide
 
 ROWS = 128
 _MATRICES = ("weights", "scores")
@@ -41,9 +42,11 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     if problem.bias is not None and problem.bias.shape[-2] != 1:
         rows["bias"] = split_rows(problem.bias, count, ROWS)
 
+    give = add_up_wide(of_all)
+
     @jax.checkpoint
     def step(carry: None, rows: dict[str, Array]) -> tuple[None, Any]:
-        return carry, dense.run(_take_rows(of_all, **rows))
+        return carry, dense.run(_take_rows(give(), **rows))
 
     _, (output, stacked) = jax.lax.scan(step, None, rows)
     extra = {name: join_rows(array, problem, -1 - (name in _MATRICES)) for name, array in stacked.items()}
