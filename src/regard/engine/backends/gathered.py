@@ -93,6 +93,8 @@ def run(problem: Problem) -> tuple[Array, dict[str, Array]]:
     key = problem.with_heads(problem.key).astype(problem.matmul_dtype)
     value = problem.with_heads(problem.value).astype(problem.matmul_dtype)
     whole = dataclasses.replace(problem, key=key, value=value, mask=mask, bias=bias)
+    # Of lists that a program knows, XLA would compute in seconds what it is to compute in milliseconds.
+    lists = dataclasses.replace(lists, indices=jax.lax.optimization_barrier(lists.indices))
     listed = spread(lists.in_order(problem.S), len(problem.leading) + 2, trailing=2)
     size = min(_rows_of_step(problem, _list_heads(lists, problem), listed.shape[-1]), problem.T)
     count = -(-problem.T // size)
