@@ -17,6 +17,7 @@ from flax import nnx
 import drawn_weights
 from drawn_weights import NAMES, draw_tensors, fill
 from layer_oracle import build_drawn
+from refusals import assert_refused
 from regard.cli import main
 from regard.interop import huggingface
 from regard.interop.families import FAMILIES
@@ -561,6 +562,11 @@ def test_models_are_saved_in_shards_and_another_dtype(tmp_path):
         huggingface.save(pretrained.model, folder, "llama")
     huggingface.save(pretrained.model, folder, "llama", force=True)
     assert {one.dtype for one in open_weights(folder).values()} == {"F32"}
+    sparse = huggingface.load(fill(tmp_path / "sparse", "deepseek_v3"), dtype=jnp.bfloat16).model
+    folder = huggingface.save(sparse, tmp_path / "whole", "deepseek_v3")
+    wide = {name for name, one in open_weights(folder).items() if one.dtype == "F32"}
+    assert {name.rpartition(".")[2] for name in wide} == {"e_score_correction_bias"}
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
     model = huggingface.load(fill(tmp_path / "joined", "gpt2")).model
     attention = model.trunk.stack.blocks[0].attention  # whose query, key and value are one tensor
     for layer, kind in ((attention.query_projection, "bfloat16"), (attention.key_projection, "float16")):
@@ -572,7 +578,7 @@ def test_models_are_saved_in_shards_and_another_dtype(tmp_path):
 def test_models_that_a_kind_cannot_describe_are_refused(tmp_path):
     model = huggingface.load(fill(tmp_path / "first", "qwen3")).model
     save = functools.partial(huggingface.save, model, tmp_path / "second")
-    for call, message in (
+    assert_refused(
         (lambda: save("llama"), r"it cannot say\n  query_key_norm = True, read as False"),
         (lambda: write_settings("llama", dataclasses.replace(read(), rotary_width=2)), "rotary_width = 2, "),
         # Rotary fields have no say in a model of learned positions, and are those of another kind.
@@ -581,9 +587,8 @@ def test_models_that_a_kind_cannot_describe_are_refused(tmp_path):
         (lambda: save("qwen3", dtype=jnp.int8), "dtype: expected a floating-point dtype, got int8"),
         (lambda: save("qwen3", settings={"a": np.int32(1)}), "settings: expected entries that JSON"),
         (lambda: save("qwen3", settings={"kind": 1}), "that are known for qwen3, got kind = 1"),
-    ):
-        with pytest.raises((ValueError, TypeError), match=message):
-            call()
+        error=(ValueError, TypeError),
+    )
     assert not (tmp_path / "second").exists()
 
 

@@ -80,7 +80,7 @@ def load(
         directory: a folder with config.json and model.safetensors or its shards, as of
             sentence-transformers, too.
         dtype: dtype of the parameters, such as jnp.bfloat16; None means each as stored, float64 as float32
-            unless JAX's x64 mode is on.
+            unless JAX's x64 mode is on. Biases that experts are chosen by stay as stored, as in transformers.
         sharding: where parameters go: a `jax.sharding.Sharding` for all, or a function of a path and a shape
             that returns one. None means the default device.
         length: as in `read_config`.
@@ -130,7 +130,7 @@ def load(
     shapes = {path: tuple(leaf.shape) for path, leaf in parameter_paths(model).items()}
     filled = {}
     for path, array, stored in read_parameters(table, shapes, weights, {**family.assumed, **settings}):
-        kind = jax.dtypes.canonicalize_dtype(stored if dtype is None else dtype)
+        kind = jax.dtypes.canonicalize_dtype(_choose_dtype(path, stored, dtype))
         array = np.ascontiguousarray(array, dtype=kind)
         device = sharding(path, array.shape) if callable(sharding) else sharding
         filled[path] = jax.device_put(array, device)
@@ -203,10 +203,10 @@ def save(
     written |= family.describe(model)
     parameters = parameter_paths(model)
     sizes = {
-        path: (tuple(leaf.shape), np.dtype(leaf.dtype if dtype is None else dtype))
+        path: (tuple(leaf.shape), np.dtype(_choose_dtype(path, leaf.dtype, dtype)))
         for path, leaf in parameters.items()
     }
-    written["dtype"] = str(join_dtypes(held for _, held in sizes.values()))
+    written["dtype"] = str(join_dtypes(held for path, (_, held) in sizes.items() if not _is_kept(path)))
     tensors = name_tensors(
         family.weight_map(model.config), sizes, lambda path, at=...: np.asarray(parameters[path][at]), written
     )
@@ -246,3 +246,12 @@ def find_minilm() -> Path:
             " nothing else is needed)"
         )
     return folder
+
+
+def _choose_dtype(path: str, stored: Any, asked: Any) -> Any:
+    """Return the dtype of a parameter: the one asked for, but where experts are chosen by its digits."""
+    return stored if asked is None or _is_kept(path) else asked
+
+
+def _is_kept(path: str) -> bool:
+    return path.endswith("choice_bias")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from regard.layers.expert_balance import split_loads
+from regard.layers.expert_balance import is_choice_bias, split_loads
 from regard.training import head_statistics
 from regard.training.compilation import run_once
 from regard.training.optimization import make_optimizer, make_schedule
@@ -201,10 +201,13 @@ def _demand_same(before: dict[str, list[Any]], after: dict[str, list[Any]]) -> N
 
 
 def _cast(tree: Any, dtype: Any) -> Any:
-    def cast(leaf: jax.Array) -> jax.Array:
-        return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+    """Cast arrays to a dtype, but for the biases whose small steps choose experts."""
 
-    return jax.tree.map(cast, tree)
+    def cast(path: Any, leaf: jax.Array) -> jax.Array:
+        floats = jnp.issubdtype(leaf.dtype, jnp.floating) and not is_choice_bias(path)
+        return leaf.astype(dtype) if floats else leaf
+
+    return jax.tree_util.tree_map_with_path(cast, tree)
 
 
 def _lend_whole(params: Any, cast: Callable[[Any], Any]) -> tuple[Any, AbstractContextManager[None]]:
