@@ -25,7 +25,6 @@ from regard.layers.expert_balance import count_loads
 from regard.layers.expert_shards import share_experts
 from regard.layers.feed_forward import FeedForward, activate, check_activation
 from regard.layers.multi_head import check_features
-from regard.wide_sums import gather
 
 RouterKind = Literal["softmax", "sigmoid"]
 _SYMBOLIC_ROWS = 64  # of a tile, where the number of tokens is known only when an exported program is called
@@ -295,7 +294,7 @@ class _ExpertLinear(nnx.Module):
         tiles, kernels, biases = promote_dtype((tiles, *arrays), dtype=self.dtype)
 
         # Not array[experts], which JAX refuses of an array on a mesh that `shard_map` makes manual.
-        pick = functools.partial(gather, functools.partial(jnp.take, axis=0, mode="clip"))
+        pick = functools.partial(jnp.take, axis=0, mode="clip")
 
         def multiply(tiles: Array, kernels: Array, experts: Array) -> Array:
             return jnp.einsum("gcti,gcio->gcto", tiles, pick(kernels, experts), precision=self.precision)

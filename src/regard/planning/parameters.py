@@ -61,6 +61,7 @@ class Share(NamedTuple):
     borrowed: float  # used, of arrays of which it stores a part
     gathered: float  # sent to gather them once
     summed: float  # sent to sum gradients once, into what is stored
+    looked_up: float  # of these, of tables that tokens read, whose gradients are summed in float32
 
     def copies(self, size: int) -> float:
         """Return the numbers that are there once more to compute with, in a dtype of such a size."""
@@ -167,7 +168,9 @@ def share_parameters(
         adding = devices * (1 if leaf.part == "experts" else expert)
         parts = min(used / stored, adding)
         summed = used * (parts - 1) / parts + 2 * (used / parts) * (1 - parts / adding)
-        groups[leaf.block, leaf.layers] += stored, used, used * (used > stored), used - stored, summed
+        looked_up = summed * leaf.path.endswith("table/embedding")
+        sizes = stored, used, used * (used > stored), used - stored, summed, looked_up
+        groups[leaf.block, leaf.layers] += sizes
     outside = groups.pop((None, 1))
     blocks = sum(layers * share for (_, layers), share in groups.items())
     largest = max(groups.values(), key=lambda share: share[1], default=0 * outside)

@@ -279,6 +279,7 @@ class StepOnMesh:
         # Of blocks in a loop gathered forward and back.
         trips = 2 if config.scan_layers else 1
         weights = outside.gathered + trips * blocks.gathered + outside.summed + blocks.summed
+        weights += (_FLOAT / model.size - 1) * outside.looked_up
         # Behind both branches, forward and back; behind attention, where it runs again. Of experts all rows.
         sparse = count_sparse(config)
         again = config.remat in ("full", "nothing_saveable")
