@@ -56,7 +56,7 @@ def balance_experts(
     def move(surplus: Any) -> Array:
         sign = jnp.sign(surplus)
         # The mean, which moves no choice, would drift to where half precision tells no biases apart.
-        return (-rate * (sign - sign.mean())).astype(sign.dtype)
+        return (-rate * (sign - sign.mean(-1, keepdims=True))).astype(sign.dtype)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         change, state = optimizer.update(split_loads(updates)[0], state, params)
