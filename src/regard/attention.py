@@ -17,6 +17,7 @@ from regard.engine.dispatch.explanation import Explanation, describe
 from regard.engine.dispatch.explicit_axes import run_in_automatic_axes
 from regard.engine.dispatch.placement import active
 from regard.engine.dispatch.registry import choose
+from regard.engine.platforms import find_platform, tracing_for
 from regard.engine.softmax.merging import merge as merge
 
 
@@ -118,11 +119,12 @@ def run_problem(problem: Problem, backend: str | None) -> Any:
     asked = problem.aux
     problem, finish = rewritten(problem)
     placement = active() if backend is None else None
-    chosen = choose(problem, backend)  # under a placement, what one device would take
-    if placement is not None or chosen.name != "dense":  # which alone reads stores
-        problem = problem.with_arrays()
+    platform = find_platform(problem.query, problem.key, problem.value)
     # Of its own accord a call moves its numbers alone, such as its scale, which a guard is to let through.
-    with jax.transfer_guard_host_to_device("allow"):
+    with tracing_for(platform), jax.transfer_guard_host_to_device("allow"):
+        chosen = choose(problem, backend)  # under a placement, what one device would take
+        if placement is not None or chosen.name != "dense":  # which alone reads stores
+            problem = problem.with_arrays()
         output, extra = run_in_automatic_axes((placement or chosen).run, problem)
     output = finish(output, extra)
     report(problem, output, chosen.name)
@@ -161,5 +163,6 @@ def explain(
         (931, 62, 31)
     """
     problem = canonicalize(query, key, value, **options)
-    with jax.transfer_guard("allow"):  # to look at a mask is to read it
+    # To look at a mask is to read it.
+    with tracing_for(find_platform(query, key, value)), jax.transfer_guard("allow"):
         return describe(problem, choose(problem, backend))

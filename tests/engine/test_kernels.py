@@ -15,6 +15,7 @@ from regard.engine.backends import cudnn, kernel_primitives, mosaic_gpu, splash_
 from regard.engine.backends.kernel_masks import read_kernel_mask, row_bounds
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.dispatch import registry
+from regard.engine.platforms import Platform
 
 B, H, K, T, S, D = 2, 6, 3, 7, 11, 8
 
@@ -480,7 +481,7 @@ def test_the_device_chooses(monkeypatch, hopper):
     here = explain(query, key, key, mask=masks.causal())
     assert here.backend in registry.COMPLETE
     assert "cudnn" not in here.refusals
-    monkeypatch.setattr(registry.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(registry, "find_platform", lambda: Platform("gpu", ""))
     assert explain(query, key, key, mask=masks.causal()).backend == "cudnn"
     monkeypatch.setattr(mosaic_gpu, "_OLDEST", (0,))
     unknown = {"cudnn": "the mask has chunked(7), which it does not know"}
@@ -501,5 +502,5 @@ def test_without_the_device_the_reason_is_told():
     here = jax.default_backend()
     for backend, device in {"cudnn": "an NVIDIA GPU", "splash_tpu": "a TPU"}.items():
         if registry.PLATFORMS[backend] != here:
-            with pytest.raises(NotImplementedError, match=f"needs {device}, and JAX computes on {here} here"):
+            with pytest.raises(NotImplementedError, match=f"needs {device}, and this call is for a {here}"):
                 explain(*arrays, backend=backend)

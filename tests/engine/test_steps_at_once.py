@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from regard.engine.call.canonicalization import canonicalize
 from regard.engine.flash import measurements, preparation, primitives, tile_calls, tile_choice
 from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.tile_choice import choose_tiles
+from regard.engine.platforms import Platform
 from test_tiled import assert_close, draw
 
 B, H, K, T, S, D, E = 2, 6, 3, 19, 23, 5, 7
@@ -79,8 +81,8 @@ def test_a_call_whose_rows_do_not_fit_at_once_has_the_derivatives_of_the_definit
 
 
 @pytest.mark.parametrize("mask", [masks.causal(), masks.predicate(lambda q, k: (q >= 32) | (k >= 32))])
-def test_merged_blocks_visit_what_any_of_them_visits(mask, tune, monkeypatch):
-    monkeypatch.setattr(tile_choice, "_MOST_LOOPS", 2)
+def test_merged_blocks_visit_what_any_of_them_visits(mask, tune):
+    tune(dataclasses.replace(GPU, most_loops=2))
 
     def grads(backend, *arrays):
         loss = lambda *a: jnp.sum(jnp.sin(attend(*a, mask=mask, query_offset=3, backend=backend)))
@@ -176,13 +178,9 @@ def test_explain_counts_the_steps(tune):
 def test_every_platform_says_where_its_numbers_come_from(monkeypatch):
     assert set(measurements.DEFAULTS) == {"cpu", "gpu", "tpu"}
 
-    class Device:
-        platform = "gpu"
-
-        def memory_stats(self):
-            return {"bytes_limit": 80 << 30}
-
-    monkeypatch.setattr(jax, "devices", lambda: [Device()])
+    device = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 80 << 30})
+    monkeypatch.setattr(measurements, "find_platform", lambda: Platform("gpu", ""))
+    monkeypatch.setattr(measurements, "find_present", lambda _: device)
     assert measurements.default_tuning().step_bytes == 5 << 30
 
 

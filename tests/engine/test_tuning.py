@@ -70,7 +70,7 @@ def test_a_tuning_is_written_and_read_back(kept, monkeypatch, capsys):
     assert str(kept) in printed
     assert "the 2 calls that it changes take 0.85 of their time" in printed
     assert json.loads(kept.read_text())[measurements.device_key()] == {"dense_scores": 7, "tile_side": 128}
-    assert measurements.load_kept() == chosen
+    assert measurements.load_tuning() == chosen
     array = jax.ShapeDtypeStruct(SHAPE, "float32")
     assert "measured here by regard tune" in explain(array, array, array).costs
     measurements.load_kept.cache_clear()

@@ -39,7 +39,7 @@ FOLDERS = {
     "positions": "scaling tables rotation",
     "theory": "definition operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score placed pointwise distances bilinear_forms",
-    "engine": "processors call.options call.stores call.quantized call.page_tables call.problem"
+    "engine": "processors platforms call.options call.stores call.quantized call.page_tables call.problem"
     " call.canonicalization call.hooks call.checkpoint_names call softmax.scoring softmax.dropout"
     " softmax.exponential softmax.sinks softmax.products softmax.online_softmax"
     " softmax.score_rows softmax.merging softmax"
@@ -52,7 +52,7 @@ FOLDERS = {
     " dispatch.registry dispatch.placement dispatch.explanation dispatch.explicit_axes dispatch",
     "derivation": "letters step numbers course number_tables terminal typesetting markup record deriving",
     "readouts": "readout accumulators top_k tiling counting reading labels indexing",
-    "parallel": "meshes order division schedule exchange shard ring ring_calls shard_mapping"
+    "parallel": "meshes topologies order division schedule exchange shard ring ring_calls shard_mapping"
     " cost_reports work placements attending",
     "conformance": "written_calls expectations alternatives report promises runners subjects judging"
     " transforms edges checking ours",
@@ -68,7 +68,7 @@ FOLDERS = {
     " losses"
     " tasks.threshold tasks.copy tasks.reverse tasks.digits tasks.text tasks mesh_specs membership processes"
     " locks checkpoint_files checkpoints run_configs runs sharding head_statistics optimization"
-    " programs history work loop",
+    " programs compiled_updates history work loop",
     "inspection": "visible_text words tokens contributions rollouts head_search figures.palette"
     " figures.canvas figures.cell_axes figures.heatmaps figures.matrices figures.curves"
     " figures.patches figures.atlases figures.head_curves figures explorer.codes"
@@ -88,7 +88,8 @@ FOLDERS = {
     "cli": "plain console declaration continuation spelling sources text_models interruption displays"
     " overview pictures text_readers commands.conformance commands.demo commands.train commands.generate"
     " commands.plot commands.inspect commands.view commands.explain commands.plan commands.tune"
-    " commands.doctor commands command_words training supervision inspecting demonstration generating",
+    " commands.doctor commands command_words compiling training supervision inspecting demonstration"
+    " generating",
 }
 
 # Whom theory judges has none of it, else it would be no oracle: but for these, of these modules.

@@ -9,6 +9,7 @@ import jax
 from regard.cli import FAILED, INTERRUPTED, displays, interruption, overview
 from regard.cli.command_words import translate_message
 from regard.cli.commands import Demo, Train
+from regard.cli.compiling import compile_elsewhere
 from regard.cli.console import Console, RunFailedError, UsageError, enough_memory, expected_errors
 from regard.cli.continuation import describe_next, describe_trouble, spell_command
 from regard.training import checkpoints, locks, loop, mesh_specs, metrics, processes, runs, tasks
@@ -24,6 +25,8 @@ def run_training(command: Train, console: Console) -> int:
     """Train one task; return the exit code. Where there are several processes, all of them run this."""
     if command.profile < 0:
         raise UsageError(f"--profile must be at least 0, got {command.profile}")
+    if command.compile_for is not None:
+        return compile_elsewhere(command, console, SMALLER)
     directory = command.directory
     with expected_errors(), enough_memory(command.task.name, SMALLER):
         task = tasks.shrink(command.task) if command.smoke else command.task

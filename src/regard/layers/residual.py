@@ -7,6 +7,7 @@ from flax import nnx
 
 from regard.arguments import check_flag, read_number
 from regard.axes import Array
+from regard.engine.platforms import find_platform
 from regard.layers.choices import NormKind, NormPlace, check_choice
 from regard.layers.dropout import build_dropout
 
@@ -64,4 +65,4 @@ class Residual(nnx.Module):
 
 def _materialise(x: Array) -> Array:
     """Keep XLA's CPU from adding up the whole residual stream anew in each norm, in ever larger programs."""
-    return jax.lax.optimization_barrier(x) if jax.default_backend() == "cpu" else x
+    return jax.lax.optimization_barrier(x) if find_platform(x).name == "cpu" else x

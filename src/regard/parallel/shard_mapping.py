@@ -8,15 +8,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem, broadcast_leading
-from regard.engine.dispatch.registry import BACKENDS, choose
+from regard.engine.dispatch.registry import BACKENDS, PLATFORMS, choose
 from regard.engine.flash.operands import Operands
+from regard.engine.platforms import find_platform
 from regard.engine.softmax.scoring import Scoring
 from regard.engine.softmax.sinks import sink
 from regard.manual_meshes import vary, varying_axes
+from regard.masks.grid import is_concrete
 from regard.masks.offsets import positions_of
 from regard.parallel import ring_calls
 from regard.parallel.division import Axes, Division
@@ -26,13 +29,29 @@ from regard.parallel.shard import Replicated, Shard
 Arrays = Mapping[str, Any]  # query, key, value, and bias or None
 
 
-@partial(jax.jit, static_argnames="division")
 def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
     """Compute the output and what `problem.aux` names."""
     # Dropout and scores need global batch and head indices, which a local call lacks; a bias must be divided.
     undivided = division.size(division.ring, division.exchange) == 1
     if undivided and not problem.dropout_rate and problem.score is None and problem.bias is None:
-        return _run_unsharded(problem, division)
+        return _run_unsharded(problem, division, _list_numbers(problem))
+    return _run_sharded(problem, division)
+
+
+def _list_numbers(problem: Problem) -> tuple[tuple[str, Any], ...]:
+    """Return the numbers that are part of a device's own kernels, by name; nothing where it has none."""
+    has_kernels = find_platform(problem.query, problem.key).name in PLATFORMS.values()
+    names = ("scale", "query_offset", "key_offset") if has_kernels else ()
+    known = {name: getattr(problem, name) for name in names if is_concrete(getattr(problem, name))}
+    for name, number in known.items():
+        if isinstance(number, np.ndarray | jax.Array) and number.ndim == 0:
+            known[name] = np.asarray(number)[()]  # `jax.jit` can know programs by it
+    return tuple(item for item in known.items() if isinstance(item[1], int | float | np.number))
+
+
+@partial(jax.jit, static_argnames="division")
+def _run_sharded(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
+    """Run a call whose sequence is divided, or that needs to know where its parts are."""
     inputs = {name: getattr(problem, name) for name in ("query", "key", "value", "bias")}
     arrays, call = collect_operands(problem, division, inputs, padded=True)
     whole = jax.tree.map(lambda _: PartitionSpec(), arrays)
@@ -53,7 +72,10 @@ def run(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
     return finish(rows, problem.leading, problem.aux, problem.query.dtype, sinks)
 
 
-def _run_unsharded(problem: Problem, division: Division) -> tuple[Array, dict[str, Array]]:
+@partial(jax.jit, static_argnames=("division", "numbers"))
+def _run_unsharded(
+    problem: Problem, division: Division, numbers: tuple[tuple[str, Any], ...]
+) -> tuple[Array, dict[str, Array]]:
     """Run a call whose sequence is whole on every device: each attends for its rows and heads."""
     leading = problem.leading or (1,)
     call = Replicated.of(problem, problem.query.dtype)
@@ -75,6 +97,7 @@ def _run_unsharded(problem: Problem, division: Division) -> tuple[Array, dict[st
             query_offset=positions_of(whole.query_offset).slice_batch(shard.take),
             key_offset=positions_of(whole.key_offset).slice_batch(shard.take),
         )
+        part = dataclasses.replace(part, **dict(numbers))
         return BACKENDS[choose(part).name].run(part)
 
     rows = division.outside(jax.ShapeDtypeStruct((*leading, 1, 1), problem.query.dtype))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -39,9 +39,12 @@ class Deployment:
     mesh: Mesh
 
     @classmethod
-    def over(cls, spec: MeshSpec, outer: Mapping[str, int] | None = None) -> Deployment:
+    def over(
+        cls, spec: MeshSpec, outer: Mapping[str, int] | None = None, devices: Sequence[Any] | None = None
+    ) -> Deployment:
         """Make a deployment over all devices that there are; `outer` is that of `parallel.build_mesh`."""
-        return cls(parallel.build_mesh(spec.fit(jax.device_count()).sizes, outer=outer))
+        count = jax.device_count() if devices is None else len(devices)
+        return cls(parallel.build_mesh(spec.fit(count).sizes, outer=outer, devices=devices))
 
     @property
     def name(self) -> str:

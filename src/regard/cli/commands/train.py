@@ -49,6 +49,11 @@ class Train(Command):
     outer: Annotated[str | None, option("AXIS=N,...", "the first axes of the mesh")] = None
     """Slices or hosts that axes span, over the network between them, such as data=2: a divisor of the axis's
     size, and together all slices; the other axes stay within a slice, on its fast links."""
+    compile_for: Annotated[str | None, option("TOPOLOGY", "train here")] = None
+    """Compile one update for devices that are elsewhere, say what each of them holds, and stop: TPUs, such as
+    v5e:4x4 (by libtpu), or GPUs, such as h100:8 (by JAX's plugin for CUDA). Nothing is written."""
+    slices: int = 1
+    """Slices of so many such TPUs each."""
     coordinator: Annotated[str | None, option("HOST:PORT|auto", "as the launcher says")] = None
     """Address that the first of several processes listens at; auto lets JAX find all, as on Cloud TPUs."""
     processes: Annotated[int | None, option("N", "as the launcher says, or 1")] = None

@@ -26,23 +26,38 @@ from regard.engine.backends.kernel_masks import (
 )
 from regard.engine.backends.kernel_primitives import run_kernel
 from regard.engine.call.problem import Problem
+from regard.engine.platforms import Platform, find_platform, find_present
 
 _NARROW = (jnp.bfloat16, jnp.float16)
 
 
-@functools.cache
+# Of devices that are not here, whose programs are compiled ahead.
+_CAPABILITIES = {"A100": "8.0", "L40": "8.9", "L4": "8.9", "H100": "9.0", "H200": "9.0", "B200": "10.0"}
+
+
 def find_capability() -> tuple[int, int] | str:
     """Return the GPU's compute capability, 9.0 for Hopper, or why none serves."""
-    if jax.default_backend() != "gpu":
-        return f"it needs an NVIDIA GPU, and JAX computes on {jax.default_backend()} here"
-    device = jax.devices()[0]
-    capability = str(getattr(device, "compute_capability", None))
+    return _read_capability(find_platform())
+
+
+@functools.cache
+def _read_capability(platform: Platform) -> tuple[int, int] | str:
+    if platform.name != "gpu":
+        return f"it needs an NVIDIA GPU, and this call is for a {platform.name}"
+    kind, device = platform.device_kind, find_present(platform)
+    known = (number for name, number in _CAPABILITIES.items() if name in kind)
+    capability = str(getattr(device, "compute_capability", next(known, None)))
     try:
         major, minor = map(int, capability.split("."))
     except ValueError:
-        return f"it needs an NVIDIA GPU, this is {device.device_kind}"
+        return f"it needs an NVIDIA GPU, this is {kind or 'not said'}"
     if major < 8:
-        return f"it needs compute capability 8.0, {device.device_kind} has {capability}"
+        return f"it needs compute capability 8.0, {kind} has {capability}"
+    if device is None and (inner := _inner()) is not None:
+        try:
+            inner.check_cudnn_version()
+        except RuntimeError as error:
+            return f"to compile it for a GPU that is elsewhere takes its library: {error}"
     return major, minor
 
 

@@ -36,8 +36,8 @@ from jax.interpreters import ad, batching, mlir
 from regard.axes import Array
 from regard.engine.call.checkpoint_names import name_results
 from regard.engine.call.problem import Problem
-from regard.engine.flash.device_types import lower_for_one_device, result_types
-from regard.engine.flash.partitioning import HEADS, KEY_HEADS, Axes, Leading, divide, find_mesh
+from regard.engine.flash.device_types import lower_for_one_device, result_types, shapes_of_one_device
+from regard.engine.flash.partitioning import HEADS, KEY_HEADS, Axes, Leading, divide, find_mesh, is_divided
 from regard.engine.flash.primitives import Leaves, batch_size, jvp_of_varying, lead
 from regard.engine.softmax.sinks import sink
 from regard.manual_meshes import vary_alike
@@ -209,6 +209,13 @@ _RULES: dict[str, Callable[..., list[Array]]] = {
     "tangent": _tangent,
     "backward": _backward,
 }
+# The same without the kernel.
+_UNDIVIDED: dict[str, Callable[..., list[Array]]] = {
+    "plain": lambda spec, *operands: _reference(spec, operands)(*operands[: spec.wrt])[:1],
+    "saving": lambda spec, *operands: _reference(spec, operands)(*operands[: spec.wrt]),
+    "tangent": _tangent,
+    "backward": _reference_backward,
+}
 
 
 def _evaluate(rule: Callable[..., list[Array]], spec: Spec, *operands: Array) -> list[Array]:
@@ -313,8 +320,7 @@ def _primitive(name: str) -> Primitive:
 
     def shapes(*operands: Any, spec: Spec) -> list[ShapedArray]:
         like = [jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in operands]
-        outputs = jax.eval_shape(functools.partial(evaluate, spec=spec), *like)
-        return result_types(operands, outputs)
+        return result_types(operands, shapes_of_one_device(functools.partial(evaluate, spec=spec), *like))
 
     primitive.def_impl(jax.jit(evaluate, static_argnames="spec"))
     primitive.def_abstract_eval(shapes)
@@ -324,7 +330,9 @@ def _primitive(name: str) -> Primitive:
         if divided is not None:
             function = functools.partial(_evaluate_divided, name, spec, context.avals_out)
             return lower_for_one_device(divided, function, *operands)
-        return lower_for_one_device(context, functools.partial(evaluate, spec=spec), *operands)
+        # Where it divides nothing by `divide`, it could not divide a kernel either.
+        rules = _UNDIVIDED if is_divided(context) else _RULES
+        return lower_for_one_device(context, functools.partial(_evaluate, rules[name], spec), *operands)
 
     mlir.register_lowering(primitive, lower)
     dispatch.prim_requires_devices_during_lowering.add(primitive)  # as those of libraries, inside, do

@@ -23,6 +23,7 @@ from regard.engine.backends.kernel_masks import (
 )
 from regard.engine.backends.kernel_primitives import run_kernel
 from regard.engine.call.problem import Problem
+from regard.engine.platforms import find_platform, is_divided_by_compiler
 
 _LANES = 128
 _BLOCK = 512  # queries and keys of a tile, the size that JAX's own examples take
@@ -32,8 +33,10 @@ _INTERPRET = False  # True in tests: the kernel then runs anywhere, slowly
 
 def refuses(problem: Problem) -> str | None:
     """Return why the kernel, or what it was checked for, does not cover the call, or None."""
-    if jax.default_backend() != "tpu" and not _INTERPRET:
-        return f"it needs a TPU, and JAX computes on {jax.default_backend()} here"
+    if (platform := find_platform().name) != "tpu" and not _INTERPRET:
+        return f"it needs a TPU, and this call is for a {platform}"
+    if is_divided_by_compiler(problem.query, problem.key, problem.value) and not _INTERPRET:
+        return "the compiler divides no kernel: use regard.parallel.use(mesh, ...), or jax.shard_map"
     return refuses_call(problem) or _refuses_options(problem) or _refuses_mask(problem)
 
 

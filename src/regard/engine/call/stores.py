@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
+from regard.engine.platforms import find_platform
 from regard.engine.processors import multiplies_tiles
 from regard.records import record, static
 
@@ -73,7 +74,7 @@ class Whole(Store):
     def divide(cls, array: Array, rows: int) -> Whole:
         """Divide the keys for products with so many rows, where that is faster."""
         length = array.shape[-2]
-        is_few = isinstance(rows, int) and 1 < rows <= FEW_QUERIES and jax.default_backend() == "cpu"
+        is_few = isinstance(rows, int) and 1 < rows <= FEW_QUERIES and find_platform(array).name == "cpu"
         divisors = (size for size in range(_BLOCK, _LEAST_BLOCK - 1, -1) if length % size == 0)
         return cls(array, next(divisors, length) if is_few else length)
 
@@ -143,7 +144,7 @@ _FEW_ROWS, _ROWS_OF_TILES = 4, 8
 def product(subscripts: str, a: Array, b: Array, precision: Any) -> Array:
     """Multiply matrices of one dtype, summed in float32 at least."""
     rows = a.shape[-2]
-    in_tiles = a.dtype == jnp.bfloat16 and jax.default_backend() == "cpu" and multiplies_tiles()
+    in_tiles = a.dtype == jnp.bfloat16 and find_platform(a).name == "cpu" and multiplies_tiles()
     least = _ROWS_OF_TILES if in_tiles and rows != 1 else _FEW_ROWS
     if a.dtype == jnp.bfloat16 and isinstance(rows, int) and 0 < rows < least:
         a = jnp.concatenate([a] * -(-least // rows), -2)

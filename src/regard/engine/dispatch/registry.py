@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import jax
-
 from regard.axes import Array
 from regard.engine.backends import cudnn, dense, gathered, mosaic_gpu, splash_tpu, tiled
 from regard.engine.call.problem import Problem
 from regard.engine.flash.measurements import load_tuning
+from regard.engine.platforms import find_platform
 
 
 class Backend(Protocol):
@@ -76,7 +75,7 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
         )
     if problem.batch_invariant:
         return Choice("tiled", "its bits do not depend on the rest of the batch", {})
-    platform = jax.default_backend()
+    platform = find_platform().name
     left_out = () if gathered.is_fewer(problem) else ("gathered",)
     candidates = [
         name for name in BACKENDS if PLATFORMS.get(name, platform) == platform and name not in left_out

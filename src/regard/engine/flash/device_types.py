@@ -9,6 +9,7 @@ from jax.core import ShapedArray
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
+from regard.engine.platforms import lowering_for
 from regard.manual_meshes import varying_axes
 
 NO_MESH = AbstractMesh((), ())
@@ -40,6 +41,12 @@ def result_types(operands: Sequence[Any], shapes: Sequence[Any]) -> list[ShapedA
     ]
 
 
+def shapes_of_one_device(function: Callable[..., list[Any]], *shapes: Any) -> list[Any]:
+    """Find the shapes of a function's results, of kernels that are written for one device's arrays, too."""
+    with use_abstract_mesh(NO_MESH), config._check_vma(False):
+        return jax.eval_shape(function, *shapes)
+
+
 def lower_for_one_device(context: Any, function: Callable[..., list[Any]], *operands: Any) -> Any:
     """Lower a function of the arrays of one device, whose types say nothing of others."""
     # Programs that were traced before, as of predicates, do not know that.
@@ -57,4 +64,5 @@ def lower_among_devices(context: Any, function: Callable[..., list[Any]], *opera
 
 def _lower_without_types(context: Any, function: Callable[..., list[Any]], *operands: Any) -> Any:
     plain = context.replace(avals_in=[ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in])
-    return mlir.lower_fun(function, multiple_results=True)(plain, *operands)
+    with lowering_for(context):
+        return mlir.lower_fun(function, multiple_results=True)(plain, *operands)

@@ -20,6 +20,7 @@ from regard.engine.call.problem import Problem
 from regard.engine.call.stores import FEW_QUERIES, LengthFirst, Store
 from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.whole_tiles import size_tiles
+from regard.engine.platforms import Platform, find_platform, find_present, tracing_for
 from regard.engine.processors import name_instructions
 from regard.paths import cache_folder, read_object, replacing
 
@@ -45,6 +46,7 @@ class Tuning:
     backward_cells: int = 1 << 19
     piece_side: int = 128  # queries and keys of a piece, where masks keep little of each tile
     piece_cells: int = 5 << 17  # scores of a step that computes several pieces
+    most_loops: int = 16  # of a program whose steps hold all, over blocks that visit equally many tiles
     step_bytes: int = 0  # memory of a step that holds all batch rows and heads; 0: they are looped over
 
     def favours_dense(self, problem: Problem) -> str | None:
@@ -123,12 +125,12 @@ def is_one_kernel(problem: Problem) -> bool:
     is_short = FEW_QUERIES < rows <= _ONE_KERNEL_SIDE and 0 < problem.S <= _ONE_KERNEL_SIDE
     masked = problem.mask is not None or problem.bias is not None
     scaled_late = problem.low_precision and problem.bias is not None
-    return is_short and not scaled_late and (looks_at_output() if masked else jax.default_backend() == "cpu")
+    return is_short and not scaled_late and (looks_at_output() if masked else find_platform().name == "cpu")
 
 
 def looks_at_output() -> bool:
     """Return whether a branch may ask if an output is finite: one CPU, which waits for nothing."""
-    return jax.default_backend() == "cpu" and jax.device_count() == 1
+    return find_platform().name == "cpu" and jax.device_count() == 1
 
 
 def _divide(length: int, side: int) -> int:
@@ -139,33 +141,32 @@ def _divide(length: int, side: int) -> int:
 
 
 # Where nothing was measured; with what each comes from.
+_FILLING = Tuning(
+    dense_scores=1 << 24,
+    dense_side=512,
+    dense_rows=32,
+    tile_side=2048,
+    full_side=2048,
+    forward_cells=1 << 25,
+    backward_cells=1 << 25,
+    step_bytes=1 << 30,
+)
+_REASONED = "reasoned, not measured: steps large enough to fill the device"
 DEFAULTS = {
     "cpu": (Tuning(), "measured on two cores, with AVX-512 and with AVX2"),
-    **dict.fromkeys(
-        ("gpu", "tpu"),
-        (
-            Tuning(
-                dense_scores=1 << 24,
-                dense_side=512,
-                dense_rows=32,
-                tile_side=2048,
-                full_side=2048,
-                forward_cells=1 << 25,
-                backward_cells=1 << 25,
-                step_bytes=1 << 30,
-            ),
-            "reasoned, not measured: steps large enough to fill the device",
-        ),
-    ),
+    "gpu": (_FILLING, _REASONED),
+    # Its compiler takes seconds for each loop, and keeps the results of all.
+    "tpu": (dataclasses.replace(_FILLING, most_loops=4), _REASONED),
 }
 _MEMORY_SHARE = 16  # of the device's memory, one part is for a step
 
 
 def default_tuning() -> Tuning:
-    """Return what holds for the default device where nothing was measured."""
-    device = jax.devices()[0]
-    default, _ = DEFAULTS.get(device.platform, DEFAULTS["gpu"])
-    memory = (device.memory_stats() or {}).get("bytes_limit", 0) if default.step_bytes else 0
+    """Return what holds for the platform of a call where nothing was measured."""
+    platform = find_platform()
+    default, _ = DEFAULTS.get(platform.name, DEFAULTS["gpu"])
+    device = find_present(platform) if default.step_bytes else None
+    memory = 0 if device is None else (device.memory_stats() or {}).get("bytes_limit", 0)
     return dataclasses.replace(default, step_bytes=memory // _MEMORY_SHARE) if memory else default
 
 
@@ -175,10 +176,10 @@ def cache_file() -> Path:
 
 
 def device_key() -> str:
-    """Name what measurements hold for: the kind of the default device, and the jax that compiles."""
-    device = jax.devices()[0]
-    kind = name_instructions() if device.platform == "cpu" else device.device_kind
-    return f"{device.platform} {kind}, {os.cpu_count()} cores, jax {jax.__version__}"
+    """Name what measurements hold for: the kind of a call's device, and the jax that compiles."""
+    platform = find_platform()
+    kind = name_instructions() if platform.name == "cpu" else platform.device_kind
+    return f"{platform.name} {kind}, {os.cpu_count()} cores, jax {jax.__version__}"
 
 
 _USED = contextvars.ContextVar[Tuning | None]("used", default=None)
@@ -195,21 +196,22 @@ def using(tuning: Tuning) -> Iterator[None]:
 
 
 def load_tuning() -> Tuning:
-    """Load this machine's measurements, or the defaults; once in a process."""
-    return _USED.get() or load_kept()
+    """Load the measurements for a call's platform, or the defaults; once in a process."""
+    return _USED.get() or load_kept(find_platform())
 
 
 @functools.cache
-def load_kept() -> Tuning:
-    """Load what `regard tune` kept for this machine, or the defaults."""
-    return read_tuning(cache_file())
+def load_kept(platform: Platform) -> Tuning:
+    """Load what `regard tune` kept for a platform, or the defaults."""
+    with tracing_for(platform):
+        return read_tuning(cache_file())
 
 
 def describe_costs() -> str:
     """Say what the choice of backends and tiles goes by: numbers of this machine, or of which other."""
     if load_tuning() != default_tuning():
         return f"measured here by regard tune, for {device_key()}"
-    kind, host = jax.devices()[0].platform, (os.cpu_count(), name_instructions())
+    kind, host = find_platform().name, (os.cpu_count(), name_instructions())
     origin = DEFAULTS.get(kind, DEFAULTS["gpu"])[1]
     if kind != "cpu" or host in ((2, "AVX-512"), (2, "AVX2")):
         return f"by default, {origin}"

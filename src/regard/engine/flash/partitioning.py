@@ -220,13 +220,19 @@ def divide_config(config: TileConfig, part: Leading) -> TileConfig:
     return dataclasses.replace(config, leading=leading, group=part.group, forward=forward, backward=backward)
 
 
+def is_divided(context: Any) -> bool:
+    """Return whether the compiler may divide the arrays of a lowering over devices."""
+    axes = context.module_context.axis_context
+    return len(getattr(axes, "device_assignment", None) or ()) > 1  # none inside shard_map
+
+
 def find_mesh(context: Any) -> Any:
-    """Return the context of a lowering with the mesh over which the compiler may divide arrays; or None."""
+    """Return the context of a lowering with the mesh over which `divide` divides arrays; or None."""
     module = context.module_context
     axes = module.axis_context
-    devices = getattr(axes, "device_assignment", None) or ()  # none inside shard_map
-    # What is exported can hold no function of this process, which custom partitioning is.
-    if len(devices) < 2 or module.lowering_parameters.for_export:
+    # What is exported can hold no function of this process, which custom partitioning is; and the compiler
+    # for TPUs asks for none (jax#38196), but divides the steps of loops, which hold all rows and heads there.
+    if not is_divided(context) or module.lowering_parameters.for_export or "tpu" in module.platforms:
         return None
     # Where no argument has a mesh, that of `jax.set_mesh` is meant.
     mesh = axes.abstract_mesh or get_abstract_mesh()

@@ -28,7 +28,6 @@ _DATA_COST = 1.5  # of a pair in a PARTIAL tile whose mask reads arrays
 _MOST_TILES = 1 << 22  # whose lists are a few dozen megabytes
 _GAIN = 0.95  # pieces must promise that much, as costs are estimates
 _STEP_CELLS = 1 << 22  # what a step costs before its first score, in scores: a dozen kernels, and three reads
-_MOST_LOOPS = 16  # of a program, over blocks that visit equally many tiles
 
 
 @dataclass(frozen=True)
@@ -275,7 +274,7 @@ def choose_tiles_at_once(problem: Problem, tuning: Tuning) -> TileChoice:
     for block, axis in zip(blocks, (0, 1), strict=True):
         candidates = []
         while True:
-            trips = count(mask, sizes, (0, None) if mask is None else offsets, block)[axis]
+            trips = count(mask, sizes, (0, None) if mask is None else offsets, block, tuning.most_loops)[axis]
             steps = sum(trip.blocks * trip.kept for trip in trips) * _loops(problem, block.at_once)
             cells = min(block.at_once, math.prod(sizes.leading)) * block.queries * block.keys
             candidates.append((steps * (cells + _STEP_CELLS), steps, dataclasses.replace(block, trips=trips)))
@@ -292,24 +291,24 @@ def choose_tiles_at_once(problem: Problem, tuning: Tuning) -> TileChoice:
 
 
 def _count(
-    mask: Mask | None, sizes: Sizes, offsets: tuple[Any, Any], block: Blocking
+    mask: Mask | None, sizes: Sizes, offsets: tuple[Any, Any], block: Blocking, most_loops: int
 ) -> tuple[tuple[Trips, ...], tuple[Trips, ...]]:
     """Return the trips by query and by key."""
     with eval_context(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
         by_query, by_key = _list_both_ways(mask, sizes, offsets, block, block)
-        return _merge(by_query), _merge(by_key)
+        return _merge(by_query, most_loops), _merge(by_key, most_loops)
 
 
 _count_once = functools.lru_cache(maxsize=256)(_count)
 
 
-def _merge(lists: TileLists) -> tuple[Trips, ...]:
+def _merge(lists: TileLists, most_loops: int) -> tuple[Trips, ...]:
     """Return the trips of blocks, as if some visited as many tiles as their neighbours."""
     full, tiles = np.asarray(lists.full), np.asarray(lists.kept)
     full, tiles = full.reshape((-1, full.shape[-1])).min(0), tiles.reshape((-1, tiles.shape[-1])).max(0)
     changes = 1 + np.flatnonzero(np.diff(full) | np.diff(tiles))
-    if len(changes) >= _MOST_LOOPS:
-        changes = np.unique(np.linspace(0, len(full), _MOST_LOOPS + 1).astype(int)[1:-1])
+    if len(changes) >= most_loops:
+        changes = np.unique(np.linspace(0, len(full), most_loops + 1).astype(int)[1:-1])
     groups = zip(np.split(full, changes), np.split(tiles, changes), strict=True)
     return tuple(Trips(len(least), int(least.min()), int(most.max())) for least, most in groups)
 

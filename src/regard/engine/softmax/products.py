@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array
+from regard.engine.platforms import find_platform
 from regard.engine.processors import lacks_bfloat16
 
 # XLA's CPU computes a batch of small products on one core, however many there are of them.
@@ -24,12 +25,13 @@ def product(a: Array, b: Array, precision: Any, contract: tuple[int, int] = (-1,
     factor = min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
     sum_dtype = np.promote_types(factor, np.float32)
     a, b = a.astype(factor), b.astype(factor)
-    if factor == jnp.bfloat16 and jax.default_backend() == "cpu" and lacks_bfloat16():
+    on_cpu = find_platform(a, b).name == "cpu"
+    if factor == jnp.bfloat16 and on_cpu and lacks_bfloat16():
         a, b = a.astype(np.float32), b.astype(np.float32)  # faster, and the same: they are rounded
     sums = jax.lax.dot_general(a, b, (axes, (batch, batch)), precision, sum_dtype)
     work = sums.shape[-2] * sums.shape[-1] * a.shape[contract[0]]
     small = isinstance(work, int) and 0 < work <= _SMALL
-    if not (small and BATCH_ON_ONE_CORE and sum_dtype == np.float32 and jax.default_backend() == "cpu"):
+    if not (small and BATCH_ON_ONE_CORE and sum_dtype == np.float32 and on_cpu):
         return sums
     # XLA divides a kernel along its batch if a maximum is part of it: here, of zeros, or of NaN where a row
     # or column of the product is NaN. What a loop does not change is found ahead of it, so they are not made
