@@ -27,16 +27,18 @@ test: $(VENV)/.dev
 test-all: $(VENV)/.dev
 	$(PYTEST) $(CASES)
 
-# On Python 3.12: numbers on the newest jax, and the kernel that only it interprets, whose cases are skipped elsewhere.
+# On Python 3.12: numbers on the newest jax, what its compiler for TPUs makes of programs, and the kernel that only it
+# interprets; these cases are skipped elsewhere.
 # Left out is what says nothing of numbers, and conformance, which asks what the contract's own cases ask.
 LEFT_OUT = any_function_of_attention moves_nothing keeps_its_dtypes multiplied_as_such program_of_a_mask comparison_sees
 test-newest: $(VENV)/.dev
 	$(PYTEST) tests/engine/test_mosaic_gpu.py tests/engine/test_contract.py tests/engine/test_sizes.py tests/programs \
+		tests/engine/test_platforms.py \
 		-k "$(foreach words,$(LEFT_OUT),not $(words) and) test"
 
 # Random programs against the definition: make fuzz SEED=7 COUNT=200 (FUZZ='--jobs 2 --only 12')
 fuzz: $(VENV)/.dev
-	$(BIN)/python tests/programs/fuzz.py --seed $(or $(SEED),0) --count $(or $(COUNT),100) $(FUZZ)
+	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(BIN)/python tests/programs/fuzz.py --seed $(or $(SEED),0) --count $(or $(COUNT),100) $(FUZZ)
 
 # Plants one fault at a time and shows which tests see it; ONLY=masks takes those with that word.
 mutants: $(VENV)/.dev

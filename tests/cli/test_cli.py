@@ -128,6 +128,28 @@ def test_every_setting_is_explained_with_its_default_and_flags_reach_it(capsys):
     assert str(parse_arguments(["train", "copy", "--smoke"]).directory) == "out/copy-smoke"
 
 
+def test_an_update_is_compiled_for_devices_that_are_elsewhere(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "copy", "--smoke", "--compile-for", "v5e:1x1"]
+    monkeypatch.setattr("regard.cli.compiling.find_topology", lambda name, slices: jax.devices() * slices)
+    assert main([*words, "--json"]) == 0
+    (told,) = map(json.loads, capsys.readouterr().out.splitlines())
+    known = {
+        "event": "compiled",
+        "topology": "v5e:1x1",
+        "mesh": "data=1",
+        "devices": 1,
+        "planned_bytes": None,
+    }
+    assert told.items() >= known.items()
+    task = tasks.shrink(tasks.Copy())
+    sizes = jax.tree.map(lambda leaf: leaf.size, loop.make_program(task, 0).shapes)
+    assert 4 * sum(jax.tree.leaves(sizes)) <= told["state_bytes"] < told["peak_bytes"]
+    assert main([*words, "--mesh", "fsdp=2"]) == 2
+    assert "multiply to 1, as there are 1 device" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_training_says_what_runs_where_and_what_to_do_next(trained):
     directory, text = trained
     for told in (

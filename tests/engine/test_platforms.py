@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from mesh_cases import on_eight_devices
 from regard import attend, explain, masks, parallel
 from regard.engine.backends import cudnn
 from regard.engine.platforms import Platform, find_platform
@@ -70,6 +71,33 @@ def test_a_program_is_traced_for_what_it_is_lowered_for(monkeypatch):
     traced = jax.jit(lambda x: causal(x, backend="tiled")).trace(x)
     texts = [traced.lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "tpu")]
     assert texts[0].count("stablehlo.abs") > texts[1].count("stablehlo.abs")
+
+
+def test_each_device_of_a_mesh_runs_its_own_kernel():
+    """Under `parallel.use`, and inside a `shard_map` that checks what varies."""
+    mesh = AbstractMesh((2, 1), ("x", "y"), (AxisType.Auto,) * 2, abstract_device=TPU)
+    x = jax.ShapeDtypeStruct((4, 2, 256, 128), "bfloat16", sharding=NamedSharding(mesh, PartitionSpec("x")))
+    with parallel.use(mesh, "y", batch_axis="x"):
+        assert "regard_plain_kernel" in str(jax.jit(causal).trace(x).jaxpr)
+    part = jax.shard_map(causal, mesh=mesh, in_specs=PartitionSpec("x"), out_specs=PartitionSpec("x"))
+    assert "regard_plain_kernel" in str(jax.jit(part).trace(x).jaxpr)
+
+
+DIVIDED = """
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+from regard import attend, masks, parallel
+places = NamedSharding(parallel.build_mesh({"x": 8}), PartitionSpec("x"))
+x = jax.ShapeDtypeStruct((8, 2, 2048, 64), "bfloat16", sharding=places)
+traced = jax.jit(lambda x: attend(x, x, x, mask=masks.causal())).trace(x)
+for platform in ("cpu", "tpu"):
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    print("CustomSPMDPartitioning" in text, "custom_call @tpu" in text)
+"""
+
+
+def test_of_divided_arrays_no_custom_partitioning_is_asked_of_tpus():
+    assert on_eight_devices(DIVIDED).splitlines() == ["True False", "False False"]
 
 
 @compiles_for_tpus

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from explorer_pages import WORDS, N, check_colours, number
+from explorer_pages import WORDS, check_colours, number
 from regard import inspection
 from regard.inspection.explorer import pages
 from regard.inspection.explorer.server import serve
@@ -120,12 +120,7 @@ def test_the_map_shows_what_is_added(open_page, added):
     assert float(size) == pytest.approx(norm, rel=0.006)
     assert place == f"rank {1 + (truth[30] > norm).sum()} of 31"
     assert "norm of what is added" in visit.evaluate("document.querySelector('.rg-what').textContent")
-    # Blocks of two by two; then the colours.
     assert truth.max() > 1
-    half = -(-N // 2)
-    blocks = np.array(visit.probe("blocks", [1, 2, 2, 2, half, half, "value"]), float).reshape(half, half)
-    padded = np.pad(truth, (0, 2 * half - N)).reshape(half, 2, half, 2)
-    np.testing.assert_allclose(blocks, padded.max((1, 3)), rtol=2e-3, atol=1e-4)
     most = max(one.max() for one in added)
     assert visit.evaluate(LIMITS) == pytest.approx([most * 2**-12, most], rel=1e-4)
     check_colours(visit, truth, *visit.evaluate(LIMITS), codes=2.5)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from explorer_pages import CELLS, WORDS, N, check_colours, go, huge_trace, number, state, walk
+from explorer_pages import WORDS, N, check_colours, go, huge_trace, number, state, walk
 from page_traces import make_case, many_heads, trace_of
 from regard import masks
 
@@ -144,7 +144,7 @@ def test_a_short_text_opens_to_be_read_by_pointing_and_in_full_where_a_link_says
     assert seen == [False, False, True, False]
 
 
-def test_the_address_keeps_the_state(open_page):
+def test_the_address_keeps_the_state(open_page, layers):
     visit = open_page()
     visit.press("]", ".", "ArrowDown", "ArrowRight", "+", "m", "l")
     visit.page.wait_for_timeout(250)  # moving about renews the address a little later
@@ -160,6 +160,20 @@ def test_the_address_keeps_the_state(open_page):
     visit.settle()
     found = state(visit)
     assert (found["channel"], found["c"], found["h"], found["row"]) == ("mass", 1, 1, kept["row"])
+    # Locked, the next head is drawn in the colours of this one, and so is a link.
+    limits = "(({ low, high }) => [low, high])(__regard.state().limits)"
+    field = visit.page.get_by_label("Range")
+    assert visit.evaluate(limits) == [2**-12, 1]
+    field.select_option("head")
+    visit.settle()
+    low, high = visit.evaluate(limits)
+    assert high == pytest.approx(layers[1].weights[1].max(), rel=0.01)
+    field.select_option("locked")
+    visit.press(",", "]")
+    locked = visit.evaluate(limits)
+    assert locked == pytest.approx([low, high], rel=1e-3)
+    visit.page.wait_for_timeout(250)
+    assert open_page(visit.evaluate("location.hash")).evaluate(limits) == locked
 
 
 def download(visit, label):
@@ -221,26 +235,6 @@ def test_the_atlas_is_one_tab_stop_with_arrows_within(open_page, layers):
     assert visit.page.locator(".rg-guide .rg-done").inner_text().startswith("Choose a head")
 
 
-def test_the_colour_range_is_of_all_heads_of_one_or_locked(open_page, layers):
-    visit = open_page("#l=0&h=0")
-    limits = "(({ low, high }) => [low, high])(__regard.state().limits)"
-    assert visit.evaluate(limits) == [2**-12, 1]
-    field = visit.page.get_by_label("Range")
-    field.select_option("head")
-    visit.settle()
-    weights = layers[0].weights[0]
-    low, high = visit.evaluate(limits)
-    assert high == pytest.approx(weights.max(), rel=0.01)
-    check_colours(visit, weights, low, high, codes=2.5)
-    # Locked, the next head is drawn in the colours of this one, and so is a link.
-    field.select_option("locked")
-    visit.press(".", "]")
-    kept = visit.evaluate(limits)
-    assert kept == pytest.approx([low, high], rel=1e-3)
-    visit.page.wait_for_timeout(250)
-    assert open_page(visit.evaluate("location.hash")).evaluate(limits) == kept
-
-
 def middle_of(visit, row, key):
     box = visit.page.locator("canvas.rg-base").bounding_box()
     at = visit.evaluate("([row, key]) => __regard.pixel(row, key)", [row, key])
@@ -271,15 +265,6 @@ def test_the_pointer_chooses_zooms_and_drags(open_page):
     assert after["k0"] < before["k0"]
     assert after["q0"] < before["q0"]
     assert (state(visit)["row"], state(visit)["key"]) == (30, 11)  # a drag is no click
-
-
-def test_without_the_first_keys_rows_are_shared_out_anew(open_page, layers):
-    visit = open_page("#l=0&h=0&sink=1")
-    assert "renormalised" in visit.evaluate("document.querySelector('.rg-map').textContent")
-    weights = layers[0].weights[0] * (np.arange(N) > 3)
-    weights /= np.maximum(weights.sum(-1, keepdims=True), 1e-9)
-    check_colours(visit, weights, cells=[cell for cell in CELLS if cell[1] > 3], codes=1.6)
-    assert np.isnan(visit.probe("pixels", [[30, 1]])[0][3])
 
 
 # True to a dense reference, small and quick, and alone with itself.

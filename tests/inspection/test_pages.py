@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import zlib
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -155,43 +156,18 @@ def test_pinned_heads_are_the_clearest_or_those_asked_for(long):
     )
 
 
-def test_statistics_from_a_file_are_shown(bare, tmp_path):
-    trace = small()
-    trace.save(tmp_path / "whole.regard", keep="qk")
-    assert pages.html(inspection.load(tmp_path / "whole.regard")) == pages.html(trace)
-    trace.save(tmp_path / "trace.regard", keep="statistics")
-    document, chunks = opened(pages.html(inspection.load(tmp_path / "trace.regard")))
-    head = document["traces"][0]["calls"][0]["head"][0]
-    assert (document["exact"], head["weights"], head["last_row"]) == ("none", None, None)
-    assert chunks[head["levels"][0]["mass"]].sum() > 0
-    assert "saved without queries and keys" in document["notes"][0]
-
-
-def test_a_page_is_written_whole_or_not_at_all(bare, tmp_path, monkeypatch):
-    trace = small()
-    target = tmp_path / "page.html"
-    assert pages.write(trace, target) == target
-    first = target.read_bytes()
-    pages.write(small(seed=4), str(target))
-    assert target.read_bytes() != first
-    kept = target.read_bytes()
-
-    def fail(*_):
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(pages.os, "replace", fail)
-    with pytest.raises(OSError, match="the disk is full"):
-        pages.write(trace, target)
-    assert target.read_bytes() == kept
-    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-
-
-def test_other_files_are_not_replaced(bare, tmp_path):
+def test_a_page_is_written_whole_and_other_files_are_not_replaced(bare, tmp_path, monkeypatch):
     write = functools.partial(pages.write, inspection.Trace())
     thesis, empty = tmp_path / "thesis.html", tmp_path / "empty.html"
     thesis.write_text("<html>years of work</html>")
     empty.touch()
-    write(empty)
+    assert write(str(empty)) == empty
+    whole = empty.read_bytes()
+    monkeypatch.setattr("os.replace", mock.Mock(side_effect=OSError("the disk is full")))
+    with pytest.raises(OSError, match="the disk is full"):
+        pages.write(small(), empty)
+    assert empty.read_bytes() == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.html", "thesis.html"]
     assert_refused(
         (lambda: write(thesis), "something else: name another file, or remove it first", FileExistsError),
         (lambda: write(tmp_path), "the folder", FileExistsError),

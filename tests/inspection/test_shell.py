@@ -38,18 +38,6 @@ def test_the_shell_is_small_and_runs_its_own_scripts_alone():
     assert (style, main) == (shell.style, shell.script)
 
 
-def test_the_joined_script_is_javascript_and_the_page_unpacks_what_was_packed(tmp_path):
-    shell, (main, boot) = load_shell(), (tmp_path / name for name in ("main.js", "boot.mjs"))
-    main.write_text(shell.script)
-    run_node("--check", main)
-    boot.write_text(
-        "const document={createElement:(name)=>({name}),head:{append:(part)=>parts.push(part)}},parts=[];\n"
-        f"{shell.opening}\nconsole.log(JSON.stringify(parts));"
-    )
-    style, script = ({"name": name, "textContent": getattr(shell, name)} for name in ("style", "script"))
-    assert json.loads(run_node(boot)) == [style, script]
-
-
 def test_modules_pass_their_tests_in_node():
     tests = sorted(Path(__file__).parent.glob("explorer/*.test.js"))
     assert len(tests) > 10

@@ -1,6 +1,7 @@
 """Traces made of arrays: they tell what captured ones do, and what is no attention is refused."""
 
 import dataclasses
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -93,28 +94,12 @@ def test_weights_of_fewer_queries_than_keys_and_of_bfloat16():
     np.testing.assert_allclose(call.readout().entropy, entropy, atol=1e-5)
 
 
-class Tensor:
-    """Weights as PyTorch has them: NumPy takes neither graphs, nor devices, nor bfloat16."""
-
-    dtype = "torch.bfloat16"
-
-    def __init__(self, array, *steps):
-        self.array, self.steps = array, steps
-
-    def detach(self):
-        return Tensor(self.array, *self.steps, "detach")
-
-    def cpu(self):
-        return Tensor(self.array, *self.steps, "cpu")
-
-    def float(self):
-        assert self.steps == ("detach", "cpu")
-        return np.asarray(self.array, np.float32)
-
-
 def test_tensors_with_graph_device_and_bfloat16_are_read():
+    """Weights as PyTorch has them: NumPy takes neither graphs, nor devices, nor bfloat16."""
     weights = np.full((B, H, T, T), 1 / T).astype(jnp.bfloat16)
-    (call,) = Trace.from_arrays([Tensor(weights)])
+    tensor = mock.Mock(dtype="torch.bfloat16")
+    tensor.detach().cpu().float.return_value = weights.astype(np.float32)
+    (call,) = Trace.from_arrays([tensor])
     assert call.describe()["dtype"] == "bfloat16"
     np.testing.assert_allclose(call.window(), weights[0].astype(np.float32), rtol=1e-6)
 

@@ -159,6 +159,8 @@ class Truth:
         own = max(own, ml_dtypes.finfo(self.own).eps) if family == "merge" else own
         apart = {"weights", "scores", "max_score"} & {*self.program.smooth}  # with gradients of their own
         summed = family == "merge" or (derivative and (self.mapped or family == "cache" or apart))
+        if derivative and family == "cache":  # of each step, and of each sum of two
+            own *= self.floats["query"].shape[-2]
         allowed = np.broadcast_to(allowed + own * (size if summed else abs(want)), want.shape)
         if derivative and self.narrow:  # a row's mean is that of the output, of weights that were rounded
             allowed = allowed + 2.0**-9 * size

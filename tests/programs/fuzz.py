@@ -4,15 +4,40 @@ import argparse
 import collections
 import multiprocessing
 import os
+import re
 import sys
 import time
+import traceback
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
-from checking import examine, shrink
+from checking import Outcome, examine, shrink
 from generator import generate
+from regard import parallel
+
+
+def compile_one(seed, topology, number):
+    """Compile a program for a device that is elsewhere, on whose mesh its arrays lie."""
+    start, program = time.process_time(), generate(seed, number, False)
+    if program.family == "ring" or "float64" in program.dtypes.values():
+        return number, program.family, Outcome("left out"), 0.0
+    mesh = parallel.build_mesh({"x": 1}, devices=parallel.find_topology(topology)[:1])
+    lay = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+    text = re.sub(r"found = .*\n$", "", program.text())
+    try:
+        exec(text, space := {})
+        arrays = jax.tree.map(lambda x: lay(np.asarray(x)), (space["floats"], space["ints"]))
+        jax.jit(space["run"]).lower(*arrays).compile()
+        outcome = Outcome("compiled")
+    except NotImplementedError as error:
+        outcome = Outcome("refused", str(error))
+    except Exception:
+        outcome = Outcome("broken", f"{text}\n{traceback.format_exc(limit=-4)}")
+    return number, program.family, outcome, time.process_time() - start
 
 
 def try_one(seed, poison, number):
@@ -53,11 +78,17 @@ def main(arguments=None):
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--only", type=int, help="this number alone")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument(
+        "--compile-for", help="a topology, such as v5e:2x2: programs are compiled, and not run"
+    )
     parser.add_argument("--finite", action="store_true", help="plant no NaN and no inf")
     asked = parser.parse_args(arguments)
     numbers = range(asked.count) if asked.only is None else [asked.only]
     kinds, spent = collections.Counter(), 0.0
-    for number, family, outcome, seconds in run_all(asked.seed, numbers, asked.jobs, not asked.finite):
+    found = run_all(asked.seed, numbers, asked.jobs, not asked.finite)
+    if asked.compile_for:
+        found = map(partial(compile_one, asked.seed, asked.compile_for), numbers)
+    for number, family, outcome, seconds in found:
         kinds[outcome.kind] += 1
         spent += seconds
         print(f"{asked.seed} {number} {family}: {outcome.kind}, {seconds:.1f} s", flush=True)

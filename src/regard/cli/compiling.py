@@ -27,7 +27,7 @@ def compile_elsewhere(command: Train, console: Console, remedy: str) -> int:
             task.prepare(report)
         update = compile_update(task, deployment, seed=command.seed)
         chip = CHIPS.get(topology.partition(":")[0])
-        planned = _plan(task, update, deployment, chip.name) if chip else None
+        planned = _plan(task, update, deployment, chip.name) if chip and task.writes_text else None
     room = f" of {scaled(chip.memory_bytes, 'B')}" if chip else ""
     parts = f"state {scaled(update.state_bytes, 'B')}, in between {scaled(update.working_bytes, 'B')}"
     console.note("compiled", f"in {update.seconds:.1f} s for {update.devices} x {update.device_kind}")

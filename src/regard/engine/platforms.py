@@ -8,11 +8,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
+from jax._src import config
 from jax._src import mesh as meshes  # has no public name for what `jax.set_mesh` sets
+from jax.core import Tracer
 from jax.sharding import AxisType
 
 _context: Any = None
-_set_mesh: Any = getattr(meshes, "device_context", None) or meshes.jax_config.device_context
+_set_mesh: Any = getattr(meshes, "device_context", None) or config.device_context  # before jax 0.12
 _LOWERED = {"cuda": "gpu", "rocm": "gpu"}  # what programs are lowered for, by the name that devices have
 
 
@@ -36,7 +38,7 @@ def find_platform(*arrays: Any) -> Platform:
     if _context is not None and _context.value is not None:
         return _context.value
     for array in arrays:
-        if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
+        if isinstance(array, jax.Array) and not isinstance(array, Tracer):
             return Platform.of(next(iter(array.devices())))
         if (platform := _read_mesh(_find_mesh(array))) is not None:
             return platform
@@ -78,7 +80,7 @@ def lowering_for(context: Any) -> AbstractContextManager[Any]:
     platform = _read_mesh(context.avals_in[0].sharding.mesh)
     names = {_LOWERED.get(name, name) for name in context.module_context.platforms}
     if platform is None and len(names) == 1 and names != {find_platform().name}:
-        platform = Platform(*names, "")
+        platform = Platform(str(*names), "")
     return nullcontext() if platform is None else tracing_for(platform)
 
 
@@ -91,7 +93,7 @@ def find_present(platform: Platform) -> Any:
 
 def _find_mesh(array: Any) -> Any:
     """Return the mesh on which an array lies, or a shape that stands for one; or None."""
-    sharding = jax.typeof(array).sharding if isinstance(array, jax.core.Tracer) else None
+    sharding = jax.typeof(array).sharding if isinstance(array, Tracer) else None
     return getattr(sharding or getattr(array, "sharding", None), "mesh", None)
 
 
@@ -103,7 +105,7 @@ def _read_mesh(mesh: Any) -> Platform | None:
 
 def _find_default() -> Platform:
     """Find the platform on which JAX computes what lies nowhere yet."""
-    device = jax.config.jax_default_device
+    device: Any = config.default_device.value
     if isinstance(device, str):
         device = jax.devices(device)[0]
     return Platform.of(jax.devices()[0] if device is None else device)

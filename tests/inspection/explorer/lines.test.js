@@ -1,6 +1,5 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { productsOf } from "../../../src/regard/inspection/explorer/web/feature_products.js";
 import * as lineRows from "../../../src/regard/inspection/explorer/web/line_rows.js";
 import { State } from "../../../src/regard/inspection/explorer/web/state.js";
 
@@ -70,11 +69,6 @@ test("the ends of several heads' lines are joined, the strongest first", () => {
     { n: 3, weights: [0.5, null, null] },
   ]);
   assert.equal(joinLines([one, other], "key", 1).length, 1);
-});
-
-test("products by feature are those of the pair", () => {
-  const keys = [1, 10, 100, 2, 20, 200, 3, 30, 300];
-  assert.deepEqual([...productsOf([1, 2, 3, 4, 5, 6], keys, 3, 1, 2)], [12, 150, 1800]);
 });
 
 test("queries that are kept and what is in sight stay in the address", () => {

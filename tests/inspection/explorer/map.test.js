@@ -2,7 +2,6 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { barTicks, drawColourBar } from "../../../src/regard/inspection/explorer/web/colour_bar.js";
 import { sequential } from "../../../src/regard/inspection/explorer/web/colours.js";
-import { shown } from "../../../src/regard/inspection/explorer/web/dom.js";
 import * as geometry from "../../../src/regard/inspection/explorer/web/geometry.js";
 import * as heads from "../../../src/regard/inspection/explorer/web/heads.js";
 import { labelRoom, mapLayout, matrixRect } from "../../../src/regard/inspection/explorer/web/map_layers.js";
@@ -381,19 +380,6 @@ test("layers are told apart by what differs in their names", () => {
   assert.deepEqual(names("decoder.0.self", "decoder.0.cross"), ["0 · self", "1 · cross (cross)"]);
   assert.deepEqual(names("attention"), ["0"]);
   assert.deepEqual(names("a", "a"), ["0", "1"]);
-});
-
-test("tokens stay on one line, in whole characters, and are never empty", () => {
-  const signs = {
-    " the": "the",
-    "  ": "␣␣",
-    "a\nb": "a↵b",
-    "": "∅",
-    "\u0000x": "␀x",
-    שלום: "\u2068שלום\u2069",
-  };
-  for (const [token, text] of Object.entries(signs)) assert.equal(shown(token), text);
-  assert.equal(Array.from(shown("🙂".repeat(10000), 5)).join(""), "🙂🙂🙂🙂…");
 });
 
 test("keys get as much room as their tokens are long, but for a few", () => {

@@ -357,22 +357,5 @@
         for (let j = 0; j < keys; j += 1) found.push(await __regard.cell(0, c, h, i, j));
       return found;
     },
-
-    blocks: async ([c, h, up, across, rows, keys, channel]) => {
-      const found = new Array(rows * keys);
-      for (let top = 0; top < rows; top += 256) {
-        for (let left = 0; left < keys; left += 256) {
-          const tile = await __regard.tile(0, c, h, up, across, top / 256, left / 256, channel);
-          for (let i = top; i < Math.min(rows, top + 256); i += 1) {
-            for (let j = left; j < Math.min(keys, left + 256); j += 1)
-              found[i * keys + j] = tile[256 * (i - top) + j - left];
-          }
-        }
-      }
-      const [i, j] = [rows >> 1, keys >> 2];
-      const one = await __regard.block(0, c, h, up, across, i, j, channel);
-      if (found[i * keys + j] !== one) throw new Error("block and tile differ");
-      return found;
-    },
   };
 })();

@@ -27,6 +27,8 @@ test("hostile tokens become visible and short", () => {
       assert.ok(!text.includes(token[0]), code.toString(16));
   }
   assert.equal(shown("\u202eevil"), "⟨202E⟩evil");
+  assert.deepEqual([shown(" the"), shown("שלום")], ["the", "\u2068שלום\u2069"]);
+  assert.equal(shown("🙂".repeat(10000), 5), "🙂🙂🙂🙂…");
   assert.equal(displayToken("\ud800x").text, "\ufffdx");
   assert.equal(displayToken("👩‍👩‍👧").text, "👩‍👩‍👧");
   assert.equal(displayToken("</script><img onerror=1>").text, "</script><img onerror=1>");

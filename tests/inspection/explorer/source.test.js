@@ -209,12 +209,6 @@ test("what fails is asked for again", async () => {
   near((await source.chunk("last")).values[1], log8Table()[244]);
 });
 
-test("tokens are texts, whatever they hold", async () => {
-  const source = new Source(...Object.values(page()).slice(0, 2));
-  assert.deepEqual(await source.tokens(0, 0), ["a", "</script>"]);
-  assert.equal(await source.tokens(0, null), null);
-});
-
 test("a request ends with the last one that waits for it, and can be made anew", async () => {
   const ends = [];
   const { pageDocument, load } = page();
