@@ -222,6 +222,8 @@ def test_segments_by_position_are_read_where_the_query_sits():
     assert not beyond[1:].any()
     before = cells(masks.segments(ids), 3, 5, query_offset=-2)
     np.testing.assert_array_equal(before, [[0] * 5, [0] * 5, [1, 1, 0, 0, 0]])
+    placed = cells(masks.segments(ids), 3, 5, query_positions=[4, 0, 9])
+    np.testing.assert_array_equal(placed, [[0, 0, 1, 1, 1], [1, 1, 0, 0, 0], [0] * 5])
 
 
 # Notation

@@ -14,7 +14,6 @@ from test_masks import assert_tiles_are_safe
 
 T, S = 5, 29
 FIRST, LAST = 7, 20  # the piece of the keys
-IDS = np.repeat([0, 1, 2, 0], [9, 4, 11, 5]).astype(np.int32)
 MASKS = {
     "causal": masks.causal(), "window": masks.sliding_window(6, 2),
     "prefix": masks.causal() | masks.prefix(10), "lengths": masks.lengths([12, 29]),
@@ -61,12 +60,6 @@ def test_a_piece_of_the_keys_is_the_whole_with_the_rest_masked():
     for leaves in found:
         for one, other in zip(leaves, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
-
-
-def test_documents_read_the_id_of_the_key_where_the_query_sits():
-    mask = masks.segments(IDS) & masks.causal()
-    here, far = jax.jit(lambda: [mask.dense(S, query_offset=at, key_offset=at) for at in (0, 1000)])()
-    np.testing.assert_array_equal(far, here)
 
 
 def test_dropout_follows_the_positions_of_keys():

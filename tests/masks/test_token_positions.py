@@ -190,12 +190,6 @@ def test_a_ring_drops_what_one_device_drops():
 # Masks by themselves.
 
 
-def test_segments_are_read_where_the_query_sits():
-    ids = np.array([7, 7, 4, 4, 4])
-    kept = masks.segments(ids).dense(3, 5, query_positions=[4, 0, 9]).astype(int).tolist()
-    assert kept == [[0, 0, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
-
-
 def test_tiles_without_work_are_not_visited():
     # Documents of 128 tokens that restart: chunks by position alone would see one another.
     ids, restarting = np.repeat(np.arange(4), 128), np.tile(np.arange(128), 4)
