@@ -145,7 +145,7 @@ def test_the_page_about_scale_prints_what_is_shown(tmp_path):
 
 def test_commands_of_the_page_about_scale_are_understood(capsys):
     lines = [shlex.split(line, comments=True) for line in SCALE.splitlines() if line.startswith("regard ")]
-    assert [words[1] for words in lines] == ["plan", *["train"] * 4]
+    assert [words[1] for words in lines] == ["plan", *["train"] * 7]
     for words in lines:
         assert type(parse_arguments(words[1:])).__name__.lower() == words[1]
     shown = re.search(r"--backward\n```\n\n```text\n(.*?)```", SCALE, re.S)[1]
