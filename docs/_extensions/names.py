@@ -32,6 +32,7 @@ MODULES = (
     "regard.training.tasks",
     "regard.training.settings",
     "regard.training.optimization",
+    "regard.training.compiled_updates",
     "regard.training.loop",
     "regard.training.runs",
     "regard.inspection",

@@ -37,6 +37,9 @@ def test_a_call_is_for_the_devices_that_its_arrays_lie_on():
     assert explain(there, there, there).backend == "splash_tpu"
     several = explain(*[shape_on(TPU, count=2)] * 3)
     assert "use regard.parallel.use(mesh, ...)" in several.refusals["splash_tpu"]
+    offsets = {"query_offset": np.array([3, 5]), "key_offset": np.array([1, 2])}
+    moved = explain(there, there, there, mask=masks.causal(), **offsets)
+    assert "offsets that are arrays" in moved.refusals["splash_tpu"]
     call, mesh = jax.jit(causal), there.sharding.mesh
     for platform in ("cpu", "tpu", "cpu", "tpu"):  # neither is taken for the other
         context = jax.sharding.use_abstract_mesh(mesh) if platform == "tpu" else contextlib.nullcontext()

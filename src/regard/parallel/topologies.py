@@ -53,10 +53,10 @@ def find_topology(name: str, *, slices: int = 1) -> tuple[Any, ...]:
         ModuleNotFoundError: the compiler is not installed: libtpu for TPUs, jax[cuda12] for GPUs.
 
     Example:
+        >>> import contextlib
         >>> from regard import parallel
-        >>> parallel.find_topology("v5e")
-        Traceback (most recent call last):
-        ValueError: name: expected a kind and sizes, such as v5e:2x4 or h100:8; got 'v5e'
+        >>> with contextlib.suppress(ModuleNotFoundError):  # libtpu may not be installed
+        ...     assert len(parallel.find_topology("v5e:2x4")) == 8
 
     Reference: `jax.experimental.topologies`, ahead-of-time compilation.
     """

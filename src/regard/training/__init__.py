@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from regard.training.loop import Outcome, train
     from regard.training.runs import Run, load_model, load_run, open_run
 
-__all__ = ["Outcome", "Run", "load_model", "load_run", "loop", "open_run", "optimization", "runs", "settings"]
-__all__ += ["tasks", "train"]
+__all__ = ["Outcome", "Run", "compiled_updates", "load_model", "load_run", "loop", "open_run", "optimization"]
+__all__ += ["runs", "settings", "tasks", "train"]
 
 __getattr__, __dir__ = defer(
     __name__, "train", __all__, loop="Outcome train", runs="Run load_model load_run open_run"

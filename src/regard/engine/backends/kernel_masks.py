@@ -52,7 +52,7 @@ def read_kernel_mask(problem: Problem) -> Bounds | str:
         return bounds
     if not all(positions_of(offset).is_consecutive for offset in (problem.query_offset, problem.key_offset)):
         return "the mask reads the position of every token, and it counts rows from an offset"
-    offsets = (problem.query_offset, problem.key_offset or 0)
+    offsets = (problem.query_offset, 0 if problem.key_offset is None else problem.key_offset)
     if not is_concrete(offsets) or any(np.ndim(offset) for offset in offsets):
         return "the mask is placed by offsets that are arrays, or not known until it runs"
     query_offset, key_offset = int(offsets[0]), int(offsets[1])
