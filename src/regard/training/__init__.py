@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from regard.loading import defer
 
 if TYPE_CHECKING:
-    from regard.training import loop, optimization, runs, settings, tasks
+    from regard.training import compiled_updates, loop, optimization, runs, settings, tasks
     from regard.training.loop import Outcome, train
     from regard.training.runs import Run, load_model, load_run, open_run
 
