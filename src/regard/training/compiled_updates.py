@@ -18,7 +18,7 @@ from regard.training.task import Task
 
 @dataclass(frozen=True)
 class CompiledUpdate:
-    """What each device holds while it runs an update: the compiler's own count.
+    """The compiler's own count of what each device holds while it runs an update.
 
     Attributes:
         device_kind: the kind of device, as its maker names it.
