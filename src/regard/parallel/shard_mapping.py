@@ -42,11 +42,11 @@ def _list_numbers(problem: Problem) -> tuple[tuple[str, Any], ...]:
     """Return the numbers that are part of a device's own kernels, by name; nothing where it has none."""
     has_kernels = find_platform(problem.query, problem.key).name in PLATFORMS.values()
     names = ("scale", "query_offset", "key_offset") if has_kernels else ()
-    known = {name: getattr(problem, name) for name in names if is_concrete(getattr(problem, name))}
-    for name, number in known.items():
+    numbers = {name: getattr(problem, name) for name in names if is_concrete(getattr(problem, name))}
+    for name, number in numbers.items():
         if isinstance(number, np.ndarray | jax.Array) and number.ndim == 0:
-            known[name] = np.asarray(number)[()]  # `jax.jit` can know programs by it
-    return tuple(item for item in known.items() if isinstance(item[1], int | float | np.number))
+            numbers[name] = np.asarray(number)[()]  # `jax.jit` can know programs by it
+    return tuple(item for item in numbers.items() if isinstance(item[1], int | float | np.number))
 
 
 @partial(jax.jit, static_argnames="division")

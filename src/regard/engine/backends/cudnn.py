@@ -45,8 +45,8 @@ def _read_capability(platform: Platform) -> tuple[int, int] | str:
     if platform.name != "gpu":
         return f"it needs an NVIDIA GPU, and this call is for a {platform.name}"
     kind, device = platform.device_kind, find_present(platform)
-    known = (number for name, number in _CAPABILITIES.items() if name in kind)
-    capability = str(getattr(device, "compute_capability", next(known, None)))
+    listed = (number for name, number in _CAPABILITIES.items() if name in kind)
+    capability = str(getattr(device, "compute_capability", next(listed, None)))
     try:
         major, minor = map(int, capability.split("."))
     except ValueError:
