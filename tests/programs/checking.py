@@ -122,10 +122,14 @@ class Truth:
                 tangent = np.nan_to_num(moved[name].value.imag / abs(small), posinf=0, neginf=0)
                 found[f"t_{name}"] = Expected(tangent)
         if kind == "hvp":
-            moves = ({n: size * one for n, one in self._drawn("tangents").items()} for size in (1e-5, -1e-5))
-            ahead, behind = (self._vjp(lane, *self._call(lane, np.float64, one)[1:]) for one in moves)
+            moves = (
+                {n: size * one for n, one in self._drawn("tangents").items()} for size in (1e-5, -1e-5, 0)
+            )
+            ahead, behind, still = (self._vjp(lane, *self._call(lane, np.float64, one)[1:]) for one in moves)
             for name, one in ahead.items():
-                found[f"h_{name}"] = Expected((one.value - behind[name].value) / 2e-5, one.free, 8 * one.size)
+                # Where terms are 0, as with a scale of 0, they are as large as they grow.
+                size = max(8 * one.size, abs(one.size - still[name].size) / 1e-5)
+                found[f"h_{name}"] = Expected((one.value - behind[name].value) / 2e-5, one.free, size)
         return found
 
     def _vjp(self, lane, call, world):
