@@ -131,7 +131,7 @@ def test_every_setting_is_explained_with_its_default_and_flags_reach_it(capsys):
 def test_an_update_is_compiled_for_devices_that_are_elsewhere(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["train", "copy", "--smoke", "--compile-for", "v5e:1x1"]
-    monkeypatch.setattr("regard.cli.compiling.find_topology", lambda name, slices: jax.devices() * slices)
+    monkeypatch.setattr("regard.parallel.find_topology", lambda name, slices: jax.devices() * slices)
     assert main([*words, "--json"]) == 0
     (told,) = map(json.loads, capsys.readouterr().out.splitlines())
     known = {
@@ -147,6 +147,8 @@ def test_an_update_is_compiled_for_devices_that_are_elsewhere(tmp_path, monkeypa
     assert 4 * sum(jax.tree.leaves(sizes)) <= told["state_bytes"] < told["peak_bytes"]
     assert main([*words, "--mesh", "fsdp=2"]) == 2
     assert "multiply to 1, as there are 1 device" in capsys.readouterr().err
+    assert main(["train", "copy", "--smoke", "--slices", "2"]) == 2
+    assert "--slices is of --compile-for" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

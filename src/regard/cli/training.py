@@ -1,19 +1,21 @@
 """`regard train`: open the run, say what runs where, train, say what to do next."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from regard.cli import FAILED, INTERRUPTED, displays, interruption, overview
+from regard import parallel
+from regard.cli import FAILED, INTERRUPTED, compiling, displays, interruption, overview
 from regard.cli.command_words import translate_message
 from regard.cli.commands import Demo, Train
-from regard.cli.compiling import compile_elsewhere
 from regard.cli.console import Console, RunFailedError, UsageError, enough_memory, expected_errors
 from regard.cli.continuation import describe_next, describe_trouble, spell_command
 from regard.training import checkpoints, locks, loop, mesh_specs, metrics, processes, runs, tasks
 from regard.training.checkpoint_files import Files, find_share
+from regard.training.compiled_updates import compile_update
 from regard.training.sharding import Deployment
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -26,7 +28,9 @@ def run_training(command: Train, console: Console) -> int:
     if command.profile < 0:
         raise UsageError(f"--profile must be at least 0, got {command.profile}")
     if command.compile_for is not None:
-        return compile_elsewhere(command, console, SMALLER)
+        return compile_elsewhere(command, console)
+    if command.slices != 1:
+        raise UsageError(f"--slices is of --compile-for, which is not given; got {command.slices}")
     directory = command.directory
     with expected_errors(), enough_memory(command.task.name, SMALLER):
         task = tasks.shrink(command.task) if command.smoke else command.task
@@ -109,15 +113,32 @@ def find_damage(checkpoint: checkpoints.Checkpoint) -> str:
     return ""
 
 
-def choose_deployment(command: Train, task: tasks.Task) -> Deployment | None:
+def compile_elsewhere(command: Train, console: Console) -> int:
+    """Compile an update for devices that are elsewhere, and print what each holds; return the exit code."""
+    topology = command.compile_for or ""
+    with expected_errors(), enough_memory(f"{command.task.name} on {topology}", SMALLER):
+        task = tasks.shrink(command.task) if command.smoke else command.task
+        devices = parallel.find_topology(topology, slices=command.slices)
+        deployment = choose_deployment(command, task, devices)
+        assert deployment is not None  # as there are devices
+        with console.show_bytes() as report:
+            task.prepare(report)
+        update = compile_update(task, deployment, seed=command.seed)
+        compiling.print_update(console, task, deployment, update, topology)
+    return 0
+
+
+def choose_deployment(
+    command: Train, task: tasks.Task, devices: Sequence[Any] | None = None
+) -> Deployment | None:
     """Choose the mesh that a command asks for; by default several processes divide the rows of a batch."""
-    if not command.mesh and not command.outer and jax.process_count() == 1:
+    if devices is None and not command.mesh and not command.outer and jax.process_count() == 1:
         return None
     spec = mesh_specs.read_mesh(command.mesh or "data=*")
     spans = mesh_specs.read_mesh(command.outer, "outer").sizes if command.outer else {}
     outer = {axis: span for axis, span in spans.items() if span != 1}
-    deployment = Deployment.over(spec, outer or None)
-    spec.fit(jax.device_count()).demand_divides(task)
+    deployment = Deployment.over(spec, outer or None, devices)
+    spec.fit(deployment.mesh.size).demand_divides(task)
     return deployment
 
 
