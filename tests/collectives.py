@@ -27,7 +27,7 @@ class Instruction(NamedTuple):
 
     @property
     def operands(self):
-        return re.findall(r"%([\w.\-]+)", self.rest.split(")")[0])
+        return re.findall(r"%([\w.\-#]+)", self.rest.split(")")[0])
 
     @property
     def size(self):
@@ -40,6 +40,11 @@ class Computation:
 
     def __init__(self, text):
         self.named = {found[0]: Instruction(*found) for found in INSTRUCTION.findall(text)}
+        # Since jax 0.12 an operand is also written as a part of a tuple, %name#1, without an instruction.
+        for name, index in set(re.findall(r"%([\w.\-]+)#(\d+)", text)):
+            shape = re.findall(r"\w+\[[\d,]*\]", self.named[name].shape)[int(index)]
+            part = Instruction(f"{name}#{index}", shape, "get-tuple-element", f"%{name}), index={index}")
+            self.named[part.name] = part
         self.users = defaultdict(list)
         for one in self.named.values():
             for name in one.operands:

@@ -53,18 +53,8 @@ __version__ = "0.1.0"
 
 __all__ = ["CHECKPOINT_NAMES", "KVCache", "PagedKVCache"]
 __all__ += ["attend", "derive", "explain", "explain_einsum", "merge"]
-__all__ += [
-    "cache",
-    "conformance",
-    "derivation",
-    "inspection",
-    "interop",
-    "layers",
-    "linear",
-    "masks",
-    "models",
-]
-__all__ += ["parallel", "planning", "positions", "readouts", "scores", "theory", "training"]
+__all__ += ["cache", "conformance", "derivation", "inspection", "interop", "layers", "linear", "masks"]
+__all__ += ["models", "parallel", "planning", "positions", "readouts", "scores", "theory", "training"]
 
 __getattr__, __dir__ = defer(
     __name__,

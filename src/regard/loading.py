@@ -17,8 +17,8 @@ class MissingExtraError(ModuleNotFoundError):
 
 
 @contextmanager
-def name_extra(module: str, extra: str) -> Iterator[None]:
-    """Name the extra that a module needs where a package is missing that is imported in a block."""
+def name_extra(module: str, extra: str | None = None) -> Iterator[None]:
+    """Say what to install, an extra or the package, where one is missing that is imported in a block."""
     try:
         yield
     except MissingExtraError:
@@ -27,8 +27,9 @@ def name_extra(module: str, extra: str) -> Iterator[None]:
         missing = (error.name or "regard").partition(".")[0]
         if missing == "regard":
             raise
+        command = f"pip install {missing}" if extra is None else remedy(extra)
         raise MissingExtraError(
-            f"{module} needs {missing}, which is not installed: {remedy(extra)}", name=missing
+            f"{module} needs {missing}, which is not installed: {command}", name=missing
         ) from error
 
 

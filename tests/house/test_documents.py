@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import itertools
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from packaging.version import Version
 
 import regard
 from mesh_cases import WITHOUT_CACHE
@@ -189,10 +191,23 @@ def test_the_five_documents_are_retold_with_their_numbers():
         assert "## Which mistakes this page avoids" in text, path
 
 
+def test_the_oldest_versions_that_are_allowed_are_tested():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = (project["optional-dependencies"][extra] for extra in ("models", "weights", "look", "train"))
+    needs = [*project["dependencies"], *itertools.chain(*extras)]
+    oldest = dict(need.split(">=") for need in needs if not need.startswith("regard["))
+    pins = dict(line.split("==") for line in (ROOT / "constraints" / "oldest.txt").read_text().splitlines())
+    assert len(oldest) == 13
+    for package, version in oldest.items():
+        assert Version(pins[package]) == Version(version), package
+    for page in ("README.md", "docs/index.md", "docs/start.md"):
+        assert f"jax {oldest['jax']} or newer" in (ROOT / page).read_text(), page
+
+
 def test_the_workflow_calls_targets_of_make_and_the_citation_is_of_this_version():
     lines = re.findall(r"run: make (.+)", (ROOT / ".github" / "workflows" / "tests.yml").read_text())
     targets = {word for line in lines for word in line.split() if word.islower()}
-    assert targets == {"setup", "lint", "types", "test", "test-newest", "dist", "docs-check"}
+    assert targets == {"setup", "lint", "types", "test", "test-newest", "test-oldest", "dist", "docs-check"}
     assert targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert f"\nversion: {regard.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"version = {{{regard.__version__}}}" in PAGES[DOCS / "faq.md"]

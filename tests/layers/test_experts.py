@@ -8,9 +8,11 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.sharding import AbstractMesh, AxisType
 
 from layer_oracle import assert_close, build_drawn, compiled, draw, experts
 from mesh_cases import on_eight_devices
+from regard import parallel
 from regard.layers import Experts, balance_experts
 
 B, T, M, F, E, K = 2, 11, 5, 7, 13, 3
@@ -89,6 +91,15 @@ def test_experts_are_balanced_by_how_often_each_is_chosen():
 
 def test_a_mesh_changes_no_number():
     on_eight_devices("from mesh_runs import *\ncheck_experts()")
+
+
+def test_a_mesh_without_devices_may_be_explicit():
+    """As newer versions of JAX make it by default."""
+    layer = nnx.eval_shape(lambda: Experts(M, F, num_experts=E, rngs=nnx.Rngs(0)))
+    mesh = AbstractMesh((B, 1), ("data", "sequence"), axis_types=(AxisType.Explicit,) * 2)
+    with parallel.use(mesh, "sequence", batch_axis="data"):
+        x = jax.ShapeDtypeStruct((B, T, M), "float32")
+        assert nnx.eval_shape(lambda layer, x: layer(x), layer, x).shape == (B, T, M)
 
 
 def test_dtype_is_what_is_computed_in():

@@ -340,7 +340,7 @@ def test_a_step_is_what_is_counted_by_hand():
     assert step.mesh == {"fsdp": 2}
     assert step.sent == {"weights": 2 * step.parameters + 31 * 12, "sums": 0, "attention": 0}
     wide = plan_step(dataclasses.replace(TINY, vocab_size=3100))
-    assert wide.held["working"] == 2 * (4 + 2) * tokens * 3100
+    assert wide.held["working"] == 2 * 4 * tokens * 3100
     flops = 3 * 2 * tokens * (parts["attention"] + parts["feed_forward"] + 12 * 31)
     assert step.seconds_of["products"] == pytest.approx(flops / 1e9)
     # Matrices are gathered at once, gradients summed in parts, the table's in float32; vectors' everywhere.
@@ -674,7 +674,7 @@ def test_bytes_and_memory_are_those_of_compiled_programs(length, mesh, count, le
     "seeds",
     [
         [20],
-        *(pytest.param(range(s, s + 5), marks=pytest.mark.slow) for s in range(0, 30, 5)),
+        *(pytest.param(range(s, s + 5), marks=pytest.mark.slow) for s in range(0, 15, 5)),
         pytest.param([30, 62], marks=pytest.mark.slow),
         pytest.param([100, 115, 203], marks=pytest.mark.slow),
     ],

@@ -10,15 +10,11 @@ import jax
 
 from regard.axes import Array, ArrayLike, Float
 from regard.interop import layouts
-from regard.loading import MissingExtraError
+from regard.loading import name_extra
 from regard.masks import Mask
 
-try:
+with name_extra(__name__):
     import equinox as eqx
-except ModuleNotFoundError:
-    raise MissingExtraError(
-        f"{__name__} needs equinox, which is not installed: pip install equinox"
-    ) from None
 
 __all__ = ["replace_attention"]  # the layer itself has the arguments and fields of Equinox's
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.arguments import whole_number
 from regard.axes import ArrayLike
-from regard.loading import MissingExtraError
+from regard.loading import name_extra
 from regard.masks import Mask, TileKind
 from regard.masks.alignment import align_mask
 from regard.masks.grid import Grid
@@ -55,13 +55,9 @@ def block_mask(
 
     Reference: PyTorch 2.13, `torch.nn.attention.flex_attention.BlockMask`.
     """
-    try:
+    with name_extra(__name__):
         import torch  # pyright: ignore[reportMissingImports]
         from torch.nn.attention.flex_attention import BlockMask  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError:
-        raise MissingExtraError(
-            f"{__name__} needs torch, which is not installed: pip install torch"
-        ) from None
 
     num_keys = num_queries if num_keys is None else num_keys
     size = whole_number("block_size", block_size, 1)

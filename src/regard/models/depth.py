@@ -1,8 +1,8 @@
 """Depth: blocks one after another, unrolled or as one compiled loop, and the policy of rematerialization."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from itertools import compress
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from regard.axes import Array
+from regard.engine.call.hooks import hold
 
 Call = Callable[[int, Any, Array], tuple[Array, Any]]  # of a block by its number: the stream, and what it saw
 Weights = list[Array]
@@ -31,18 +32,13 @@ class Loan(NamedTuple):
 _LOAN: ContextVar[Loan | None] = ContextVar("loan", default=None)
 
 
-@contextmanager
-def lend_to_blocks(cast: Callable[[Any], Any], gather: Callable[[Any], Any]) -> Iterator[None]:
-    """Let every block compute with its parameters cast and gathered, both of which take trees of arrays.
+def lend_to_blocks(cast: Callable[[Any], Any], gather: Callable[[Any], Any]) -> AbstractContextManager[None]:
+    """Return a context in which blocks cast and gather their parameters, by functions of trees of arrays.
 
     A loop over blocks gathers those of one at a time, and in the backward pass once more; their gradients are
     summed in the dtype and in the places of what was not gathered. Unrolled blocks are kept gathered.
     """
-    token = _LOAN.set(Loan(cast, gather))
-    try:
-        yield
-    finally:
-        _LOAN.reset(token)
+    return hold(_LOAN, Loan(cast, gather))
 
 
 def run_blocks(

@@ -92,8 +92,10 @@ class MeshPlacement:
         if len(set(every)) < len(every):
             raise ValueError(f"axis, batch_axis, head_axis: expected different axes of the mesh, got {named}")
         explicit = None
-        if isinstance(mesh, Mesh) and any(kind == AxisType.Explicit for kind in mesh.axis_types):
-            mesh, explicit = Mesh(mesh.devices, mesh.axis_names), mesh
+        if AxisType.Explicit in mesh.axis_types:
+            # No array lies on an abstract mesh, whose axes newer versions of JAX make explicit by default.
+            explicit = mesh if isinstance(mesh, Mesh) else None
+            mesh = mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
         for name, chosen, choices in (("layout", layout, LAYOUTS), ("plan", plan, PLANS)):
             if chosen not in (None, *choices):
                 listed = ", ".join(choices)

@@ -27,6 +27,7 @@ from regard.planning.search import Beside
 
 AXES = ("data", "fsdp", "expert", "sequence", "tensor")  # as `regard train --mesh` has them
 _HALO = 3  # times the tokens that a convolution reads of a neighbour are sent
+_LOGIT = 8  # bytes of a logit and of its gradient, both float32 whatever is computed in
 _FLOAT = 4  # bytes of a parameter, of each of Adam's two moments, and of sums of gradients
 
 
@@ -67,11 +68,6 @@ class StepModel:
         """Bytes of a number in which is computed."""
         return 2 if self.precision == "bfloat16" else 4
 
-    @property
-    def logit_bytes(self) -> int:
-        """Bytes of a logit and its gradient in float32, and as they are computed."""
-        return 2 * (4 if self.size == 4 else 4 + self.size)
-
     @functools.cached_property
     def parts(self) -> dict[str, int]:
         """Parameters by where they are."""
@@ -109,7 +105,7 @@ class StepModel:
             activations += tokens * layers * block
         stored = sum(self.parts.values()) / devices
         averaged = _FLOAT * stored if asked["accumulate_steps"] > 1 else 0.0
-        working = max(tokens * config.vocab_size * self.logit_bytes, self.size * stored)
+        working = max(tokens * config.vocab_size * _LOGIT, self.size * stored)
         fullest = max(averaged + activations + working, 2 * _FLOAT * stored)
         return Beside(seconds, 3 * _FLOAT * stored + fullest)
 
@@ -232,7 +228,7 @@ class StepOnMesh:
             "activations": tokens
             * sum(layers * self.keep(kind, config.remat) for kind, layers in kinds.items()),
             "attention": 0.0,
-            "working": tokens * self.vocabulary * model.logit_bytes,
+            "working": tokens * self.vocabulary * _LOGIT,
         }
         period = find_period(config) if config.scan_layers else 1
         insides = {kind: tokens * self.keep(kind, None) for kind in kinds}

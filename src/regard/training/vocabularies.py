@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from regard.loading import remedy
+from regard.loading import name_extra
 
 NUM_BYTES = 256
 
@@ -54,7 +54,8 @@ class PairVocabulary(ByteVocabulary):
     """
 
     def __init__(self, text: str):
-        tokenizers = _import_tokenizers()
+        with name_extra("BPE", "train"):
+            import tokenizers
         try:
             self._tokenizer: Any = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # tokenizers raises the bare class
@@ -83,7 +84,8 @@ def train_pairs(documents: Iterable[str], vocab_size: int) -> PairVocabulary:
     `vocab_size`, at least 256, leaves out the mark. The same documents give the same vocabulary, whole or in
     parts that end with words.
     """
-    tokenizers = _import_tokenizers()
+    with name_extra("BPE", "train"):
+        import tokenizers
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -106,11 +108,3 @@ def _read_letters() -> dict[str, int]:
     others = [byte for byte in range(NUM_BYTES) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}
     return letters | {chr(NUM_BYTES + index): byte for index, byte in enumerate(others)}
-
-
-def _import_tokenizers() -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise ImportError(f"BPE needs tokenizers: {remedy('train')}") from error
-    return tokenizers

@@ -199,17 +199,11 @@ class Cudnn:
         return [output, *statistics]
 
     def backward(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        data: Sequence[Array],
-        output: Array,
-        lse: Array,
-        cotangent: Array,
+        self, arrays: Sequence[Array], data: Sequence[Array], output: Array, lse: Array, cotangent: Array
     ) -> list[Array]:
         """Compute the gradients by cuDNN."""
-        arrays, options = self._prepare(query, key, value, data)
+        query, key, value = arrays
+        operands, options = self._prepare(query, key, value, data)
         if self.packed:
             output = _heads_as_rows(output, query.shape[1])
             cotangent = _heads_as_rows(cotangent, query.shape[1])
@@ -217,13 +211,11 @@ class Cudnn:
             length = query.shape[2]
             every = jnp.zeros(places.size * data[0].shape[1], lse.dtype)
             lse = every.at[places].set(lse).reshape((-1, 1, length))
-        saved = (*arrays, lse, output)
+        saved = (*operands, lse, output)
         grads = _inner()._dot_product_attention_bwd_rule(*options, False, saved, cotangent)[:3]
         if self.packed:
-            return [
-                grad.reshape((*array.shape[:2], -1, *array.shape[2:])).sum(2)
-                for grad, array in zip(grads, (query, key, value), strict=True)
-            ]
+            pairs = zip(grads, arrays, strict=True)
+            return [grad.reshape((*array.shape[:2], -1, *array.shape[2:])).sum(2) for grad, array in pairs]
         if data:
             there = _there(key, data[0])
             grads = [grads[0], *(jnp.where(there, grad, 0) for grad in grads[1:])]

@@ -27,7 +27,7 @@ from regard.masks import Mask
 from regard.masks.grid import Grid, spread
 from regard.masks.key_lists import ChosenKeys
 from regard.masks.offsets import positions_of
-from regard.records import record
+from regard.records import delegate, record
 from regard.wide_sums import add_up_wide, gather, widen
 
 _MATRICES = ("weights", "scores")
@@ -214,6 +214,7 @@ class PairGrid(Grid):
         return picked.reshape((*picked.shape[:-1], *self.key_index.shape[-2:]))
 
 
+@delegate("values", "dtype")
 @record
 class Gathered(Store):
     """Keys or values that each query has to itself, (*b, K, G | 1, R, C, width)."""
@@ -231,10 +232,6 @@ class Gathered(Store):
     def shape(self) -> tuple[int, ...]:
         *leading, _, _, choices, width = self.values.shape
         return *leading, choices, width
-
-    @property
-    def dtype(self) -> Any:
-        return self.values.dtype
 
     def score(self, query: Array, precision: Any) -> Array:
         return self._multiply("...td,...sd->...ts", query, precision)

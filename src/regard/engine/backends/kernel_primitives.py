@@ -63,14 +63,7 @@ class Kernel(Protocol):
         ...
 
     def backward(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        data: Leaves,
-        output: Array,
-        lse: Array,
-        cotangent: Array,
+        self, arrays: Leaves, data: Leaves, output: Array, lse: Array, cotangent: Array
     ) -> list[Array]:
         """Compute the gradients of query, key and value from what `forward` found."""
         ...
@@ -146,7 +139,7 @@ def _tangent(spec: Spec, *operands: Array) -> list[Array]:
 def _backward(spec: Spec, *operands: Array) -> list[Array]:
     end = len(operands) - spec.laid_out("backward")
     primals, (output, lse, *cotangents) = operands[:end], operands[end:]
-    query, key, value = arrays = primals[:3]
+    query, _, value = arrays = primals[:3]
     if len(primals) > spec.wrt:
         alive = lse != -jnp.inf
         lse = jnp.where(alive, lse, _NOTHING)
@@ -163,11 +156,11 @@ def _backward(spec: Spec, *operands: Array) -> list[Array]:
         change = of_lse[0] - delta if spec.of_lse else -delta
         of_sinks = [(jnp.exp(primals[3][..., None] - lse) * change).sum(-1)]
     if spec.of_lse:
-        query, key, value = map(_widen, arrays)
         output = _widen(output, _pieces(-of_lse[0], output.dtype))
         scales = jnp.broadcast_to(jnp.asarray(_SCALES, cotangent.dtype), (*lse.shape, len(_SCALES)))
         cotangent = _widen(cotangent, scales)
-    grads = spec.kernel.backward(query, key, value, primals[spec.wrt :], output, lse, cotangent)
+    widened = list(map(_widen, arrays)) if spec.of_lse else arrays
+    grads = spec.kernel.backward(widened, primals[spec.wrt :], output, lse, cotangent)
     return [*(grad[..., : array.shape[-1]] for grad, array in zip(grads, arrays, strict=True)), *of_sinks]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -38,7 +36,7 @@ def leaves_to_others(problem: Problem) -> str | None:
     """Return why others should serve a call that does not name the kernel, or None."""
     if problem.T < _FEWEST:
         return f"a block of it has 128 rows, and this call {problem.T}: it serves by name"
-    for name in _read_pairs(problem)["unproven"]:
+    for name in _read_pairs.eval_shape(problem)["unproven"]:
         return f"it has not run {name!r} over pairs on its device yet: it serves by name"
     return None
 
@@ -62,19 +60,15 @@ def _refuses_options(problem: Problem) -> str | None:
 
 
 def _refuses_pairs(problem: Problem) -> str | None:
-    for need in _read_pairs(problem)["needs"]:
+    for need in _read_pairs.eval_shape(problem)["needs"]:
         return f"its mask and scores are arithmetic on pairs in registers, and this call needs {need}"
     return None
 
 
-def _read_pairs(problem: Problem) -> dict[str, dict[str, Any]]:
-    """Return what the call needs that is no arithmetic on pairs, or does that no device has run yet."""
-    return _traced.eval_shape(problem)
-
-
 @jax.jit
-def _traced(problem: Problem) -> dict[str, dict[str, int]]:
-    """Return names as keys: so `jit` remembers them, as tracing the pairs takes a tenth of a second."""
+def _read_pairs(problem: Problem) -> dict[str, dict[str, int]]:
+    """Return what the call needs beyond arithmetic on pairs, and does that no device has run yet, as keys."""
+    # `jit` remembers them: to trace the pairs takes a tenth of a second.
     try:
         pairs = trace_pairs(*prepare(problem))
     except UnpairedError as need:

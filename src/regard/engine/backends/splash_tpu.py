@@ -111,20 +111,14 @@ class Splash:
         return [output, log_sum] if lse else [output]
 
     def backward(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        data: Sequence[Array],
-        output: Array,
-        lse: Array,
-        cotangent: Array,
+        self, arrays: Sequence[Array], data: Sequence[Array], output: Array, lse: Array, cotangent: Array
     ) -> list[Array]:
         """Compute the gradients by the kernel."""
         from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 
-        attention, arrays, ids = self._prepare(query, key, value, data)
-        rows = arrays[0].shape[2]
+        query, key, value = arrays
+        attention, tiles, ids = self._prepare(query, key, value, data)
+        rows = tiles[0].shape[2]
         output = _pad(output, rows, _LANES)
         cotangent = _pad(cotangent, rows, _LANES)
         lse = jnp.pad(lse, ((0, 0), (0, 0), (0, rows - lse.shape[2])))
@@ -136,11 +130,8 @@ class Splash:
             residuals: Any = (query, key, value, ids, None, output, lse, *infos)
             return kernel._splash_attention_bwd(**attention.kwargs, res=residuals, do=cotangent)[3:6]
 
-        grads = jax.vmap(pull)(*arrays, ids, output, lse, cotangent)
-        grads = [
-            grad[:, :, : array.shape[2], : array.shape[3]]
-            for grad, array in zip(grads, (query, key, value), strict=True)
-        ]
+        pairs = zip(jax.vmap(pull)(*tiles, ids, output, lse, cotangent), arrays, strict=True)
+        grads = [grad[:, :, : array.shape[2], : array.shape[3]] for grad, array in pairs]
         # `_prepare` scaled the queries.
         return [(grads[0] * jnp.asarray(self.scale, jnp.float32)).astype(query.dtype), *grads[1:]]
 

@@ -39,7 +39,7 @@ _RUN: ContextVar[object] = ContextVar("run", default=None)
 
 
 @contextmanager
-def _hold(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+def hold(variable: ContextVar[Any], value: Any) -> Iterator[None]:
     """Let a variable have this value in the block."""
     token = variable.set(value)
     try:
@@ -55,7 +55,7 @@ def watch(callback: Watcher, *, reads: bool = False) -> Iterator[None]:
     `reads` says that arrays of the calls are read after them in the same trace, where a loop or recomputation
     around them would have its own: models then run block after block.
     """
-    with _hold(_WATCHERS, (*_WATCHERS.get(), callback)), _hold(_READS, reads or _READS.get()):
+    with hold(_WATCHERS, (*_WATCHERS.get(), callback)), hold(_READS, reads or _READS.get()):
         yield
 
 
@@ -70,7 +70,7 @@ def rewrite(rewriter: Rewriter, *, one_by_one: bool = True) -> Iterator[None]:
 
     `one_by_one` says that it changes layers each in its own way, so that no loop may stand for them.
     """
-    with _hold(_REWRITERS, (*_REWRITERS.get(), (rewriter, one_by_one))), _RETRACE(_traced_changes):
+    with hold(_REWRITERS, (*_REWRITERS.get(), (rewriter, one_by_one))), _RETRACE(_traced_changes):
         yield
 
 
@@ -102,13 +102,13 @@ def called_by(owner: Any, kind: str | None = None, projection: Any = None) -> Ab
 
     The innermost owner counts.
     """
-    return _hold(_OWNER, (owner, kind, projection)) if _WATCHERS.get() else nullcontext()
+    return hold(_OWNER, (owner, kind, projection)) if _WATCHERS.get() else nullcontext()
 
 
 def one_run() -> AbstractContextManager[None]:
     """Say that the calls in the block are of one run of a model; the outermost block counts."""
     is_new = _WATCHERS.get() and _RUN.get() is None
-    return _hold(_RUN, object()) if is_new else nullcontext()
+    return hold(_RUN, object()) if is_new else nullcontext()
 
 
 def report(problem: Problem, output: Array, backend: str) -> None:

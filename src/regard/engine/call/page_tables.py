@@ -11,9 +11,10 @@ import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.engine.call.stores import Store, at, product, zeros
-from regard.records import record
+from regard.records import delegate, record
 
 
+@delegate("pages", "dtype")
 @record
 class Pages(Store):
     """Pages of tokens, read one after another: those of a row that hold tokens, and no other."""
@@ -27,10 +28,6 @@ class Pages(Store):
     def shape(self) -> tuple[int, ...]:
         _, heads, size, width = self.pages.shape
         return (self.table.shape[0], heads, self.table.shape[1] * size, width)
-
-    @property
-    def dtype(self) -> Any:
-        return self.pages.dtype
 
     def array(self) -> Array:
         pages = jnp.take(self.pages, jnp.maximum(self.table, 0), axis=0, mode="clip")

@@ -11,7 +11,7 @@ import numpy as np
 
 from regard.axes import Array
 from regard.engine.call.stores import Store, at, zeros
-from regard.records import record
+from regard.records import delegate, record
 
 # Numbers that are converted to float at a time, 256 KiB: products find them in the cache of a CPU core.
 _CONVERTED = 1 << 16
@@ -21,6 +21,8 @@ _FEW_ROWS = 4
 _SLICES = 16
 
 
+@delegate("values", "shape")
+@delegate("scale", "dtype")
 @record
 class Quantized(Store):
     """Tokens in int8 and their scales: token_sd = scale_s values_sd, |error| <= scale_s / 2.
@@ -32,14 +34,6 @@ class Quantized(Store):
 
     values: Array  # (*B, K, S, width) int8
     scale: Array  # (*B, K, S, 1) float32; NaN where the token was not finite
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
-
-    @property
-    def dtype(self) -> Any:
-        return self.scale.dtype
 
     def array(self) -> Array:
         return self.values.astype(self.dtype) * self.scale

@@ -16,7 +16,7 @@ import numpy as np
 from regard.axes import Array
 from regard.engine.platforms import find_platform
 from regard.engine.processors import multiplies_tiles
-from regard.records import record, static
+from regard.records import delegate, record, static
 
 # Eigen packs what it multiplies: 512 keys stay in the second cache, a whole row of thousands does not.
 _BLOCK, _LEAST_BLOCK = 512, 64
@@ -63,6 +63,7 @@ class Store:
         raise NotImplementedError
 
 
+@delegate("values", "shape", "dtype")
 @record
 class Whole(Store):
     """An array, multiplied at once or as a batch of blocks of `block` keys."""
@@ -77,14 +78,6 @@ class Whole(Store):
         is_few = isinstance(rows, int) and 1 < rows <= FEW_QUERIES and find_platform(array).name == "cpu"
         divisors = (size for size in range(_BLOCK, _LEAST_BLOCK - 1, -1) if length % size == 0)
         return cls(array, next(divisors, length) if is_few else length)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
-
-    @property
-    def dtype(self) -> Any:
-        return self.values.dtype
 
     def array(self) -> Array:
         return self.values
@@ -112,6 +105,7 @@ class Whole(Store):
         return self.values.reshape((*leading, length // self.block, self.block, width))
 
 
+@delegate("values", "dtype")
 @record
 class LengthFirst(Store):
     """An array `(*B, S, K, width)`, as other libraries have it, swapped by whoever reads it.
@@ -125,10 +119,6 @@ class LengthFirst(Store):
     def shape(self) -> tuple[int, ...]:
         *batch, length, heads, width = self.values.shape
         return (*batch, heads, length, width)
-
-    @property
-    def dtype(self) -> Any:
-        return self.values.dtype
 
     def array(self) -> Array:
         return jnp.swapaxes(self.values, -3, -2)

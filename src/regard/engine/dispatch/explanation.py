@@ -167,17 +167,18 @@ def _sequence_axes(problem: Problem) -> tuple[str, ...]:
 
 
 def _census(problem: Problem) -> TileCensus | None:
-    if (
-        problem.mask is None
-        or problem.is_symbolic
-        or not is_concrete((problem.mask, problem.query_offset, problem.key_offset))
-    ):
+    if problem.mask is None or problem.is_symbolic:
+        return None
+    if not is_concrete((problem.mask, problem.query_offset, problem.key_offset)):
         return None
     if not is_concrete(problem.mask.closure_convert(problem.grid())):
         return None
+    side = choose_side(problem)
+    placed: dict[str, Any] = {"query_offset": problem.query_offset, "key_offset": problem.key_offset}
+    placed |= {"query_block": side, "key_block": side, "leading_axes": len(problem.leading)}
     # To count is to read; inside a trace, too.
     with eval_context(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
-        codes, side = classify_tiles(problem)
+        codes = np.asarray(problem.mask.tiles(problem.T, problem.S, **placed))
     counts = {kind: int((codes == code).sum()) for code, kind in enumerate(("empty", "partial", "full"))}
     return TileCensus(**counts, side=side)
 
@@ -188,17 +189,6 @@ def choose_side(problem: Problem) -> int:
     while max(problem.T, problem.S) > side * _MOST_TILES:
         side *= 2
     return side
-
-
-def classify_tiles(problem: Problem) -> tuple[np.ndarray, int]:
-    """Return `TileKind` codes of the call's mask, whose arrays are known, and the side of the tiles."""
-    assert problem.mask is not None
-    side = choose_side(problem)
-    offsets = {"query_offset": problem.query_offset, "key_offset": problem.key_offset}
-    placed: dict[str, Any] = {**offsets, "leading_axes": len(problem.leading)}
-    return np.asarray(
-        problem.mask.tiles(problem.T, problem.S, query_block=side, key_block=side, **placed)
-    ), side
 
 
 def scaled(amount: float, unit: str) -> str:

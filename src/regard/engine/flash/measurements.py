@@ -1,6 +1,5 @@
 """Measurements of a device: when dense wins, and how large tiles should be."""
 
-import contextlib
 import contextvars
 import dataclasses
 import functools
@@ -8,7 +7,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from regard.engine.call.hooks import hold
 from regard.engine.call.problem import Problem
 from regard.engine.call.stores import FEW_QUERIES, LengthFirst, Store
 from regard.engine.flash.blocking import Blocking
@@ -185,14 +185,9 @@ def device_key() -> str:
 _USED = contextvars.ContextVar[Tuning | None]("used", default=None)
 
 
-@contextlib.contextmanager
-def using(tuning: Tuning) -> Iterator[None]:
-    """Trace calls under a tuning, whatever was measured."""
-    token = _USED.set(tuning)
-    try:
-        yield
-    finally:
-        _USED.reset(token)
+def using(tuning: Tuning) -> AbstractContextManager[None]:
+    """Return a context in which calls are traced under a tuning, whatever was measured."""
+    return hold(_USED, tuning)
 
 
 def load_tuning() -> Tuning:

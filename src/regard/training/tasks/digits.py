@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from regard.loading import remedy
+from regard.loading import name_extra
 from regard.training.lazy_modules import figures, inspection, jax, jnp, models, np
 from regard.training.losses import measure_labels
 from regard.training.settings import FRACTION, Cadence, DataSeed, Goal, Optimization, Sizes, at_least
@@ -126,10 +126,8 @@ def load_scans() -> tuple[Float[np.ndarray, "N 8 8"], Int[np.ndarray, " N"]]:
         E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
         Repository, 1998 (its test set).
     """
-    try:
+    with name_extra("the digits task", "train"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ImportError(f"the digits come with scikit-learn: {remedy('train')}") from error
     digits: Any = load_digits()
     return (digits.images / BRIGHTEST).astype(np.float32), digits.target.astype(np.int32)
 
