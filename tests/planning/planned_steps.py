@@ -15,7 +15,7 @@ from collectives import PARTITIONED, count_sent
 from mesh_runs import deploy, loop, make_feed, settings, text
 from regard import planning
 
-CHIP = dataclasses.replace(planning.CHIPS["h100"], memory_bytes=1e15)
+CHIP = dataclasses.replace(planning.CHIPS["h100"], memory_bytes=1e15, platform="cpu")
 MESHES = [sizes for sizes in itertools.product((1, 2, 4, 8), repeat=4) if math.prod(sizes) == 8]
 
 

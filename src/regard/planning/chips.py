@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from regard.arguments import read_number
+from regard.engine.flash.measurements import DEFAULTS
 
 GIGA, TERA = 1e9, 1e12
 _SIDE, _NUMBERS, _REPEATS = 1024, 1 << 25, 5  # of what is measured
@@ -46,6 +47,8 @@ class Chip:
     """Bandwidth of the network, per device."""
     sources: Mapping[str, str]
     """Publications of the figures of compute, memory, links and network."""
+    platform: str = "gpu"
+    """JAX's name of its platform, whose compiler makes its programs: gpu, tpu or cpu."""
     torus: bool = False
     """True if the fast links go to neighbours alone, and not through a switch."""
     shared: bool = False
@@ -57,6 +60,8 @@ class Chip:
         for name, figure in {**figures, **{name: getattr(self, name) for name in names.split()}}.items():
             if not read_number(name, figure) > 0:
                 raise ValueError(f"{name}: expected a number above 0, got {figure}")
+        if self.platform not in DEFAULTS:
+            raise ValueError(f"platform: expected one of {', '.join(DEFAULTS)}, got {self.platform!r}")
 
     def name_source(self, figure: str) -> str:
         """Say where a figure is published, as a sentence."""
@@ -135,6 +140,7 @@ def _tpu(name: str, host: int, pod: int, *figures: float) -> Chip:
             "links": f"{page}: {ici} GB/s in both directions over {ports} links, {pod} chips in a pod",
             "network": f"{page}: data centre network, {network:g} Gb/s per chip",
         },
+        platform="tpu",
         torus=True,
     )
 
@@ -186,6 +192,7 @@ def measure_host() -> Chip:
             "links": "Copies in memory, each read and written",
             "network": "None: all devices are on this machine",
         },
+        platform="cpu",
         shared=True,
     )
 

@@ -14,11 +14,13 @@ import numpy as np
 from flax import nnx
 
 from regard import masks, parallel
+from regard.engine.flash.measurements import Tuning, using
 from regard.models.decoder import Decoder
 from regard.models.depth import recompute
 from regard.planning.parameters import LayerKind
 
 _LONGEST = 4096  # beyond this what is kept grows with the tokens alone
+_TILES = Tuning(dense_scores=0, dense_side=0, dense_rows=0)  # whatever the size
 _FEW = 4  # devices that divide experts; what more of them keep follows
 
 
@@ -55,9 +57,8 @@ def count_residuals(
         )
         half, few = [count(has_rows=has_rows, expert_shards=shards) for shards in (_FEW // 2, _FEW)]
         return few + (few - half) / (_FEW // 2) * (expert_shards - _FEW)
-    length = min(length, _LONGEST)
-    if not has_rows:  # Odd, as no width is: what a block keeps of its stream would look like rows of scores.
-        length -= 1 - length % 2
+    length = length if has_rows else min(length, _LONGEST)
+    tuning = Tuning(dense_scores=length**2 * config.num_heads) if has_rows else _TILES
     own = _divide(config, head_shards, kind)
     block = nnx.eval_shape(lambda: Decoder(own, rngs=nnx.Rngs(0))).trunk.stack.blocks[0]
     graph, params, rest = nnx.split(block, nnx.Param, ...)
@@ -75,13 +76,9 @@ def count_residuals(
         return jax.vjp(lambda params, x: call(params, x, rest), params, x)[1]
 
     divided = along if expert_shards > 1 else contextlib.nullcontext()
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"), divided:
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"), divided, using(tuning):
         residuals = _count(jax.eval_shape(pull, params, x, rest)) - _count(params)
-    sizes = (
-        count * math.prod(shape) * dtype.itemsize
-        for (shape, dtype), count in residuals.items()
-        if has_rows or shape[-2:] != (length, length)
-    )
+    sizes = (count * math.prod(shape) * dtype.itemsize for (shape, dtype), count in residuals.items())
     return sum(sizes) / (length * expert_shards)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from regard.engine.flash.measurements import Tuning
+from regard.engine.flash.measurements import DEFAULTS
 from regard.linear.problem import CHUNK_OF_DELTA
 from regard.parallel.meshes import divide_slices
 from regard.planning.candidates import Candidate, name_outer
@@ -27,7 +27,8 @@ from regard.planning.search import Beside
 
 AXES = ("data", "fsdp", "expert", "sequence", "tensor")  # as `regard train --mesh` has them
 _HALO = 3  # times the tokens that a convolution reads of a neighbour are sent
-_LOGIT = 8  # bytes of a logit and of its gradient, both float32 whatever is computed in
+# Bytes of a logit and of its gradient, float32 whatever is computed in; for TPUs one takes the other's place.
+_LOGIT = {"cpu": 8, "gpu": 8, "tpu": 4}
 _FLOAT = 4  # bytes of a parameter, of each of Adam's two moments, and of sums of gradients
 
 
@@ -105,7 +106,7 @@ class StepModel:
             activations += tokens * layers * block
         stored = sum(self.parts.values()) / devices
         averaged = _FLOAT * stored if asked["accumulate_steps"] > 1 else 0.0
-        working = max(tokens * config.vocab_size * _LOGIT, self.size * stored)
+        working = max(tokens * config.vocab_size * _LOGIT[self.chip.platform], self.size * stored)
         fullest = max(averaged + activations + working, 2 * _FLOAT * stored)
         return Beside(seconds, 3 * _FLOAT * stored + fullest)
 
@@ -228,7 +229,7 @@ class StepOnMesh:
             "activations": tokens
             * sum(layers * self.keep(kind, config.remat) for kind, layers in kinds.items()),
             "attention": 0.0,
-            "working": tokens * self.vocabulary * _LOGIT,
+            "working": tokens * self.vocabulary * _LOGIT[model.chip.platform],
         }
         period = find_period(config) if config.scan_layers else 1
         insides = {kind: tokens * self.keep(kind, None) for kind in kinds}
@@ -261,9 +262,11 @@ class StepOnMesh:
         from regard.planning.residuals import count_residuals  # which loads models
 
         model, candidate = self.model, self.candidate
-        # Few scores are computed at once, and kept.
+        # Few scores are computed at once, and kept; the kernel for TPUs, of bfloat16, keeps none.
+        has_kernel = model.chip.platform == "tpu" and model.precision == "bfloat16"
+        few = 0 if has_kernel else DEFAULTS[model.chip.platform][0].dense_scores
         scores = self.tokens * model.sizes["length"] * model.config.num_heads / candidate.heads
-        has_rows = self.sizes["sequence"] == 1 and scores <= Tuning().dense_scores
+        has_rows = self.sizes["sequence"] == 1 and scores <= few
         sizes, how = (model.sizes["length"], candidate.heads), {"remat": remat, "kind": kind}
         how |= {"expert_shards": 1 if kind.is_dense else self.expert, "has_rows": has_rows}
         return count_residuals(model.config, *sizes, model.precision, **how)
