@@ -139,6 +139,7 @@ WRONG = {
     "dense of a shape": (TypeError, "mask: expected arrays to evaluate it with, got the shape of one", lambda: masks.lengths(jax.ShapeDtypeStruct((2,), int)).dense(4)),
     "a number for a mesh axis": (ValueError, "axis: expected an axis of the mesh, 'x'; got 5", lambda: parallel.use(jax.sharding.AbstractMesh((4,), ("x",)), 5)),
     "a word for devices": (TypeError, "devices: expected an integer .* got 'all'", lambda: parallel.to_zigzag(Q, "all")),
+    "a chip of no platform": (ValueError, r"platform: expected one of cpu, gpu, tpu, got 'npu'", lambda: regard.planning.Chip("slow", {"float32": 1}, 1, 1, 1, 1, 1, 1, {}, "npu")),
     "a chip that does not multiply": (ValueError, r"flops\['float32'\]: expected a number above 0, got 0", lambda: regard.planning.Chip("slow", {"float32": 0}, 1, 1, 1, 1, 1, 1, {})),
     "a shape for linear attention": (TypeError, "query: expected an array, got a shape", lambda: linear.attend(jax.ShapeDtypeStruct((5, 7), "float32"), Q[0, 0], Q[0, 0])),
     "ids beyond int32": (ValueError, "key_ids: expected integers that int32 holds, got 8589934592", lambda: masks.segments([1], np.array([2**33]))),

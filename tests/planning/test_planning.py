@@ -689,7 +689,7 @@ def test_bytes_and_memory_are_those_of_compiled_programs(length, mesh, count, le
     "seeds",
     [
         [20],
-        *(pytest.param(range(s, s + 5), marks=pytest.mark.slow) for s in range(0, 15, 5)),
+        *(pytest.param(range(s, s + 5), marks=pytest.mark.slow) for s in range(0, 30, 5)),
         pytest.param([30, 62], marks=pytest.mark.slow),
         pytest.param([100, 115, 203], marks=pytest.mark.slow),
     ],

@@ -24,7 +24,7 @@ class Chip:
 
     Example:
         >>> from regard.planning import Chip
-        >>> laptop = Chip("laptop", {"float32": 2e11}, 8e9, 3e10, 1, 1, 1e10, 1e9, {"compute": "A guess"})
+        >>> laptop = Chip("laptop", {"float32": 2e11}, 8e9, 3e10, 1, 1, 1e10, 1e9, {}, platform="cpu")
         >>> laptop.flops["float32"] / laptop.memory_bandwidth  # FLOPs per byte at which both take as long
         6.666666666666667
     """
