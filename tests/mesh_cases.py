@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import oracle
-from regard import attend, masks, parallel
+from regard import attend, parallel
 
 AUTO = jax.sharding.AxisType.Auto
 # For a process of several devices: such programs may wait for one another for ever when they come from a
@@ -57,10 +57,10 @@ _started = []
 
 
 def on_eight_devices(code):
-    """Run code after `from mesh_cases import *`, with eight devices; what it prints."""
+    """Run code after all of this module and `masks`, with eight devices; what it prints."""
     if not _started or _started[-1].process.poll() is not None:
         _started.append(EightDevices())  # it ends when this process does, which holds its input
-    return _started[-1].run(f"from mesh_cases import *\n{code}")
+    return _started[-1].run(f"from mesh_cases import *\nfrom regard import masks\n{code}")
 
 
 def serve():
@@ -98,48 +98,23 @@ def draw(*shapes, dtype=jnp.float32, seed=11):
 # Ways to run a call: the function, and what it is given besides.
 
 
-def in_zigzag(ring):
-    """Tokens put in zig-zag order and back, so that the result is comparable."""
-
-    def call(query, key, value, **options):
-        arrays = (parallel.to_zigzag(array, ring) for array in (query, key, value))
-        return parallel.from_zigzag(parallel.ring_attend(*arrays, layout="zigzag", **options), ring)
-
-    return call
-
-
 def both_in_zigzag(query, key, value, **options):
+    """Tokens put in zig-zag order and back, so that the result is comparable."""
     arrays = (parallel.to_zigzag(array, 4) for array in (query, key, value))
     return parallel.from_zigzag(parallel.all_to_all_attend(*arrays, layout="zigzag", **options), 4)
 
 
+RING, BOTH = {"axis": "seq"}, {"axis": "heads", "ring_axis": "seq"}
+SHARDS = {"axis": "seq", "batch_axis": "data", "head_axis": "model"}
 WAYS = {
-    "ring": (parallel.ring_attend, {"seq": 8}, {"axis": "seq"}),
-    "zigzag": (in_zigzag(8), {"seq": 8}, {"axis": "seq"}),
-    "balanced": (parallel.ring_attend, {"seq": 8}, {"axis": "seq", "layout": "balanced"}),
-    "all to all": (parallel.all_to_all_attend, {"seq": 2}, {"axis": "seq"}),
-    "both": (parallel.all_to_all_attend, {"seq": 4, "heads": 2}, {"axis": "heads", "ring_axis": "seq"}),
-    "both zigzag": (both_in_zigzag, {"seq": 4, "heads": 2}, {"axis": "heads", "ring_axis": "seq"}),
-    "both balanced": (
-        parallel.all_to_all_attend,
-        {"seq": 4, "heads": 2},
-        {"axis": "heads", "ring_axis": "seq", "layout": "balanced"},
-    ),
-    "ring of shards": (
-        parallel.ring_attend,
-        {"data": 2, "seq": 2, "model": 2},
-        {"axis": "seq", "batch_axis": "data", "head_axis": "model"},
-    ),
-    "apart": (
-        parallel.ring_attend,
-        {"data": 2, "seq": 1, "model": 4},
-        {"axis": "seq", "batch_axis": "data", "head_axis": "model"},
-    ),
-    "heads of shards": (
-        parallel.all_to_all_attend,
-        {"data": 2, "model": 2, "heads": 2},
-        {"axis": "heads", "batch_axis": "data", "head_axis": "model"},
-    ),
+    "ring": (parallel.ring_attend, {"seq": 8}, RING),
+    "balanced": (parallel.ring_attend, {"seq": 8}, RING | {"layout": "balanced"}),
+    "all to all": (parallel.all_to_all_attend, {"seq": 2}, RING),
+    "both": (parallel.all_to_all_attend, {"seq": 4, "heads": 2}, BOTH),
+    "both zigzag": (both_in_zigzag, {"seq": 4, "heads": 2}, BOTH),
+    "both balanced": (parallel.all_to_all_attend, {"seq": 4, "heads": 2}, BOTH | {"layout": "balanced"}),
+    "ring of shards": (parallel.ring_attend, {"data": 2, "seq": 2, "model": 2}, SHARDS),
+    "apart": (parallel.ring_attend, {"data": 2, "seq": 1, "model": 4}, SHARDS),
 }
 
 
@@ -154,45 +129,27 @@ def evaluate(call, arrays, cotangent):
 
     def loss(*arrays):
         output = call(*arrays)
-        return jnp.sum(output.astype(jnp.float32) * cotangent), output
+        return jnp.sum(output.astype(cotangent.dtype) * cotangent), output
 
     grads, output = jax.jit(jax.grad(loss, tuple(range(len(arrays))), has_aux=True))(*arrays)
     return output, *grads
 
 
-PARTS = ("output", "d_query", "d_key", "d_value")
-
-
-def check_against_definition(way, shapes, mask, dtype=jnp.float32, **options):
+def check_against_definition(way, shapes, mask, **options):
     """Value and gradients as exact as a plain evaluation of the definition, in float64 the truth."""
-    arrays = draw(*shapes, dtype=dtype)
-    leading = (*shapes[0][:-2],)
-    (cotangent,) = draw((*leading, shapes[0][-2], shapes[2][-1]), seed=5)
-    keep = None
-    if mask is not None:
-        where = {name: options[name] for name in options if name.endswith(("_offset", "_positions"))}
-        where = where or {"query_offset": 0}
-        T, S = shapes[0][-2], shapes[1][-2]
-        keep = np.asarray(mask.number_leading(leading).dense(T, S, leading_axes=len(leading), **where))
-    spelled = {"keep": keep, "cotangent": np.asarray(cotangent, np.float64)}
-    inputs = [np.asarray(array, np.float64) for array in arrays]
-    truth, same = (vars(oracle.batched(*inputs, **spelled, dtype=dtype)) for dtype in ("float64", "float32"))
-    found = evaluate(lambda *arrays: run(way, *arrays, mask=mask, **options), arrays, cotangent)
-    for part, array in zip(PARTS, found, strict=True):
-        assert array.dtype == dtype
-        rounded = same[part] if dtype == jnp.float32 else coarse(inputs, spelled, dtype)[part]
-        magnitude = np.max(same[f"{part}_terms"]) if part in ("d_query", "d_key") else 0.0
-        oracle.assert_as_exact(array, truth[part], rounded, f"{way} {part}", magnitude)
-
-
-def coarse(inputs, spelled, dtype):
-    """One device's own result, whose products round their factors."""
-    options = {} if spelled["keep"] is None else {"mask": masks.from_array(spelled["keep"])}
-    call = lambda *arrays: attend(*arrays, backend="dense", **options)
-    found = evaluate(
-        call, [jnp.asarray(array, dtype) for array in inputs], jnp.asarray(spelled["cotangent"], jnp.float32)
-    )
-    return dict(zip(PARTS, found, strict=True))
+    (*leading, T, _), (*_, S, width) = shapes[0], shapes[2]
+    arrays, (cotangent,) = draw(*shapes), draw((*leading, T, width), seed=5)
+    where = {name: options[name] for name in options if name.endswith(("_offset", "_positions"))}
+    where = where or {"query_offset": 0}
+    keep = np.asarray(mask.number_leading(tuple(leading)).dense(T, S, leading_axes=len(leading), **where))
+    define = functools.partial(oracle.batched, *arrays, keep=keep, cotangent=cotangent)
+    truth, same = define(), define(dtype="float32")
+    found = evaluate(functools.partial(run, way, mask=mask, **options), arrays, cotangent)
+    magnitudes = 0.0, np.max(same.d_query_terms), np.max(same.d_key_terms), 0.0
+    for part, array, magnitude in zip(oracle.PARTS, found, magnitudes, strict=True):
+        assert array.dtype == jnp.float32
+        exact, rounded = (getattr(each, part) for each in (truth, same))
+        oracle.assert_as_exact(array, exact, rounded, f"{way} {part}", magnitude)
 
 
 def check_against_one_device(way, arrays, options, rtol=2e-5, atol=5e-6):
@@ -202,7 +159,7 @@ def check_against_one_device(way, arrays, options, rtol=2e-5, atol=5e-6):
     def call(function):
         return lambda *arrays: function(*arrays[:3], **options(*arrays[3:]))
 
-    found = evaluate(call(lambda *arrays, **options: run(way, *arrays, **options)), arrays, cotangent)
+    found = evaluate(call(functools.partial(run, way)), arrays, cotangent)
     expected = evaluate(call(functools.partial(attend, backend="dense")), arrays, cotangent)
     for place, (one, other) in enumerate(zip(found, expected, strict=True)):
         np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, err_msg=f"{way}, result {place}")

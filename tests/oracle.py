@@ -3,10 +3,13 @@
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 
 from definition import Attention, Mask, Recurrence
+
+PARTS = ("output", "d_query", "d_key", "d_value")
 
 
 def batched(query, key, value, keep=None, bias=None, scale=None, cotangent=None, dtype: Any = np.float64):
@@ -20,7 +23,7 @@ def batched(query, key, value, keep=None, bias=None, scale=None, cotangent=None,
     cotangent = np.broadcast_to(cotangent.astype(dtype), found["output"].shape)
     for name, grad in call.vjp({"output": cotangent}, {}, None).items():
         found |= {f"d_{name}": grad.value, f"d_{name}_terms": grad.size}
-    return SimpleNamespace(**found)
+    return SimpleNamespace(**found, parts=tuple(found[part] for part in PARTS))
 
 
 def recurrent(arrays, cotangent=None, dtype=np.float64, **options):
@@ -31,6 +34,18 @@ def recurrent(arrays, cotangent=None, dtype=np.float64, **options):
     cotangents = {} if cotangent is None else {"output": np.asarray(cotangent).astype(dtype)}
     grads = {name: grad.value for name, grad in call.vjp(cotangents, {}, None).items()} if cotangents else {}
     return found["output"], found["memory"], grads
+
+
+def close(actual, expected, tolerance=1e-10, name=""):
+    """Agree to ten digits, or to the tolerance given; a number serves for all of an array."""
+    np.testing.assert_allclose(np.asarray(actual), expected, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def assert_close(found, expected, rtol=2e-5, atol=2e-5):
+    """Every array of one tree to so many digits, in float64, those of another of the same structure."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for arrays in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(*(np.asarray(array, np.float64) for array in arrays), rtol, atol)
 
 
 def assert_as_exact(actual, truth, plain, name="", magnitude=0.0):

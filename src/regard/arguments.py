@@ -117,6 +117,11 @@ def whole_number(name: str, value: Any, least: int, *, clamp: bool = False) -> i
     return min(number, LARGEST) if clamp else number
 
 
+def read_size(name: str, value: Any, least: int = 1) -> Any:
+    """Return the size of an axis; in a program to be exported, it may be symbolic."""
+    return value if is_symbolic_dim(value) else whole_number(name, value, least)
+
+
 def read_number(name: str, value: Any) -> float:
     """Return a number that is known before tracing."""
     try:

@@ -1,11 +1,14 @@
 """Records: frozen dataclasses as pytrees whose structures know their classes. Start from `record`."""
 
+import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
+from jax import export
 from jax.tree_util import GetAttrKey
 
 C = TypeVar("C", bound=type)
@@ -51,7 +54,24 @@ def record(cls: C) -> C:
         return tree
 
     jax.tree_util.register_pytree_with_keys(made, flatten_with_keys, unflatten, flatten)
-    return made
+    return exportable(made)
+
+
+def exportable(cls: C) -> C:
+    """Let exported programs that take or return a pytree be serialized, if JSON holds its static fields."""
+    with contextlib.suppress(ValueError):  # a class that is defined once more, as in a notebook
+        export.register_pytree_node_serialization(
+            cls,
+            serialized_name=f"{cls.__module__}.{cls.__qualname__}",
+            serialize_auxdata=lambda aux: json.dumps(aux).encode(),
+            deserialize_auxdata=lambda text: _freeze(json.loads(text)),
+        )
+    return cls
+
+
+def _freeze(value: Any) -> Any:
+    """Return what JSON holds with tuples in place of lists."""
+    return tuple(map(_freeze, value)) if isinstance(value, list) else value
 
 
 def delegate(field: str, *names: str) -> Callable[[C], C]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import export
 
 import oracle
 from refusals import assert_refused
@@ -445,3 +446,31 @@ WRONG = [
 
 def test_bad_input_is_explained():
     assert_refused(*WRONG, error=(ValueError, TypeError))
+
+
+def write_and_read(cache, query, key, value):
+    cache = cache.append(key, value)
+    return cache, cache.attend(query, mask=masks.causal())
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("kind", [*CACHES, "int8"])
+def test_a_step_is_exported_for_any_number_of_rows(kind, size):
+    cache = contiguous(jnp.int8, garbage=77) if kind == "int8" else CACHES[kind]()
+    rows, arrays = export.symbolic_shape("rows")[0], [array[:, :, :size] for array in draw()]
+    describe = lambda x: jax.ShapeDtypeStruct((rows if len(x) == B else len(x), *x.shape[1:]), x.dtype)
+    call = jax.jit(write_and_read)
+    program = export.export(call)(*jax.tree.map(describe, (cache, *arrays)))
+    found = export.deserialize(program.serialize()).call(cache, *arrays)
+    oracle.assert_close(found, call(cache, *arrays))
+
+
+def test_a_program_makes_its_own_cache_for_any_number_of_rows_and_tokens():
+    def fill(x):
+        cache = KVCache.create(x.shape[0], K, x.shape[2] + 2, D)
+        return cache.append(x, x).attend(x, mask=masks.causal())
+
+    shape = export.symbolic_shape(f"rows, {K}, length, {D}")
+    program = export.export(jax.jit(fill))(jax.ShapeDtypeStruct(shape, jnp.float32))
+    x = draw()[1]
+    oracle.assert_close(program.call(x), attend(x, x, x, mask=masks.causal()))

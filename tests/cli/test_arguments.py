@@ -15,8 +15,6 @@ import pytest
 from regard.cli import interruption, main
 from regard.cli.command_words import parse_arguments
 
-RUN = "import sys; from regard.cli import main; sys.exit(main())"
-
 
 def refuse(capsys, *words):
     with pytest.raises(SystemExit) as end:
@@ -86,7 +84,7 @@ def test_help_has_no_colours_where_none_are_wanted(colour, colours):
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     environment |= {"TERM": "xterm", **colour}
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", RUN, "doctor", "--help"]
+    command = [sys.executable, "-m", "regard", "doctor", "--help"]
     with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)
         printed = b""

@@ -20,6 +20,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 import regard
+from command_runs import run_command
 from regard.cli import commands, main, pictures, text_models
 from regard.cli.command_words import parse_arguments
 from regard.cli.console import Console, UsageError, expected_errors
@@ -109,12 +110,10 @@ def test_a_command_is_one_declaration_and_one_line_in_the_table(capsys, monkeypa
     monkeypatch.setattr(commands, "COMMANDS", [*commands.COMMANDS, Greet])
     assert "greet Greet somebody. Example: regard greet --name you" in read_help(capsys)
     assert "--name STR Whom to greet. (default: all)" in read_help(capsys, "greet")
-    assert main(["greet", "--name", "you", "--json"]) == 3
-    captured = capsys.readouterr()
+    captured = run_command(capsys, "greet", "--name", "you", "--json", code=3)
     assert json.loads(captured.out) == {"event": "greeting", "name": "you", "heat": [None, 0.5]}
     assert captured.err == "hello you\n"
-    assert main(["greet", "--name", "nobody"]) == 130
-    assert capsys.readouterr() == ("", "error: interrupted\n")
+    assert run_command(capsys, "greet", "--name", "nobody", code=130) == ("", "error: interrupted\n")
 
 
 def test_every_setting_is_explained_with_its_default_and_flags_reach_it(capsys):
@@ -132,23 +131,15 @@ def test_an_update_is_compiled_for_devices_that_are_elsewhere(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     words = ["train", "copy", "--smoke", "--compile-for", "v5e:1x1"]
     monkeypatch.setattr("regard.parallel.find_topology", lambda name, slices: jax.devices() * slices)
-    assert main([*words, "--json"]) == 0
-    (told,) = map(json.loads, capsys.readouterr().out.splitlines())
-    known = {
-        "event": "compiled",
-        "topology": "v5e:1x1",
-        "mesh": "data=1",
-        "devices": 1,
-        "planned_bytes": None,
-    }
-    assert told.items() >= known.items()
+    (told,) = map(json.loads, run_command(capsys, *words, "--json").out.splitlines())
+    known = {"topology": "v5e:1x1", "mesh": "data=1", "devices": 1, "planned_bytes": None}
+    assert told.items() >= (known | {"event": "compiled"}).items()
     task = tasks.shrink(tasks.Copy())
     sizes = jax.tree.map(lambda leaf: leaf.size, loop.make_program(task, 0).shapes)
     assert 4 * sum(jax.tree.leaves(sizes)) <= told["state_bytes"] < told["peak_bytes"]
-    assert main([*words, "--mesh", "fsdp=2"]) == 2
-    assert "multiply to 1, as there are 1 device" in capsys.readouterr().err
-    assert main(["train", "copy", "--smoke", "--slices", "2"]) == 2
-    assert "--slices is of --compile-for" in capsys.readouterr().err
+    told = run_command(capsys, *words, "--mesh", "fsdp=2", code=2).err
+    assert "multiply to 1, as there are 1 device" in told
+    assert "--slices is of --compile-for" in run_command(capsys, *words[:3], "--slices", 2, code=2).err
     assert not list(tmp_path.iterdir())
 
 
@@ -182,8 +173,7 @@ def test_text_says_what_it_learns_from_and_what_a_byte_costs(tmp_path, capsys):
     for index in range(7):
         (files / f"{index}.txt").write_text(f"{index} naïve tides and low tides\n" * (3 + index))
     options = ["--held-out-fraction", "0.2", "--vocab-size", "263", "--heads-every", "0"]
-    assert main([*TEXT, *options, "--files", str(files), "--out", str(run)]) == 0
-    text = capsys.readouterr().out
+    text = run_command(capsys, *TEXT, *options, "--files", files, "--out", run).out
     for told in (
         r"attention +self-attention \(16, 2, 23, 6\) on 23 keys, causal",
         r"training +20 steps of 16 rows of 23 tokens, \d+\.\d epochs in all, Adam at",
@@ -215,8 +205,7 @@ def test_refusals_exit_with_2_and_change_nothing(copied, capsys):
         ([*COPY, "--outer", "data=2"], "--outer: expected None, as all devices are of one slice or host"),
     ):
         before = snapshot(copied)
-        assert main([*arguments, "--out", str(copied)]) == 2
-        error = capsys.readouterr().err
+        error = run_command(capsys, *arguments, "--out", copied, code=2).err
         assert error.startswith("error: ")
         assert message in error
         assert snapshot(copied) == before
@@ -227,20 +216,17 @@ def test_a_finished_run_does_nothing_until_it_is_forced_and_json_is_json(
 ):
     directory = shutil.copytree(copied, tmp_path / "a run")
     before, command = snapshot(directory), [*COPY, "--out", str(directory)]
-    assert main(command) == 0
-    told = capsys.readouterr().out
+    told = run_command(capsys, *command).out
     assert re.search(r"is finished already(.|\n)*--force", told)
     assert told.endswith(f"\nnext: regard plot '{directory}'\n"), "as a shell reads it"
-    assert main([*command, "--quiet"]) == 0
-    assert capsys.readouterr() == ("", "")
+    assert run_command(capsys, *command, "--quiet") == ("", "")
     with monkeypatch.context() as patch:  # as on a file system that is read only
         patch.setattr(os, "access", lambda *_: False)
         patch.setattr(Path, "unlink", mock.Mock(side_effect=OSError(errno.EROFS, "Read-only file system")))
         assert main([*command, "--quiet"]) == 0
     assert snapshot(directory) == before
-    assert main([*command, "--force", "--json"]) == 0
+    captured = run_command(capsys, *command, "--force", "--json")
     assert snapshot(directory) != before, "by the seconds that it took"
-    captured = capsys.readouterr()
     events = [json.loads(line) for line in captured.out.splitlines()]
     kinds = [event["event"] for event in events]
     assert kinds[:3] == ["compiled"] * 3
@@ -255,12 +241,9 @@ def test_a_divergence_exits_with_1(tmp_path, monkeypatch, capsys):
         raise loop.DivergenceError("loss", float("inf"), 3, None)
 
     monkeypatch.setattr(loop, "train", diverge)
-    assert main([*COPY, "--json", "--out", str(tmp_path / "run")]) == 1
-    captured = capsys.readouterr()
-    assert (
-        "error: copy: loss is inf at step 3; no checkpoint had been saved yet. A smaller --learning-rate"
-        in captured.err
-    )
+    captured = run_command(capsys, *COPY, "--json", "--out", tmp_path / "run", code=1)
+    told = "error: copy: loss is inf at step 3; no checkpoint had been saved yet. A smaller --learning-rate"
+    assert told in captured.err
     assert json.loads(captured.out) == {"event": "diverged", "task": "copy", "metric": "loss", "step": 3}
 
 
@@ -314,8 +297,7 @@ def test_words_with_brackets_are_printed_as_they_are(capsys):
 
 def test_plot_writes_curves_and_attention_and_speaks_json(copied, tmp_path, capsys):
     run = shutil.copytree(copied, tmp_path / "run")
-    assert main(["plot", str(run), "--format", "svg", "--json"]) == 0
-    captured = capsys.readouterr()
+    captured = run_command(capsys, "plot", run, "--format", "svg", "--json")
     told = [json.loads(line) for line in captured.out.splitlines()]
     assert {line["event"] for line in told} == {"written"}
     names = "attention-heads attention curves sinusoidal-positions heads-entropy heads-max-score"
@@ -328,19 +310,15 @@ def test_two_runs_are_compared_where_that_can_be_written(copied, tmp_path, monke
     monkeypatch.setattr(pictures, "draw_run", lambda *_: iter(()))  # their own pictures take long
     monkeypatch.setattr(pictures, "draw_sinusoids", lambda *_: iter(()))
     one, two = (shutil.copytree(copied, tmp_path / name) for name in ("one", "two"))
-    assert main(["plot", str(one), str(two), "--format", "svg"]) == 0
-    assert capsys.readouterr().out.split() == [str(one / "figures" / "comparison.svg")]
+    written = run_command(capsys, "plot", one, two, "--format", "svg").out.split()
+    assert written == [str(one / "figures" / "comparison.svg")]
     assert (one / "figures" / "comparison.svg").read_text().startswith("<?xml")
     (two / "figures").touch()
-    assert main(["plot", str(two), str(one)]) == 2
-    assert f"{two / 'figures'}" in capsys.readouterr().err.replace("\n", "")
+    assert f"{two / 'figures'}" in run_command(capsys, "plot", two, one, code=2).err.replace("\n", "")
 
 
 def test_what_is_no_run_is_named_with_the_runs_inside(copied, tmp_path, capsys):
-    def refuse(*words):
-        assert main([str(word) for word in words]) == 2
-        return capsys.readouterr().err.replace("\n", " ")
-
+    refuse = lambda *words: run_command(capsys, *words, code=2).err.replace("\n", " ")
     (tmp_path / "notes").mkdir()
     (tmp_path / "my notes").mkdir()
     (tmp_path / "torn" / "checkpoints").mkdir(parents=True)
@@ -359,19 +337,17 @@ def test_what_is_no_run_is_named_with_the_runs_inside(copied, tmp_path, capsys):
 
 def test_explain_says_which_backend_and_how_much_work(capsys):
     mask = "causal() & sliding_window(256)"
-    assert main(["explain", "--shape", "1,8,4096,64", "--mask", mask, "--dtype", "bfloat16"]) == 0
-    text = capsys.readouterr().out
+    shape = "--shape", "1,8,4096,64"
+    text = run_command(capsys, "explain", *shape, "--mask", mask, "--dtype", "bfloat16").out
     for words in (mask, "931 empty, 62 partial, 31 full", "query bfloat16", "tiled"):
         assert words in text
-    assert main(["explain", "--shape", "1,3,5", "--mask", "causal()", "--json"]) == 0
-    captured = capsys.readouterr()
+    captured = run_command(capsys, "explain", "--shape", "1,3,5", "--mask", "causal()", "--json")
     (said,) = map(json.loads, captured.out.splitlines())
     assert (said["event"], said["backend"], said["mask"]) == ("explanation", "dense", "causal()")
     assert (said["tiles"]["partial"], said["shapes"]["query"]) == (1, [1, 3, 5])
     assert "all pairs" in captured.err
-    shapes = ["--shape", "2,3,4,7", "--key-shape", "2,3,6,7", "--value-shape", "2,3,6,11"]
-    assert main(["explain", *shapes, "--mask", "causal()", "--query-offset", "2", "--picture"]) == 0
-    text = capsys.readouterr().out
+    words = "--shape 2,3,4,7 --key-shape 2,3,6,7 --value-shape 2,3,6,11 --query-offset 2 --picture"
+    text = run_command(capsys, "explain", *words.split(), "--mask", "causal()").out
     assert "■ ■ ■ · · ·" in text
     assert "output (2, 3, 4, 11)" in text
 
@@ -385,8 +361,7 @@ def test_explain_refuses_what_attend_would(capsys):
         ("--shape 2,4,7 --backend foo", 2, "error: --backend: expected one of cudnn"),
         ("--shape 4,7 --backend cudnn", 1, "cudnn"),
     ):
-        assert main(["explain", *arguments.split()]) == code
-        captured = capsys.readouterr()
+        captured = run_command(capsys, "explain", *arguments.split(), code=code)
         assert captured.err.startswith("error: ")
         assert message in captured.err
         assert captured.out == ""
@@ -399,14 +374,12 @@ def test_the_doctor_knows_versions_devices_backends_and_what_is_missing(capsys, 
         return f"3.{len(package)}"
 
     monkeypatch.setattr(importlib.metadata, "version", pretend)
-    assert main(["doctor"]) == 0
-    text = capsys.readouterr().out
+    text = run_command(capsys, "doctor").out
     assert "jax 3.3" in text
     assert re.search(r"devices +0: cpu", text)
     assert re.search(r"backend +dense: serves", text)
     assert f"matplotlib not installed; for figures: {remedy('look')}" in text
-    assert main(["doctor", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    facts = json.loads(run_command(capsys, "doctor", "--json").out)
     assert facts["packages"]["jax"] == "3.3"
     assert facts["optional"]["matplotlib"]["version"] is None
 
@@ -415,5 +388,4 @@ def test_the_doctor_knows_versions_devices_backends_and_what_is_missing(capsys, 
 
     monkeypatch.setattr(jax, "devices", fail)
     monkeypatch.setattr(regard, "explain", fail)
-    assert main(["doctor"]) == 0
-    assert "none: Unable to initialize backend 'tpu'" in capsys.readouterr().out
+    assert "none: Unable to initialize backend 'tpu'" in run_command(capsys, "doctor").out

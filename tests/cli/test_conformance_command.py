@@ -1,11 +1,12 @@
 """`regard conformance`: exit codes, functions in modules and files, and what is printed."""
 
+import functools
 import json
 import sys
 
 import pytest
 
-from regard.cli import main
+from command_runs import run_command
 
 KERNEL = """
 import numpy as np
@@ -22,22 +23,21 @@ WORDS = ["--arrays", "numpy", "--feature", "mask=hidden", "--dtypes", "float32"]
 def test_a_function_of_a_file_is_checked(tmp_path, capsys):
     path = tmp_path / "kernel.py"
     path.write_text(KERNEL.format(power=0.5))
-    assert main(["conformance", f"{path}:attend", *WORDS, "--only", "a boolean mask"]) == 0
-    assert "differs  a boolean mask                    value      True hides" in capsys.readouterr().out
+    check = functools.partial(run_command, capsys, "conformance", f"{path}:attend", *WORDS, "--only")
+    told = "differs  a boolean mask                    value      True hides"
+    assert told in check("a boolean mask").out
     path.write_text(KERNEL.format(power=1))
-    assert main(["conformance", f"{path}:attend", *WORDS, "--only", "definition", "--json"]) == 1
-    streams = capsys.readouterr()
+    streams = check("definition", "--json", code=1)
     row = json.loads(streams.out.splitlines()[-1])["rows"][0]
     assert (row["verdict"], row["finding"], row["line"]) == ("wrong", "scores are scaled twice", "scaled")
     assert "from kernel import attend" in streams.err
     assert "contradicts X = scale P" in streams.err
-    assert main(["conformance", f"{path}:attend", *WORDS, "--only", "definition", "--markdown"]) == 1
-    assert capsys.readouterr().out.startswith("| promise | of | verdict |")
+    assert check("definition", "--markdown", code=1).out.startswith("| promise | of | verdict |")
 
 
 def test_ours_is_checked_by_its_name(capsys):
-    assert main(["conformance", "regard:attend", "--only", "one query and one key"]) == 0
-    assert "2 hold" in capsys.readouterr().out
+    words = "conformance", "regard:attend", "--only", "one query and one key"
+    assert "2 hold" in run_command(capsys, *words).out
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,6 @@ def test_ours_is_checked_by_its_name(capsys):
 def test_what_cannot_be_checked_is_said(words, code, told, tmp_path, capsys):
     for name in ("json", "broken"):
         (tmp_path / f"{name}.py").write_text("1 / 0")
-    assert main(["conformance", *(word.format(folder=tmp_path) for word in words)]) == code
-    streams = capsys.readouterr()
-    assert told in streams.out + streams.err
+    words = [word.format(folder=tmp_path) for word in words]
+    assert told in "".join(run_command(capsys, "conformance", *words, code=code))
     assert str(tmp_path) not in sys.path  # whose files would stand for others

@@ -4,9 +4,8 @@ import re
 import subprocess
 import sys
 
-import pytest
-
-from regard.cli import EXTRAS, command_words, main, plain
+from command_runs import run_command
+from regard.cli import EXTRAS, command_words, plain
 from regard.cli.commands import COMMANDS
 from regard.cli.commands.explain import Explain
 from regard.loading import remedy
@@ -47,8 +46,7 @@ def test_the_core_says_what_it_is_and_explains(capsys):
     for command in COMMANDS:
         assert f"\n    {command.__name__.lower()}" in overview
     assert "backend    dense: serves a plain call" in doctor
-    assert main(explained.split()) == 0
-    assert report == capsys.readouterr().out
+    assert report == run_command(capsys, *explained.split()).out
     assert "heads      1 query head\n" in report
     assert "--key-shape N,N,..." in help_text
     assert "Shape of key. (default: that of query)" in help_text
@@ -71,19 +69,15 @@ def test_the_core_refuses_with_what_would_help():
     told = [line for line in errors.splitlines() if line.startswith("error:")]
     for message, line in zip(lines.values(), told, strict=False):
         assert line.startswith(message)
-    assert told[len(lines) :] == [
-        f"error: this needs tyro, which is not installed: {remedy(extra)}" for extra in needs.values()
-    ]
+    needed = "error: this needs tyro, which is not installed: "
+    assert told[len(lines) :] == [needed + remedy(extra) for extra in needs.values()]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_the_core_reads_words_as_tyro_does():
+    for line in (
         "--shape 2,3",
         "--shape=2,3 --quiet --dtype bfloat16",
         "--key-shape 2,3 --shape 2,5 --query-offset -3 --mask causal() --json --picture --backend dense",
-    ],
-)
-def test_the_core_reads_words_as_tyro_does(line):
-    command = plain.read_command(Explain, "regard explain", line.split())
-    assert command == command_words.parse_arguments(["explain", *line.split()])
+    ):
+        command = plain.read_command(Explain, "regard explain", line.split())
+        assert command == command_words.parse_arguments(["explain", *line.split()])

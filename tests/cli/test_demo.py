@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from regard.cli import demonstration, main
+from command_runs import run_command
+from regard.cli import demonstration
 from regard.cli.commands import Demo
 from regard.training import loop, tasks
 from small_runs import begin, snapshot, tiny_copy
@@ -58,9 +59,7 @@ def outcomes(monkeypatch):
 def test_a_demo_says_what_was_reached_and_what_was_reused(outcomes, tmp_path, capsys):
     out = tmp_path / "a demo"
     out.mkdir()
-    command = ["demo", "--out", str(out)]
-    assert main(command) == 0
-    text = capsys.readouterr().out
+    text = run_command(capsys, "demo", "--out", out).out
     following = f"regard plot '{out / 'copy'}' out/copy-1", f"regard view '{out / 'reverse'}'"
     for words in ("--force trains them again", "regard train copy", *following):
         assert words in text
@@ -70,20 +69,18 @@ def test_a_demo_says_what_was_reached_and_what_was_reused(outcomes, tmp_path, ca
         told = entry["value"], entry["goal"], entry["seconds"], entry["reached"], entry["reused"]
         assert told == (outcomes[name], tasks.TASKS[name].goal.bound, 2.5, True, True)
     outcomes["copy"] = 0.5
-    assert main(command) == 1
-    captured = capsys.readouterr()
+    captured = run_command(capsys, "demo", "--out", out, code=1)
     assert "MISSED" in captured.out
     assert "missed the goal: copy (0.5000 < 1)" in captured.err
-    assert main([*command, "--smoke"]) == 0
-    assert "goals are not checked" in capsys.readouterr().out
+    assert "goals are not checked" in run_command(capsys, "demo", "--out", out, "--smoke").out
 
 
 def test_a_demo_ends_where_a_task_diverges_or_is_interrupted(outcomes, tmp_path, capsys):
     outcomes["copy"] = None
-    assert main(["demo", "--out", str(tmp_path)]) == 1
+    run_command(capsys, "demo", "--out", tmp_path, code=1)
     outcomes["copy"] = loop.Outcome("interrupted", 3, {}, 1.0, 1.0, 2.0)
-    assert main(["demo", "--force", "--out", str(tmp_path)]) == 130
-    assert f"this goes on from there\n  regard demo --out {tmp_path}\n" in capsys.readouterr().out
+    told = run_command(capsys, "demo", "--force", "--out", tmp_path, code=130).out
+    assert f"this goes on from there\n  regard demo --out {tmp_path}\n" in told
     assert not (tmp_path / "summary.json").exists()
 
 
@@ -92,10 +89,9 @@ def test_force_deletes_every_run_or_none(tmp_path, capsys):
     (tmp_path / "digits").mkdir()
     (tmp_path / "digits" / "thesis.tex").write_text("years")
     before = snapshot(tmp_path)
-    assert main(["demo", "--force", "--out", str(tmp_path)]) == 2
-    assert "it holds thesis.tex" in capsys.readouterr().err
-    assert main(["demo", "--out", str(tmp_path / "threshold" / "new")]) == 2
-    assert f"{tmp_path / 'threshold'} is a run" in capsys.readouterr().err
+    refuse = lambda *words: run_command(capsys, "demo", *words, code=2).err
+    assert "it holds thesis.tex" in refuse("--force", "--out", tmp_path)
+    assert f"{tmp_path / 'threshold'} is a run" in refuse("--out", tmp_path / "threshold" / "new")
     assert snapshot(tmp_path) == before
     (tmp_path / "digits" / "thesis.tex").unlink()
     opened = demonstration.open_all(Demo(force=True), tmp_path)
@@ -105,8 +101,7 @@ def test_force_deletes_every_run_or_none(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_whole_demo_reaches_its_goals(tmp_path):
-    code = "import sys; from regard.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "demo", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "regard", "demo", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     summary = check_summary(tmp_path)

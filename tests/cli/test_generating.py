@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from command_runs import run_command
 from layer_oracle import build_drawn
-from regard.cli import generating, main, text_models
+from regard.cli import generating, text_models
 from regard.cli.console import Console
 from regard.cli.spelling import spell_bytes
 from regard.interop import huggingface
@@ -47,8 +48,8 @@ def text_model(model, monkeypatch):
     offer(monkeypatch, model)
 
 
-def write(*flags):
-    return main(["generate", "somewhere", "--max-tokens", "9", *flags])
+def write(capsys, *flags, code=0):
+    return run_command(capsys, "generate", "somewhere", "--max-tokens", 9, *flags, code=code)
 
 
 def spell_all(tokens):
@@ -57,28 +58,24 @@ def spell_all(tokens):
 
 @pytest.mark.slow
 def test_text_goes_to_one_stream_and_remarks_to_the_other(text_model, capsys):
-    assert write("--prompt", "ab", "--temperature", "0") == 0
-    done = capsys.readouterr()
+    done = write(capsys, "--prompt", "ab", "--temperature", 0)
     assert done.out.startswith("ab")
     assert "9 tokens, the first after " in done.err
     assert "tokens per second; ended by --max-tokens" in done.err
-    assert write("--prompt", "ab", "--temperature", "0", "--quiet") == 0
-    assert capsys.readouterr() == (done.out, "")
+    assert write(capsys, "--prompt", "ab", "--temperature", 0, "--quiet") == (done.out, "")
 
 
 def test_a_seed_decides_and_prompts_draw_apart(text_model, capsys):
-    texts = []
-    for seed in ("3", "3", "4"):
-        assert write("--prompt", "ab", "--prompt", "ab", "--temperature", "2", "--seed", seed, "--quiet") == 0
-        texts.append(capsys.readouterr().out)
+    words = ("--prompt", "ab", "--prompt", "ab", "--temperature", 2, "--quiet", "--seed")
+    texts = [write(capsys, *words, seed).out for seed in (3, 3, 4)]
     assert texts[0] == texts[1] != texts[2]
     assert texts[0][: len(texts[0]) // 2] != texts[0][len(texts[0]) // 2 :]
 
 
 @pytest.mark.slow
 def test_json_lines_hold_pieces_and_facts(model, text_model, capsys):
-    assert write("--prompt", "ab", "--prompt", "cd", "--temperature", "0", "--json") == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    words = ("--prompt", "ab", "--prompt", "cd", "--temperature", 0, "--json")
+    lines = [json.loads(line) for line in write(capsys, *words).out.splitlines()]
     ends = [line for line in lines if line["event"] == "text"]
     for number, (end, given) in enumerate(zip(ends, ["ab", "cd"], strict=True)):
         pieces = [line["text"] for line in lines if line["event"] == "piece" and line["prompt"] == number]
@@ -87,8 +84,7 @@ def test_json_lines_hold_pieces_and_facts(model, text_model, capsys):
     prompts = [[MARK, *given.encode()] for given in ("ab", "cd")]
     assert [end["ids"] for end in ends] == generate(model, prompts, max_tokens=9).rows()
     word = ends[0]["text"][3:5]
-    assert write("--prompt", "ab", "--prompt", "cd", "--temperature", "0", "--stop", word, "--json") == 0
-    ended = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    ended = [json.loads(line) for line in write(capsys, *words, "--stop", word).out.splitlines()]
     (end,) = (line for line in ended if line["event"] == "text" and line["given"] == "ab")
     assert (end["text"], end["reason"]) == (ends[0]["text"][: ends[0]["text"].index(word)], "--stop")
 
@@ -98,17 +94,15 @@ def test_a_broken_model_says_so(model, monkeypatch, capsys):
     broken = nnx.clone(model)
     broken.head.kernel[...] = broken.head.kernel[...] * np.nan
     offer(monkeypatch, broken)
-    assert write("--prompt", "ab", "--temperature", "0") == 0
-    assert "0 tokens, none; ended by numbers that are not finite" in capsys.readouterr().err
-    assert write("--prompt", "ab", "--beams", "3") == 0
-    assert "nothing was found, as numbers are not finite" in capsys.readouterr().err
+    told = write(capsys, "--prompt", "ab", "--temperature", 0).err
+    assert "0 tokens, none; ended by numbers that are not finite" in told
+    told = write(capsys, "--prompt", "ab", "--beams", 3).err
+    assert "nothing was found, as numbers are not finite" in told
 
 
 def test_beams_show_the_best_and_json_all(text_model, capsys):
-    assert write("--prompt", "ab", "--beams", "3") == 0
-    shown = capsys.readouterr()
-    assert write("--prompt", "ab", "--beams", "3", "--json") == 0
-    (line,) = capsys.readouterr().out.splitlines()
+    shown = write(capsys, "--prompt", "ab", "--beams", 3)
+    (line,) = write(capsys, "--prompt", "ab", "--beams", 3, "--json").out.splitlines()
     texts = json.loads(line)["texts"]
     assert len(texts) == 3
     assert [one["score"] for one in texts] == sorted((one["score"] for one in texts), reverse=True)
@@ -119,9 +113,8 @@ def test_beams_show_the_best_and_json_all(text_model, capsys):
 def test_an_answer_stands_without_its_prompt(monkeypatch, capsys):
     model = build_drawn(EncoderDecoder, configure())
     offer(monkeypatch, model, start_token=5)
-    assert write("--prompt", "ab", "--temperature", "0") == 0
     (tokens,) = generate(model, [[MARK, 97, 98]], max_tokens=9, start_token=5, stop_tokens=(MARK,)).rows()
-    assert capsys.readouterr().out == spell_all(tokens) + "\n"
+    assert write(capsys, "--prompt", "ab", "--temperature", 0).out == spell_all(tokens) + "\n"
 
 
 def test_flags_that_do_not_fit_are_refused(text_model, capsys):
@@ -136,8 +129,7 @@ def test_flags_that_do_not_fit_are_refused(text_model, capsys):
         ("--prompt a --temperature 0 --seed 3", "--temperature 0 draws nothing; leave out --seed"),
         ("--prompt é", "prompts: expected tokens in 0..130"),
     ):
-        assert write(*flags.split()) == 2
-        done = capsys.readouterr()
+        done = write(capsys, *flags.split(), code=2)
         assert message in " ".join(done.err.split())
         assert done.out == ""
 
@@ -151,8 +143,8 @@ def test_directories_without_a_writer_are_refused(tmp_path, capsys):
         ("deep", "config.json is damaged or not Regard's (RecursionError"),
         ("copy", "is a run of copy, which writes no text"),
     ):
-        assert main(["generate", str(tmp_path / name), "--prompt", "a"]) == 2
-        assert message in " ".join(capsys.readouterr().err.split())
+        told = run_command(capsys, "generate", tmp_path / name, "--prompt", "a", code=2).err
+        assert message in " ".join(told.split())
 
 
 def test_control_characters_are_shown_on_terminals(capsys, monkeypatch):
@@ -171,13 +163,11 @@ def test_a_hugging_face_folder_writes(tmp_path, capsys):
     llama = TransformerConfig(**PLAIN, positions="rotary", gated=True, activation="silu")
     model = build_drawn(Decoder, llama)
     folder = huggingface.save(model, tmp_path / "llama", "llama", settings={"eos_token_id": 3})
-    assert main(["generate", str(folder), "--prompt", "plain"]) == 2
-    assert "has no tokenizer" in capsys.readouterr().err
+    words = ["generate", folder, "--prompt", "plain"]
+    assert "has no tokenizer" in run_command(capsys, *words, code=2).err
     byte_pairs().save(str(folder / "tokenizer.json"))
     (folder / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
-    flags = ["--prompt", "plain", "--max-tokens", "5", "--temperature", "0"]
-    assert main(["generate", str(folder), *flags]) == 0
-    assert capsys.readouterr().out.startswith("plain")
+    assert run_command(capsys, *words, "--max-tokens", 5, "--temperature", 0).out.startswith("plain")
     text_model = text_models.open_text_model(folder)
     assert text_model.stop_tokens == (5, 7)
     with pytest.raises(ValueError, match="has no tokens, and the model none to begin with"):

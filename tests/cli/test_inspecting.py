@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tokenizers
 
+from command_runs import run_command
 from layer_oracle import build_drawn
-from regard.cli import inspecting, main, text_readers
+from regard.cli import inspecting, text_readers
 from regard.interop import huggingface
 from regard.models import Decoder, Encoder, preset
 
@@ -28,17 +29,14 @@ def folder(tmp_path_factory):
     return directory
 
 
-def run(capsys, *words):
-    code = main(["inspect", *map(str, words)])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
+def run(capsys, *words, code=0):
+    return run_command(capsys, "inspect", *words, code=code)
 
 
 @pytest.mark.slow
 def test_every_head_says_what_the_word_reads(folder, tmp_path, capsys):
     out = tmp_path / "out"
-    code, printed, _ = run(capsys, folder, "--text", TEXT, "--out", out, "--json")
-    assert code == 0
+    printed = run(capsys, folder, "--text", TEXT, "--out", out, "--json").out
     lines = [json.loads(line) for line in printed.splitlines()]
     assert [(line["layer"], line["head"]) for line in lines] == [(n, h) for n in range(2) for h in range(3)]
     reading = inspecting.watch_text(huggingface.load(folder), TEXT)[0]
@@ -56,8 +54,7 @@ def test_every_head_says_what_the_word_reads(folder, tmp_path, capsys):
 def test_a_table_for_people_of_the_last_word_where_there_is_no_it(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(inspecting, "save_pictures", lambda drawings, out, kind: [])
     text = "the cat sat because the cat unseen."  # as many pieces as before, whose programs are there
-    code, printed, _ = run(capsys, folder, "--text", text, "--layer", 0, "--out", tmp_path)
-    assert code == 0
+    printed = run(capsys, folder, "--text", text, "--layer", 0, "--out", tmp_path).out
     assert "2 layers of 3 heads; 10 words" in printed
     assert 'the word that "unseen" reads most' in printed
     assert "head  layer 0" in printed
@@ -73,8 +70,7 @@ def test_decoders_are_read_too(tmp_path, monkeypatch, capsys):
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "llama" / "tokenizer.json"))
     asked = ["--text", "the cat sat", "--word", "the", "--out", tmp_path, "--json"]
-    code, printed, _ = run(capsys, tmp_path / "llama", *asked)
-    assert code == 0
+    printed = run(capsys, tmp_path / "llama", *asked).out
     # The first word of a causal model has nobody else to read.
     lines = map(json.loads, printed.splitlines())
     assert {(line["reads"], line["share"]) for line in lines} == {(None, 0.0)}
@@ -94,9 +90,7 @@ def test_what_cannot_be_looked_at_is_refused(folder, tmp_path, capsys):
         ((TEXT, "--layer", "2"), "--layer must be in 0..1, got 2"),
         (("the " * 30,), "at most max_length = 23 positions"),
     ):
-        code, _, errors = run(capsys, folder, "--out", tmp_path / "out", "--text", *words)
-        assert code == 2
-        assert message in errors
+        assert message in run(capsys, folder, "--out", tmp_path / "out", "--text", *words, code=2).err
         assert not (tmp_path / "out").exists()
 
 
@@ -115,10 +109,9 @@ def test_what_is_no_folder_is_refused_before_the_work(folder, tmp_path, capsys, 
         ([folder, "--save", tmp_path], "is a folder; give a file in it"),
         ([folder, "--save", tmp_path / "README.md"], "--save: expected nothing, or a trace that may be repl"),
     ):
-        code, _, errors = run(capsys, "--out", tmp_path / "out", *words)
-        assert (code, message in errors) == (2, True), errors
+        assert message in run(capsys, "--out", tmp_path / "out", *words, code=2).err
     assert not (tmp_path / "out").exists()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").write_text("a file where figures go unless asked otherwise")
-    assert "out is a file; give another --out" in run(capsys, folder, "--text", TEXT)[2]
+    assert "out is a file; give another --out" in run(capsys, folder, "--text", TEXT, code=2).err
     assert (tmp_path / "README.md").read_text() == "# A file"

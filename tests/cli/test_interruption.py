@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from regard.cli import main
+from command_runs import run_command
 from regard.cli.continuation import spell_continuation
 from regard.cli.displays import Lines
 from regard.cli.interruption import STOPPING, catch_interrupts
@@ -52,8 +52,8 @@ def test_a_request_saves_and_the_command_that_goes_on_is_told(tmp_path, monkeypa
     stopped = 0
     for force, number in ((["--force"], signal.SIGTERM), ([], signal.SIGINT)):
         requests = [number]
-        assert main([*COPY, "--log-every", "1", "--checkpoint-every", "2", "--out", out, *force]) == 130
-        said = capsys.readouterr().out
+        words = [*COPY, "--log-every", 1, "--checkpoint-every", 2, "--out", out, *force]
+        said = run_command(capsys, *words, code=130).out
         assert f"goes on from step {stopped}" in said if stopped else "(new run)" in said
         stopped = int(re.search(r"stopped at step (\d+) with a checkpoint; ", said)[1])
         assert (tmp_path / "my run" / "checkpoints" / f"{stopped:08d}" / "checkpoint.json").exists()

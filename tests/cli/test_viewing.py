@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from command_runs import run_command
 from regard import inspection
 from regard.cli import inspecting, main
 from regard.cli.commands import view
@@ -108,8 +109,7 @@ def test_a_page_of_a_run_goes_into_it(copied, tmp_path, monkeypatch, capsys):
     run = shutil.copytree(copied, tmp_path / "run")
     (run / "figures").mkdir()
     for _ in range(2):  # pages of its own are replaced
-        assert main(["inspect", str(run), "--save", str(tmp_path / "a run.regard")]) == 0
-        told = capsys.readouterr().out
+        told = run_command(capsys, "inspect", run, "--save", tmp_path / "a run.regard").out
         assert f"written: {run / 'figures' / 'explorer.html'}" in told
         assert told.endswith(f"\nnext: regard view '{tmp_path / 'a run.regard'}'\n")
     assert [path.name for path in (run / "figures").iterdir()] == ["explorer.html"]
@@ -122,8 +122,8 @@ def test_inspect_refuses_what_makes_no_sense_for_a_run(copied, tmp_path, capsys)
         ("--keep-qk", "give --save FILE.regard too"),
         ("--save nowhere/x.regard", "--save: expected a folder at nowhere, there is none"),
     ):
-        assert main(["inspect", str(copied), "--out", str(tmp_path / "out"), *words.split()]) == 2
-        assert message in capsys.readouterr().err
+        words = ["inspect", copied, "--out", tmp_path / "out", *words.split()]
+        assert message in run_command(capsys, *words, code=2).err
     assert not (tmp_path / "out").exists()
 
 
@@ -217,23 +217,21 @@ def test_what_is_no_trace_is_refused(copied, kept, tmp_path, capsys):
     ):
         path = tmp_path / name
         path.write_bytes(content)
-        for words in ([str(path)], [kept, "--compare", str(path)]):
-            assert main(["view", *words]) == 2
-            captured = capsys.readouterr()
+        for words in ([path], [kept, "--compare", path]):
+            captured = run_command(capsys, "view", *words, code=2)
             assert message in captured.err
             assert captured.out == ""
     for words, message in (
-        ([str(tmp_path)], "is not a run; give one of `regard train`, or a file: regard inspect"),
+        ([tmp_path], "is not a run; give one of `regard train`, or a file: regard inspect"),
         ([kept, "--text", "some"], "--text is what a model of text reads"),
-        ([str(copied), "--text", "some"], "--text is what a model of text reads"),
+        ([copied, "--text", "some"], "--text is what a model of text reads"),
         ([kept, "--text", " "], "--text is empty; give a sentence"),
         ([kept, "--port", "65536"], "port: expected a number in 0..65535"),
     ):
-        assert main(["view", *words]) == 2
-        assert message in capsys.readouterr().err
+        assert message in run_command(capsys, "view", *words, code=2).err
     with server.serve(inspection.load(kept)) as page:
-        assert main(["view", kept, "--port", str(page.port)]) == 2
-        assert f"--port {page.port} is in use; leave --port out" in capsys.readouterr().err
+        told = run_command(capsys, "view", kept, "--port", page.port, code=2).err
+        assert f"--port {page.port} is in use; leave --port out" in told
 
 
 def test_a_browser_opens_where_there_is_a_screen(kept, during, monkeypatch, capsys):
@@ -243,8 +241,7 @@ def test_a_browser_opens_where_there_is_a_screen(kept, during, monkeypatch, caps
         asked = []
         monkeypatch.setenv("DISPLAY", display)
         monkeypatch.setattr(view.webbrowser, "open", asked.append)
-        assert main(["view", kept, *words]) == 0
-        printed = capsys.readouterr().out
+        printed = run_command(capsys, "view", kept, *words).out
         assert len(asked) == (bool(display) and not words)
         assert all(url in printed for url in asked)
         assert ("ended" in printed) == ("--quiet" not in words) == bool(printed)

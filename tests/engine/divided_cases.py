@@ -15,6 +15,7 @@ import cudnn_model
 from collectives import count_kinds, count_sent
 from layer_oracle import build_drawn
 from mesh_cases import draw
+from oracle import assert_close
 from regard import KVCache, attend, linear, masks, readouts, scores
 from regard.engine.backends import cudnn, splash_tpu
 from regard.layers import CompressedAttention, EncoderBlock, Experts, GatedDeltaNet
@@ -31,8 +32,8 @@ def _numbers(*shape):
     return draw(shape, seed=5)[0]
 
 
-def _ids(T):
-    return jnp.arange(BATCH * T, dtype=jnp.int32).reshape((BATCH, T))
+def _count(*shape):
+    return jnp.arange(np.prod(shape), dtype=jnp.int32).reshape(shape)
 
 
 # Options of a call, of arrays by name; what the arrays are, and how each is divided with (batch, heads).
@@ -48,8 +49,8 @@ CASES = {
         },
         {
             "lengths": (lambda T, S: jnp.asarray([500, 0, 3, S], jnp.int32), lambda b, h: P(b)),
-            "query": (lambda T, S: _ids(T) // 97, lambda b, h: P(b)),
-            "key": (lambda T, S: _ids(S) // 97, lambda b, h: P(b)),
+            "query": (lambda T, S: _count(BATCH, T) // 97, lambda b, h: P(b)),
+            "key": (lambda T, S: _count(BATCH, S) // 97, lambda b, h: P(b)),
             "slopes": (lambda T, S: abs(_numbers(HEADS)) / 8, lambda b, h: P(h)),
             "table": (lambda T, S: _numbers(32, HEADS), lambda b, h: P(None, h)),
             "bias": (lambda T, S: _numbers(1, HEADS, 1, S), lambda b, h: P(None, h)),
@@ -90,11 +91,8 @@ CASES = {
             "key_positions": key,
         },
         {
-            "query": (lambda T, S: _ids(T) * 31 % 401, lambda b, h: P(b)),
-            "key": (
-                lambda T, S: jnp.arange(BATCH * HEADS * S, dtype=jnp.int32).reshape((BATCH, HEADS, S)) % 401,
-                lambda b, h: P(b, h),
-            ),
+            "query": (lambda T, S: _count(BATCH, T) * 31 % 401, lambda b, h: P(b)),
+            "key": (lambda T, S: _count(BATCH, HEADS, S) % 401, lambda b, h: P(b, h)),
         },
     ),
 }  # fmt: skip
@@ -171,11 +169,6 @@ def _second(call, wrt):
 ORDERS = {"first": _with_gradient, "second": _second}
 
 
-def _compare(found, expected, rtol=2e-5, atol=2e-6):
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
-
-
 def check_mapped():
     """Few queries of `dense`, and statistics whose tokens alone differ, under `vmap` in `shard_map`."""
 
@@ -191,7 +184,7 @@ def check_mapped():
     divided = jax.shard_map(alone, mesh=mesh, in_specs=(P("b"), P()), out_specs=P("b"))
     learn = lambda call: _with_gradient(lambda *arrays: call(*arrays)[:3], (0, 1))
     outcome = lambda call: jax.jit(lambda *arrays: (call(*arrays), learn(call)(*arrays)))(*arrays)
-    _compare(outcome(divided), outcome(alone))
+    assert_close(outcome(divided), outcome(alone), atol=2e-6)
 
 
 def check_explicit():
@@ -208,7 +201,7 @@ def check_explicit():
 
     found = run(*_put(mesh, arrays, (P("b"), P("b"))))
     assert {jax.typeof(array).sharding.spec[0] for array in jax.tree.leaves(found)} == {"b"}
-    _compare(found, run(*arrays))
+    assert_close(found, run(*arrays), atol=2e-6)
 
 
 def check(axes, case, backend, *, division="both", order="first", aux=AUX, key_heads=KEY_HEADS):
@@ -260,7 +253,7 @@ def _manual_in_part(call, arrays, place):
 def _gradient_inside(call, arrays, place):
     grad = jax.grad(lambda *arrays: jnp.sum(call(*arrays) ** 2), (0, 1, 2))
     inside = jax.shard_map(grad, mesh=place.mesh, in_specs=place.spec, out_specs=place.spec)
-    _compare(jax.jit(inside)(*arrays), jax.jit(grad)(*map(np.asarray, arrays)), 1e-4, 1e-5)
+    assert_close(jax.jit(inside)(*arrays), jax.jit(grad)(*map(np.asarray, arrays)), 1e-4, 1e-5)
     return call(*map(np.asarray, arrays))
 
 
@@ -342,7 +335,7 @@ def check_kernel(backend, axes, case, key_heads):
         placed = _put(mesh, arrays, _specs(places, "both", key_heads))
         program = jax.jit(run).lower(*placed).compile()
         found = program(*placed)
-    _compare(*jax.tree.map(lambda array: np.asarray(array, np.float32), (found, expected)), 0.02, 0.02)
+    assert_close(found, expected, 0.02, 0.02)
     return count_kinds(program.as_text())
 
 
@@ -374,4 +367,4 @@ def check_explicit_rows():
     with jax.set_mesh(mesh):
         found = compute(*jax.device_put(arrays, NamedSharding(mesh, P("rows"))))
     assert all(jax.typeof(leaf).sharding.spec[0] == "rows" for leaf in jax.tree.leaves(found))
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, 1e-4, 1e-5), found, alone)
+    assert_close(found, alone, 1e-4, 1e-5)

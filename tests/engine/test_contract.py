@@ -28,7 +28,6 @@ class Case:
     offset: object = None
     bias: tuple | None = None
     bias_drops: bool = False
-    scale: float | None = None
     size: float = 1.0
     dtype: str = "float32"
     one_hot: bool = False  # all but one weight of a row are nearly 0
@@ -41,6 +40,9 @@ class Case:
         if self.bias_drops:
             bias = jnp.where(rng.random(self.bias) < 0.4, jnp.asarray(-jnp.inf, bias.dtype), bias)
         return query, key, value, bias
+
+    def options(self):
+        return {"mask": self.mask, "query_offset": self.offset}
 
     def leading(self):
         query, key, value = self.query[:-2], self.key[:-2], self.value[:-2]
@@ -66,7 +68,6 @@ def holes(*shape):
     return np.random.default_rng(3).random(shape) < 0.5
 
 
-SQUARE = {"query": (2, 3, 11, 7)}
 # Shapes that are ours alone, with all statistics; what any function promises is in regard.conformance, masks,
 # scores and the like are drawn at random in tests/programs, sizes stand in test_sizes.py.
 CASES = {
@@ -90,19 +91,14 @@ CASES = {
 }  # fmt: skip
 
 
-def call(case, backend, arrays, aux=AUX, **kwargs):
-    query, key, value, bias = arrays
-    return attend(
-        query, key, value, mask=case.mask, bias=bias, scale=case.scale, query_offset=case.offset, aux=aux,
-        backend=backend, **kwargs,
-    )  # fmt: skip
+def call(case, backend, arrays, aux=AUX):
+    *operands, bias = arrays
+    return attend(*operands, bias=bias, aux=aux, backend=backend, **case.options())
 
 
 def problem_of(case, aux=()):
-    query, key, value, bias = case.arrays()
-    return canonicalize(
-        query, key, value, mask=case.mask, bias=bias, scale=case.scale, query_offset=case.offset, aux=aux
-    )
+    *operands, bias = case.arrays()
+    return canonicalize(*operands, bias=bias, aux=aux, **case.options())
 
 
 def stats_of(case, backend):
@@ -177,16 +173,13 @@ def test_values_and_gradients_are_those_of_the_definition(name, backend, request
         return call(case, backend, arrays, asked) if asked else (output, {}), grads
 
     (output, aux), grads = evaluate(arrays)
-    spelled = {"cotangent": np.asarray(jnp.asarray(cotangent, output.dtype), np.float64)}
-    spelled |= {"keep": case.keep(), "scale": case.scale}
-    spelled["bias"] = None if bias is None else np.asarray(bias, np.float64)
-    inputs = [np.asarray(x, np.float64) for x in (query, key, value)]
+    spelled = {"cotangent": jnp.asarray(cotangent, output.dtype), "keep": case.keep(), "bias": bias}
     assert output.shape == shape
     if 0 in shape[:-2]:
         return
-    truth = oracle.batched(*inputs, **spelled)
+    truth = oracle.batched(query, key, value, **spelled)
     working = np.float64 if case.dtype == "float64" else np.float32
-    same = vars(oracle.batched(*inputs, **spelled, dtype=working))
+    same = vars(oracle.batched(query, key, value, **spelled, dtype=working))
 
     assert output.dtype == query.dtype
     oracle.assert_as_exact(output, truth.output, same["output"], "output")
@@ -433,7 +426,7 @@ def test_where_integers_have_64_bits_every_option_keeps_its_dtypes(dtype, backen
 
 @contract
 def test_a_call_moves_nothing_to_the_device_but_its_own_numbers(backend):
-    query, key, value = (jax.device_put(x) for x in Case(**SQUARE).arrays()[:3])
+    query, key, value = (jax.device_put(x) for x in Case((2, 3, 11, 7)).arrays()[:3])
     ids, lengths = jax.device_put([np.arange(11, dtype=np.int32) // 4, np.array([7, 3], np.int32)])
     options = {
         "mask": masks.causal() & masks.segments(ids) & masks.lengths(lengths) & masks.prefix([5, 9]),

@@ -112,7 +112,6 @@ WRONG = {
     "text that is a program": (ValueError, "`__import__.'os'.` is not a mask", lambda: masks.parse("__import__('os')")),
     "slopes for a number of heads": (ValueError, r"num_heads: .* got \[0\.5, 0\.25\]; slopes of your own go as slopes=", lambda: scores.alibi([0.5, 0.25])),
     "a temperature of 0": (ValueError, "temperature: expected more than 0, got 0", lambda: scores.temperature(0.0)),
-    "an odd width for rotary": (ValueError, r"width: expected an even number in 2\.\.7", lambda: positions.rotary(Q)),
     "positions of fewer rows": (ValueError, r"position: expected an integer or integers of shape \(5,\) or \(2, 5\), got \(4,\)", lambda: positions.rotary(Q[..., :6], jnp.arange(4))),
     "a memory of other examples": (ValueError, r"query, key, value: expected leading axes that broadcast, got \(2,\), \(3,\), \(3,\)", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))(array(2, 5, 6), array(3, 5, 6))),
     "a width of another layer": (ValueError, r"query: expected shape \(\*B, length, 6\), got \(2, 5, 7\)", lambda: layers.MultiHeadAttention(6, num_heads=3, rngs=nnx.Rngs(0))(array(2, 5, 7))),

@@ -10,6 +10,7 @@ import pytest
 
 import cudnn_model
 import mesh_cases
+from oracle import assert_close
 from regard import attend, explain, masks, scores
 from regard.engine.backends import cudnn, kernel_primitives, mosaic_gpu, splash_tpu
 from regard.engine.backends.kernel_masks import read_kernel_mask, row_bounds
@@ -232,8 +233,7 @@ def check(backend, shapes, options, function=gradients):
     found = jax.jit(functools.partial(run, backend))(*arrays)
     expected = jax.jit(functools.partial(run, "dense"))(*(array.astype("float32") for array in arrays))
     # 9 bits and their sums; weights and the scaled query are rounded before they are multiplied.
-    for got, want in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(got.astype("float32"), want, rtol=0.06, atol=0.06)
+    assert_close(found, expected, 0.06, 0.06)
 
 
 def takes(inner, options):
@@ -396,8 +396,6 @@ SPLASH_REFUSED = {
     "shared": ({"heads": 1}, {}, "no query that several heads share"),
     "float32": ({"dtype": "float32"}, {}, "takes bfloat16"),
 }
-
-
 REFUSALS = [("cudnn", name, *REFUSED[name]) for name in REFUSED]
 REFUSALS += [("splash_tpu", name, *SPLASH_REFUSED[name]) for name in SPLASH_REFUSED]
 
@@ -472,8 +470,7 @@ def test_masked_nan_stays_out(hopper):
     for options in ({"mask": masks.lengths([8, 2])}, {"mask": masks.causal(), "query_offset": 0}):
         call = functools.partial(attend, query, backend="cudnn", **options)
         run = jax.jit(functools.partial(gradients, call))
-        for got, want in zip(*(jax.tree.leaves(run(*arrays)) for arrays in (bad, (key, value))), strict=True):
-            np.testing.assert_array_equal(got, want)
+        jax.tree.map(np.testing.assert_array_equal, run(*bad), run(key, value))
 
 
 def test_the_device_chooses(monkeypatch, hopper):

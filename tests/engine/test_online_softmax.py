@@ -15,6 +15,7 @@ LEAST = float(np.finfo(np.float32).min)  # what others write for "masked"
 INF = np.inf
 block = jax.jit(lambda running, scores, value, keys: running.block(scores, value, None, keys, None))
 merge = jax.jit(Running.merge)
+assert_same_bits = functools.partial(jax.tree.map, np.testing.assert_array_equal)
 
 
 def nothing(dtype=np.float32):
@@ -81,11 +82,6 @@ def arrange(scores, value, orders=ORDERS):
             yield merge(a, merge(b, merge(c, d)))
             yield merge(merge(a, b), merge(c, d))
             yield merge(merge(a, merge(b, c)), d)
-
-
-def assert_same_bits(a, b):
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 90.0, 1e4, 1e30])

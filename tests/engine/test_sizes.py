@@ -125,8 +125,6 @@ SPOILED = {
     "every key": ("key", ALL), "the bias of a row": ("bias", (0, 1, 4)),
     "the bias of a key": ("bias", (0, 1, slice(None), 2)), "a parameter of the score": ("cap", (1,)),
 }  # fmt: skip
-
-
 BARE = [("dense", (53, 59)), ("dense", (1024, 1031)), ("tiled", (53, 59)), ("tiled", (1024, 1031))]
 
 

@@ -11,6 +11,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from mesh_cases import on_eight_devices
+from oracle import assert_close
 from regard import attend, explain, masks, scores
 from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import canonicalize
@@ -18,7 +19,7 @@ from regard.engine.flash import measurements, preparation, primitives, tile_call
 from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.tile_choice import choose_tiles
 from regard.engine.platforms import Platform
-from test_tiled import assert_close, draw
+from test_tiled import draw
 
 B, H, K, T, S, D, E = 2, 6, 3, 19, 23, 5, 7
 GPU = dataclasses.replace(
@@ -134,9 +135,6 @@ def test_a_program_that_knows_its_mask_never_asks_the_device_how_to_go_on(tune):
         found = {equation.primitive.name for equation in trace_passes(problem, choose_tiles(problem))}
         assert "scan" in found
         assert not found & {"while", "cond"}, found
-
-
-LONG = masks.causal() & masks.segments(np.arange(32768) // 2048)
 
 
 def test_what_a_traced_offset_keeps_is_seen_in_every_step(tune):

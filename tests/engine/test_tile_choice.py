@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mesh_cases import on_eight_devices
+from oracle import assert_close
 from regard import attend, explain, masks
 from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import canonicalize
@@ -16,7 +17,7 @@ from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.measurements import Tuning
 from regard.engine.flash.piece_costs import HALF_LINES, ONE_LINE, Lines
 from regard.engine.flash.tile_choice import choose_tiles
-from test_tiled import assert_close, draw
+from test_tiled import draw
 
 T, S, SIDE = 653, 659, 128
 TABLE = np.random.default_rng(4).random((6, 6)) < 0.4

@@ -1,5 +1,6 @@
 """The benchmark on tiny calls: who is timed, who is reported, what is written. No time is ever compared."""
 
+import functools
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import agreement, cases, comparisons, measuring, peers, report
+from command_runs import run_command
 from regard import attend
 
 # Other libraries warn, and promote dtypes and ranks, as they like.
@@ -112,15 +114,14 @@ def test_every_option_of_a_case_is_measured_as_it_is_defined():
         assert agreement.largest_error(found, others)[0] > 0.05, option
 
 
-def run(*words):
-    return command.main([*map(str, words)])
+run = functools.partial(run_command, main=command.main)
 
 
 @pytest.mark.slow
 def test_results_are_complete_and_drawn(small, capsys):
     out = small / "out"
-    assert run("--rounds", 1, "--dtypes", "float32", "--cases", "tiny", "--out", out) == 0
-    assert "1/2 tiny float32" in capsys.readouterr().out
+    told = run(capsys, "--rounds", 1, "--dtypes", "float32", "--cases", "tiny", "--out", out).out
+    assert "1/2 tiny float32" in told
     results = json.loads((out / "results.json").read_text())
     assert results["complete"]
     assert results["settings"]["rounds"] == 1
@@ -142,18 +143,15 @@ def test_results_are_complete_and_drawn(small, capsys):
 def test_nothing_is_overwritten_unasked_and_regard_itself_may_not_disagree(small, monkeypatch, capsys):
     out, foreign = small / "out", small / "foreign"
     words = ("--rounds", 1, "--dtypes", "float32", "--cases", "tiny-b", "--peers", "regard", "--out", out)
-    assert run(*words) == 0
+    run(capsys, *words)
     before = (out / "results.json").read_bytes()
-    assert run(*words) == 2
-    assert "--force" in capsys.readouterr().err
+    assert "--force" in run(capsys, *words, code=2).err
     assert (out / "results.json").read_bytes() == before
     monkeypatch.setattr(command, "PEERS", {"regard": peers.Peer("regard", unmasked)})
-    assert run(*words, "--force") == 1
-    assert "regard disagrees on tiny-backward float32" in capsys.readouterr().err
+    assert "regard disagrees on tiny-backward float32" in run(capsys, *words, "--force", code=1).err
     foreign.mkdir()
     (foreign / "results.json").write_text("[]")
-    assert run("--out", foreign, "--force") == 2
-    assert "holds other files" in capsys.readouterr().err
+    assert "holds other files" in run(capsys, "--out", foreign, "--force", code=2).err
     assert (foreign / "results.json").read_text() == "[]"
 
 
@@ -163,12 +161,12 @@ def test_mistakes_are_refused_before_anything_is_written(small, capsys):
         "--peers jax": "no peer is 'jax'; expected regard, regard-dense, regard-tiled, jax.nn",
         "--rounds 0": "--rounds must be at least 1, got 0",
     }.items():
-        assert run(*words.split(), "--out", small / "out") == 2
-        assert message in " ".join(capsys.readouterr().err.split())
+        told = run(capsys, *words.split(), "--out", small / "out", code=2).err
+        assert message in " ".join(told.split())
         assert not (small / "out").exists()
 
 
-def test_an_interruption_keeps_what_was_measured(small, monkeypatch):
+def test_an_interruption_keeps_what_was_measured(small, monkeypatch, capsys):
     first = measure(TINY)
 
     def stop(case, *_):
@@ -177,6 +175,6 @@ def test_an_interruption_keeps_what_was_measured(small, monkeypatch):
         return first
 
     monkeypatch.setattr(measuring, "measure_case", stop)
-    assert run("--dtypes", "float32", "--out", small / "out") == 130
+    run(capsys, "--dtypes", "float32", "--out", small / "out", code=130)
     results = json.loads((small / "out" / "results.json").read_text())
     assert (results["complete"], [entry["case"] for entry in results["cases"]]) == (False, ["tiny"])

@@ -1,17 +1,23 @@
 """Public names say what they take, what they give, show it, and say whose idea it is."""
 
 import dataclasses
+import importlib
 import inspect
 import re
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "_extensions"))
-try:
-    from names import MODULES, list_objects
-finally:
-    sys.path.pop(0)
 
+def load_extension(name):
+    """A module with which the site is built."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "_extensions"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
+
+
+MODULES, list_objects = load_extension("names").MODULES, load_extension("names").list_objects
 # What the command line stands for has its examples there.
 NAMES = {
     f"{module}.{name}": value
@@ -47,9 +53,8 @@ def list_faults(name, value):
         if inspect.getsource(value).count('"""') < 2 * len(parameters):
             yield f"{name}: fields without words"
     elif name != "regard.masks.Mask":
-        lists = re.findall(
-            r"^ +([\w*, ]+):", text.partition("Args:")[2], re.M
-        )  # "key, value: as in `attend`"
+        # "key, value: as in `attend`"
+        lists = re.findall(r"^ +([\w*, ]+):", text.partition("Args:")[2], re.M)
         described = {parameter.strip(" *") for names in lists for parameter in names.split(",")}
         yield from (f"{name}: {one} is not described" for one in parameters if one not in described)
     if inspect.isfunction(value) and "Returns:" not in text:

@@ -4,17 +4,15 @@ What needs the site is skipped where `make docs` has not built it; `make docs-ch
 """
 
 import html
-import importlib
 import inspect
 import json
 import os
 import re
-import sys
 
 import pytest
 
 from site_pages import SITE, find_broken, is_elsewhere, read_inventory, read_site
-from test_docstrings import MODULES, NAMES
+from test_docstrings import MODULES, NAMES, load_extension
 from test_documents import DOCS, PAGES, cells, resolve
 
 pytest_plugins = ("browser",)
@@ -23,14 +21,6 @@ TEXTS = {path.relative_to(DOCS).as_posix(): text for path, text in PAGES.items()
 UNWANTED = "Traceback (most recent call last)|code-cell}| at 0x|<lambda>|<function|ForwardRef(|numpy._typing"
 UNWANTED += "|jaxlib._jax|Alias for field number|new empty dictionary|``"
 TUTORIALS = [name for name in TEXTS if name.startswith(("tutorials/", "guides/")) and cells(TEXTS[name])]
-
-
-def load_extension(name):
-    sys.path.insert(0, str(DOCS / "_extensions"))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.pop(0)
 
 
 def test_formulas_of_the_reference_can_be_read():

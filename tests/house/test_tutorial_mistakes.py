@@ -10,16 +10,13 @@ import pytest
 from flax import nnx
 
 import regard
+from layer_oracle import draw
 from regard import attend, masks
 from regard.layers import MultiHeadAttention
 from regard.training import tasks
 from regard.training.tasks import shrink
 
 B, H, T, S, D, E = 2, 3, 5, 7, 11, 13
-
-
-def draw(seed, *shape):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 @jax.jit

@@ -58,10 +58,9 @@ def check_colours(visit, weights, low=2.0**-12, high=1.0, cells=CELLS, codes=1.0
 STEPS = ("]", "n", "n", "ArrowDown", "ArrowRight", "+", "+", "+", "m", "l", "r", "r", "-", "0", "m")
 
 
-def walk(browser, path):
+def walk(open_page, path):
     """Open a page and use everything; the visit, and the largest number of nodes that the page had."""
-    visit = browser.visit(path.as_uri())
-    most = 0
+    visit, most = open_page(path=path), 0
     for tab in (1, 2, 3, 0):
         visit.evaluate("(tab) => document.querySelectorAll('[role=tab]')[tab].click()", tab)
         visit.settle()

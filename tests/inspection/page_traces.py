@@ -34,9 +34,8 @@ class Case:
 
     def level(self, head: int, rows: int, keys: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Blocks of so many rows and keys: mean over living rows of sums, largest weight, living rows."""
-        starts, across = (
-            np.arange(0, size, step) for size, step in zip(self.weights.shape[1:], (rows, keys), strict=True)
-        )
+        sides = zip(self.weights.shape[1:], (rows, keys), strict=True)
+        starts, across = (np.arange(0, size, step) for size, step in sides)
         living = np.add.reduceat(self.alive[head].astype(int), starts)
         by_block = lambda join: join.reduceat(join.reduceat(self.weights[head], starts, 0), across, 1)
         mass, largest = by_block(np.add), by_block(np.maximum)

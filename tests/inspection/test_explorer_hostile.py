@@ -42,8 +42,8 @@ def page(trace, tmp_path_factory):
     return trace.explore(tmp_path_factory.mktemp("hostile") / "page.html")
 
 
-def test_tokens_and_names_stay_text(browser, page):
-    visit, most = walk(browser, page)
+def test_tokens_and_names_stay_text(open_page, page):
+    visit, most = walk(open_page, page)
     assert most <= 1500
     assert page.stat().st_size < 500_000
     assert visit.evaluate("[document.title, document.querySelector('h1').textContent]") == [TITLE, TITLE]
@@ -60,11 +60,9 @@ def test_tokens_and_names_stay_text(browser, page):
         assert not re.search("[\u202a-\u202e\u2066\u2067\u200e\u200f\u061c]", everything)
         assert all(line.count("\u2068") == line.count("\u2069") for line in everything.split("\n"))
         assert visit.evaluate(FITS), repr(TOKENS[row][:20])
-    visit.check()
-    browser.close(visit)
 
 
-def test_odd_sizes_and_numbers_are_drawn(browser, tmp_path):
+def test_odd_sizes_and_numbers_are_drawn(open_page, tmp_path):
     i, j = np.arange(23)[:, None], np.arange(23)
     kept = masks.from_array((i >= j) & (j % 5 != 1) & (i != 17))
     cases = [
@@ -81,7 +79,7 @@ def test_odd_sizes_and_numbers_are_drawn(browser, tmp_path):
         attend(broken, query, query)
         attend(query[..., :0, :], query, query)
     trace = replace(trace, calls=trace.calls + more.calls)
-    visit, _ = walk(browser, trace.explore(tmp_path / "page.html"))
+    visit, _ = walk(open_page, trace.explore(tmp_path / "page.html"))
     for c in range(len(trace.calls)):
         go(visit, f"#l={c}&h=0")
         visit.press("ArrowDown", "ArrowRight", "n", "+", "0")
@@ -90,11 +88,9 @@ def test_odd_sizes_and_numbers_are_drawn(browser, tmp_path):
             found = np.array(visit.probe("cells", [c, head, *expected.shape]), float)
             np.testing.assert_allclose(found, expected.ravel(), rtol=2.0**-11, atol=1e-5)
     assert "not numbers" in visit.evaluate("document.querySelector('.rg-notes').textContent")
-    visit.check()
-    browser.close(visit)
 
 
-def test_in_a_notebook_each_output_stays_in_its_frame(browser, trace, tmp_path):
+def test_in_a_notebook_each_output_stays_in_its_frame(browser, open_page, trace, tmp_path):
     bundle = trace._repr_mimebundle_()
     assert bundle["text/html"].count('sandbox="allow-scripts allow-downloads"') == 1
     # Notebooks load require.js, which breaks what comes as a script of the notebook itself.
@@ -102,7 +98,7 @@ def test_in_a_notebook_each_output_stays_in_its_frame(browser, trace, tmp_path):
     cell = f'<div class="jp-OutputArea"><div class="jp-RenderedHTML">{bundle["text/html"]}</div></div>'
     path = tmp_path / "notebook.html"
     path.write_text(f"<!doctype html><meta charset=utf-8><body>{require}{cell}{cell}", encoding="utf-8")
-    visit = browser.visit(path.as_uri(), ready=False)
+    visit = open_page(path=path, ready=False)
     frames = [frame for frame in visit.page.frames if frame != visit.page.main_frame]
     assert len(frames) == 2
     for frame in frames:
@@ -120,8 +116,6 @@ def test_in_a_notebook_each_output_stays_in_its_frame(browser, trace, tmp_path):
         frames[1].get_by_text("CSV", exact=True).click()
     assert waiting.value.suggested_filename.endswith(".csv")
     assert visit.requests == [path.as_uri()]
-    visit.check()
-    browser.close(visit)
 
 
 def test_a_served_page_is_exact_waits_for_its_server_and_goes_on(open_page):

@@ -282,14 +282,13 @@ def test_it_asks_for_nothing_and_the_policy_holds(open_page, page):
 
 
 @pytest.mark.parametrize("make", [huge_trace, lambda: many_heads(12, 12, 31)], ids=["long", "144 heads"])
-def test_large_pages_are_small_and_ready_in_time(browser, tmp_path, make):
+def test_large_pages_are_small_and_ready_in_time(open_page, tmp_path, make):
     path = make().explore(tmp_path / "page.html")
-    visit, most = walk(browser, path)
+    visit, most = walk(open_page, path)
     figures = f"{most} nodes, {visit.opened:.2f} s of work to open, {path.stat().st_size} bytes"
     assert most <= 1500, figures
     assert visit.opened <= 1.5, figures
     assert path.stat().st_size < 5e6, figures
-    browser.close(visit)
 
 
 # Under every setting of a reader's system, and by names and roles.

@@ -90,8 +90,8 @@ def test_texts_are_aligned_and_shown(open_page, cases, tmp_path):
     assert {text.strip() for text in current} == {WORDS[12]}
 
 
-def test_a_run_and_positions_are_shown_and_everything_is_used(browser, page):
-    visit, most = walk(browser, page)
+def test_a_run_and_positions_are_shown_and_everything_is_used(open_page, page):
+    visit, most = walk(open_page, page)
     assert most <= 1500
     assert visit.probe("faintLetters") == []
     assert "A: A <i>" in visit.evaluate("document.querySelector('.rg-header').innerText")
@@ -111,7 +111,6 @@ def test_a_run_and_positions_are_shown_and_everything_is_used(browser, page):
     assert visit.evaluate(read) == [0] * 6
     for place in (".rg-training", ".rg-positions"):
         assert "NaN" not in visit.evaluate(f"document.querySelector('{place}').innerHTML")
-    browser.close(visit)
 
 
 # Heads as lines.

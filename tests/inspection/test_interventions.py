@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from layer_oracle import widen
 from page_traces import weigh
 from refusals import assert_refused
 from regard import attend, inspection, masks
@@ -14,13 +15,6 @@ from regard.models import EncoderDecoder
 from small_models import X, build
 
 Y = jnp.array([[2, 9, 4], [1, 1, 8]])
-
-
-def in_float64(model):
-    graph, state = nnx.split(model)
-    is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
-    widen = lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)) if is_float(leaf) else leaf
-    return nnx.merge(graph, jax.tree.map(widen, state))
 
 
 def without_head(model, name, head, output=0.0):
@@ -41,7 +35,7 @@ def close(found, wanted):
 
 
 def test_a_head_switched_off_is_a_model_without_its_projection(wide):
-    model = in_float64(build(EncoderDecoder))
+    model = widen(nnx.clone(build(EncoderDecoder)))
     plain, trace = inspection.record(model, X, Y)
     for number, output in ((2, 0.0), (5, 0.25)):  # causal, of cross-attention
         with intervene({number: Change(output=output, heads=[1])}):
@@ -133,7 +127,8 @@ def test_what_is_replaced_or_has_no_weight_adds_nothing_even_where_it_is_no_numb
 
 
 def test_changes_serve_in_jit_and_stay_there(wide):
-    model = in_float64(build(positions="rotary", num_key_heads=1, scan_layers=True, remat="full"))
+    model = build(positions="rotary", num_key_heads=1, scan_layers=True, remat="full")
+    model = widen(nnx.clone(model))
     graph, state = nnx.split(model)
     plain = jax.jit(lambda state: nnx.merge(graph, state)(X))
     before = plain(state)

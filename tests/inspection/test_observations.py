@@ -87,10 +87,9 @@ def test_branches_and_changes_are_seen():
         _, (found,) = watched(x, np.array(flag))
         assert found.keys() == {"lse", "entropy", "max_score"}
         np.testing.assert_allclose(found["entropy"], entropy, atol=2e-3)
+    twice = lambda x: attend(x, 9 * x, x) + attend(x, 9 * x, x)
     with intervene({0: Change(query=0.0)}):
-        out, (readout, number) = observe(
-            lambda x: attend(x, 9 * x, x) + attend(x, 9 * x, x), lambda problem, output: output.sum()
-        )(x)
+        out, (readout, number) = observe(twice, lambda problem, output: output.sum())(x)
     np.testing.assert_allclose(readout, 5.0, rtol=1e-6)
     np.testing.assert_allclose(out.sum(), readout + number, rtol=1e-6)
     # One observation in another, each with its own numbers.

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-from layer_oracle import build_drawn
+from layer_oracle import build_drawn, widen
 from regard import inspection
 from regard.inspection.recorders import Recorder
 from regard.models import Decoder, TransformerConfig
@@ -22,8 +21,7 @@ EDGE_KINDS["hybrid"] = {**KINDS["hybrid"], "remat": "full"}
 @pytest.mark.parametrize("kind", EDGE_KINDS)
 def test_edges_are_the_derivative_by_their_weights(kind, wide):
     sizes = {"d_model": 24, "num_heads": 6, "d_ff": 13, "num_layers": 2, "vocab_size": 31}
-    model = build_drawn(Decoder, TransformerConfig(**sizes, **EDGE_KINDS[kind]))
-    nnx.update(model, jax.tree.map(lambda leaf: leaf.astype(float), nnx.state(model, nnx.Param)))
+    model = widen(build_drawn(Decoder, TransformerConfig(**sizes, **EDGE_KINDS[kind])))
     trace = inspection.record(model, TOKENS[None])[1]
     observed = inspection.observe(model, ("weights",))(TOKENS[None])[1]
 

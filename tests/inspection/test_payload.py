@@ -15,15 +15,11 @@ from regard.inspection.explorer import budgets, codes, pages
 HALF = 2 ** (12 / 254)  # a factor of half a step of log8
 
 
-def _fading(query, key):
-    return (query < 40) & (key <= query)  # rows 40 and up have no key left
-
-
+FADING = masks.predicate(lambda query, key: (query < 40) & (key <= query))  # later rows have no key left
 CAPPED = {"score": scores.softcap(2.0), "change": lambda s, _: 2 * np.tanh(s / 2)}
 SINKS = np.array([3.0, 0.0, 5.0, -2.0, 1.0, -np.inf], np.float32)
 CASES = {
-    "everything": {"T": 73, "heads": 6, "groups": 2, "mask": masks.predicate(_fading), "sinks": SINKS}
-    | CAPPED,
+    "everything": {"T": 73, "heads": 6, "groups": 2, "mask": FADING, "sinks": SINKS, **CAPPED},
     "cross": {"T": 67, "S": 149, "mask": masks.causal(), "query_offset": 31},
     "none": {"T": 0, "S": 3},
 }

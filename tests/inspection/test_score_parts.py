@@ -1,11 +1,10 @@
 """A score is the sum over pairs of what wrote into the streams, in every kind of decoder."""
 
-import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from layer_oracle import build_drawn
+from layer_oracle import build_drawn, widen
 from regard import inspection, positions
 from regard.engine.call.hooks import watch
 from regard.models import Decoder, TransformerConfig
@@ -24,8 +23,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_sum_to_the_score_and_are_those_by_hand(kind, wide):
     sizes = {"d_model": 24, "num_heads": 6, "d_ff": 13, "num_layers": 3, "vocab_size": 31}
-    model = build_drawn(Decoder, TransformerConfig(**sizes, **KINDS[kind]))
-    nnx.update(model, jax.tree.map(lambda leaf: leaf.astype(float), nnx.state(model, nnx.Param)))
+    model = widen(build_drawn(Decoder, TransformerConfig(**sizes, **KINDS[kind])))
     found, events = inspection.decompose_score(model, TOKENS, layer=2, head=5, query=6, key=2), []
     with watch(events.append):
         _, seen = model.trunk(TOKENS[None], aux=("hidden",))

@@ -264,10 +264,8 @@ def test_zips_of_another_kind_are_refused(tmp_path, good):
 
 
 def npy(array, **header):
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        file, {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape} | header
-    )
+    file, own = io.BytesIO(), {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
+    np.lib.format.write_array_header_1_0(file, own | header)
     return file.getvalue() + array.tobytes()
 
 

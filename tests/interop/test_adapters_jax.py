@@ -5,20 +5,12 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import oracle
 from regard import masks
 from regard.interop.jax_nn import dot_product_attention
 
 B, T, S, N, K, H = 2, 5, 11, 6, 3, 7
-
-
-@pytest.fixture
-def loose():
-    """jax.nn itself promotes ranks and dtypes."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def draw(T=T, S=S, batch=(B,), dtype=np.float32, width=H):

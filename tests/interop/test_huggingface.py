@@ -15,10 +15,10 @@ import pytest
 from flax import nnx
 
 import drawn_weights
+from command_runs import run_command
 from drawn_weights import NAMES, draw_tensors, fill
 from layer_oracle import build_drawn
 from refusals import assert_refused
-from regard.cli import main
 from regard.interop import huggingface
 from regard.interop.families import FAMILIES
 from regard.interop.families.entries import IGNORED
@@ -130,10 +130,8 @@ def test_gemma_3_has_a_rotary_base_for_each_kind_of_layer():
     assert gemma(sliding_window=None, layer_types=["full_attention"] * 7).windows == (None,)
     scaling = {"rope_type": "linear", "factor": 8.0}
     old = gemma(rope_theta=5e5, rope_local_base_freq=7, rope_scaling=scaling)
-    rules = {
-        "full_attention": {**scaling, "rope_theta": 5e5},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 7.0},
-    }
+    rules = {"full_attention": {**scaling, "rope_theta": 5e5}}
+    rules["sliding_attention"] = {"rope_type": "default", "rope_theta": 7.0}
     assert old == gemma(rope_parameters=rules)
     assert (old.rotary_base, old.rotary_window_base, old.rotary_scaling) == (5e5, 7.0, Linear(8.0))
     assert gemma(rope_parameters={"full_attention": rules["full_attention"]}).rotary_window_base == 1e4
@@ -370,8 +368,8 @@ def test_a_damaged_tokenizer_is_one_sentence(tmp_path, capsys):
     folder = fill(tmp_path / "it", "llama")
     (folder / "tokenizer.json").write_text("{}")
     refuse(folder, "expected tokenizer files that `tokenizers` reads, got Exception: ")
-    assert main(["generate", str(folder), "--prompt", "a"]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {folder}: expected tokenizer files")
+    told = run_command(capsys, "generate", folder, "--prompt", "a", code=2).err
+    assert told.startswith(f"error: {folder}: expected tokenizer files")
 
 
 def test_everything_that_does_not_fit_is_in_one_error(tmp_path):

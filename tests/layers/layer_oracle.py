@@ -150,6 +150,13 @@ def draw(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+def widen(module: nnx.Module):
+    """The module itself, with parameters in float64 where that is on."""
+    state = nnx.state(module, nnx.Param)
+    nnx.update(module, jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), state))
+    return module
+
+
 def compiled(module: nnx.Module, *arrays, **options):
     """The module's call as one program, which compiles sooner than its operations one by one."""
     graph, state = nnx.split(module)

@@ -67,11 +67,8 @@ def test_pre_norm_decoder_block_is_the_definition():
 def test_norms_before_and_at_the_end_of_a_branch_are_the_definition():
     """Dropout falls on the branch after its norm."""
     options = {"place": "both", "kind": "rms", "epsilon": 1e-3, "dropout_rate": 0.5}
-    residual, x, branch = (
-        layer_oracle.build_drawn(Residual, M, **options),
-        draw(5, B, 97, M),
-        draw(6, B, 97, M),
-    )
+    residual = layer_oracle.build_drawn(Residual, M, **options)
+    x, branch = draw(5, B, 97, M), draw(6, B, 97, M)
     run = nnx.jit(lambda residual, x, y: (residual.enter(x), residual.leave(0 * x, y)))
     entered, left = run(residual, x, branch)
     assert_close(entered, layer_oracle.rms_norm(residual.norm, float64(x), 1e-3))

@@ -25,8 +25,8 @@ KINDS = {
 LENGTH = 17
 
 
-def build(kind, **options):
-    return build_drawn(CompressedAttention, 24, 6, **SIZES, **KINDS[kind], **options)
+def build(kind, num_heads=6, **options):
+    return build_drawn(CompressedAttention, 24, num_heads, **SIZES, **KINDS[kind], **options)
 
 
 def load(layer, drawn):
@@ -70,9 +70,8 @@ def define(layer, x):
         return jnp.concatenate([rows[..., :-4], jnp.stack(turned, -1).reshape(*rows.shape[:-1], 4)], -1)
 
     def pool(part):
-        features, gates = (
-            x @ linear.kernel[...] for linear in (part.feature_projection, part.gate_projection)
-        )
+        maps = part.feature_projection, part.gate_projection
+        features, gates = (x @ linear.kernel[...] for linear in maps)
         entries = []
         for end in range(size, length + 1, size):
             mine, width = slice(end - size, end), part.width
@@ -183,21 +182,15 @@ def test_nan_of_padding_and_of_another_document_is_not_read():
 
 
 def test_what_does_not_fit_is_refused():
-    layer = build("heavily_compressed_attention")
-    cache, x = layer.start_cache(2, 5), jnp.ones((2, 1, 24))
-    other = build("compressed_sparse_attention").start_cache(2, 5)
+    heavy, sparse = KINDS
+    layer, x = build(heavy), jnp.ones((2, 1, 24))
+    cache, other = layer.start_cache(2, 5), build(sparse).start_cache(2, 5)
     assert_refused(
         (lambda: layer(x, cache=other), "cache: expected the layer's own and x"),
         (lambda: layer(x[:1], cache=cache), "cache: expected the layer's own and x"),
         (lambda: layer(x, counts=[1, 1]), "counts: .* padding at the end of rows needs nothing"),
         (lambda: layer(x, cache=cache, segments=[0]), "segments: expected None with a cache"),
         (lambda: layer(jnp.ones((2, 10, 24)), cache=cache), r"at most 9 tokens .* got \[10, 10\] with"),
-        (
-            lambda: build_drawn(CompressedAttention, 24, 5, **SIZES, compress_rate=2),
-            "output_groups: expected a",
-        ),
-        (
-            lambda: build("heavily_compressed_attention", index_dim=8),
-            "index_count: expected all of index_count",
-        ),
+        (lambda: build(heavy, num_heads=5), "output_groups: expected a"),
+        (lambda: build(heavy, index_dim=8), "index_count: expected all of index_count"),
     )

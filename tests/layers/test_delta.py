@@ -13,10 +13,9 @@ from refusals import assert_refused
 from regard.layers import DeltaBlock, GatedDeltaNet, KimiDelta, MultiHeadAttention
 
 M, T = 11, 37
+SIZES = {"num_key_heads": 3, "head_dim": 5, "value_dim": 7, "conv_width": 3}
 LAYERS = {
-    "gated": functools.partial(
-        GatedDeltaNet, M, 6, num_key_heads=3, head_dim=5, value_dim=7, conv_width=3, norm_epsilon=1e-3
-    ),
+    "gated": functools.partial(GatedDeltaNet, M, 6, **SIZES, norm_epsilon=1e-3),
     "kimi": functools.partial(KimiDelta, M, 3, head_dim=5, norm_epsilon=1e-3),
 }
 IDS = np.array([4] * 13 + [7] + [4] * 23)
@@ -104,9 +103,8 @@ def test_gradients_and_their_transforms_are_those_of_the_recurrence(wide):
     graph, state = nnx.split(layer)
     way = jax.tree.map(lambda leaf: draw(*leaf.shape), (state, x))
     # Where it is, and a step to either side.
-    places = jax.tree.map(
-        lambda leaf, on: np.asarray(leaf) + step * np.multiply.outer([0, 1, -1], on), (state, x), way
-    )
+    move = lambda leaf, on: np.asarray(leaf) + step * np.multiply.outer([0, 1, -1], on)
+    places = jax.tree.map(move, (state, x), way)
     cotangent = draw(T, M)
 
     def loss(place):

@@ -2,25 +2,17 @@
 
 import functools
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from layer_oracle import build_drawn
+from layer_oracle import build_drawn, draw
 from refusals import assert_refused
 from regard import layers, masks, positions, scores
 from regard.layers import MultiHeadAttention
 
 B, T, S, M, W, H, K, D = 2, 5, 7, 18, 11, 6, 3, 4
-RNG = np.random.default_rng(0)
-
-
-def draw(*shape):
-    return jnp.asarray(RNG.standard_normal(shape), jnp.float32)
-
-
-X, Y, Z = draw(B, T, M), draw(B, S, W), draw(B, S, W)
+X, Y, Z = draw(0, B, T, M), draw(1, B, S, W), draw(2, B, S, W)
 
 
 def build(**options):
@@ -33,12 +25,12 @@ CASES = {
     "norm_rotary_metric": (
         {"query_key_norm": True, "rotary": positions.Rotary(), "dropout_rate": 0.4, "num_key_heads": K},
         (X,),
-        {"score": scores.bilinear(draw(H, D, D)), "deterministic": True},
+        {"score": scores.bilinear(draw(3, H, D, D)), "deterministic": True},
     ),
     "cross_value": (
         {"memory_width": W, "num_key_heads": K, "sinks": True, "use_bias": False, "project_output": False},
         (X, Y, Z),
-        {"mask": masks.lengths(np.array([7, 2])), "bias": draw(T, S)},
+        {"mask": masks.lengths(np.array([7, 2])), "bias": draw(4, T, S)},
     ),
 }
 

@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from layer_oracle import assert_close, build_drawn, compiled, draw, multi_head, precisions, program_of
+from refusals import assert_refused
 from regard import KVCache, masks, positions
 from regard.layers import FeedForward, MultiHeadAttention
 
@@ -233,36 +234,30 @@ def test_batches_equal_examples_also_where_all_sizes_agree():
 
 
 def test_wrong_shapes_name_the_argument():
-    layer = build()
-    for shapes, message in (
-        (((M,),), r"query: expected shape \(\*B, length, 11\), got \(11,\)"),
-        (((B, T, M), (B, S, W)), r"key: expected shape \(\*B, length, 11\), got \(2, 7, 13\)"),
-        (((B, T, M), (B, S, M), (B, S, W)), r"value: expected shape \(\*B, length, 11\), got \(2, 7, 13\)"),
-        (((B, T, M), (B, S, M), (B, T, M)), "value"),
-        (((B, T, M), None, (B, S, M)), r"key: expected an array where value is given"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            trace(layer, *(None if shape is None else np.zeros(shape, np.float32) for shape in shapes))
-    for options, error, message in (
-        ({}, TypeError, r"query: expected a floating-point array, got int32"),
-        ({"mask": np.ones((1, B, H, T, T), bool)}, ValueError, r"mask: expected shape \(T, S\), \(\*B,"),
-        ({"mask": np.zeros((T, T), np.float32)}, TypeError, "bias="),
-    ):
-        with pytest.raises(error, match=message):
-            trace(layer, np.zeros((B, T, M), np.float32 if options else np.int32), **options)
+    x, memory, wide = (np.zeros(shape, np.float32) for shape in ((B, T, M), (B, S, M), (B, S, W)))
+    call, added = functools.partial(trace, build()), np.zeros((T, T), np.float32)
+    assert_refused(
+        (lambda: call(x[0, 0]), r"query: expected shape \(\*B, length, 11\), got \(11,\)"),
+        (lambda: call(x, wide), r"key: expected shape \(\*B, length, 11\), got \(2, 7, 13\)"),
+        (lambda: call(x, memory, wide), r"value: expected shape \(\*B, length, 11\), got \(2, 7, 13\)"),
+        (lambda: call(x, memory, x), "value"),
+        (lambda: call(x, None, memory), "key: expected an array where value is given"),
+        (lambda: call(x.astype("int32")), "query: expected a floating-point array, got int32", TypeError),
+        (lambda: call(x, mask=np.ones((1, B, H, T, T), bool)), r"mask: expected shape \(T, S\), \(\*B,"),
+        (lambda: call(x, mask=added), "bias=", TypeError),
+    )
 
 
 def test_caches_and_queries_that_do_not_fit_are_refused():
     layer, x = build(rotary=positions.Rotary(), head_dim=10), np.ones((B, 3, M), np.float32)
-    cache, causal = KVCache.create(B, H, 5, 10), {"mask": masks.causal()}
-    for arrays, options, message in (
-        ((x, x), {"cache": cache}, r"cache: expected query \(2, T, 11\) alone.* and more"),
-        ((x,), {"cache": cache, "query_offset": 1, **causal}, r"query_offset or positions; got .* and more"),
-        ((x, np.ones((B, 5, M))), {}, "query_offset: expected where the queries sit"),
-        ((x[:1],), {"cache": cache, **causal}, r"got query \(1, 3, 11\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            trace(layer, *arrays, **options)
+    cache, call = KVCache.create(B, H, 5, 10), functools.partial(trace, layer)
+    placed = {"cache": cache, "mask": masks.causal()}
+    assert_refused(
+        (lambda: call(x, x, cache=cache), r"cache: expected query \(2, T, 11\) alone.* and more"),
+        (lambda: call(x, **placed, query_offset=1), "query_offset or positions; got .* and more"),
+        (lambda: call(x, np.ones((B, 5, M))), "query_offset: expected where the queries sit"),
+        (lambda: call(x[:1], **placed), r"got query \(1, 3, 11\)"),
+    )
 
 
 # Dropout.

@@ -358,8 +358,6 @@ def test_length_zero_leaves_the_state_alone():
 
 Q, N = np.ones((2, 6, 11, 7), np.float32), np.ones((2, 3, 11, 7), np.float32)
 STATE = linear.State(jnp.ones((2, 3, 7, 7)))
-
-
 WRONG = [
     (lambda: linear.attend(Q, N[..., :5], N), "key: expected the head width of query, D = 7"),
     (lambda: linear.attend(Q[:, :5], N, N), r"query heads \(5\) to be a multiple of key heads \(3\)"),

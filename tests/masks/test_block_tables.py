@@ -1,6 +1,5 @@
 """Masks of whole blocks: tables and listed numbers, traced, per row and head, and in every shape."""
 
-import functools
 import json
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 import oracle
-from mesh_cases import draw
+from mesh_cases import draw, evaluate
 from refusals import assert_refused
 from regard import attend, explain, masks
 from regard.engine.backends import tiled
@@ -40,44 +39,29 @@ def table_of(*leading, rows=ROWS, columns=COLUMNS, seed=3):
     return table
 
 
-def assert_close(found, expected, atol=2e-5):
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=atol), found, tuple(expected))
-
-
-def outcome(arrays, cotangent, mask, sizes):
-    """Output and gradients in tiles of these sizes."""
-
-    def loss(*arrays):
-        output, _ = tiled.run(canonicalize(*arrays, mask=mask), forward=sizes[0], backward=sizes[1])
-        return jnp.sum(output * cotangent), output
-
-    grads, output = jax.grad(loss, (0, 1, 2), has_aux=True)(*arrays)
-    return (output, *grads)
-
-
-def parts_of(truth):
-    return truth.output, truth.d_query, truth.d_key, truth.d_value
+def check(arrays, mask, keep, sizes):
+    """Hold output and gradients, in tiles of these sizes, to those of the pairs; return the output."""
+    (cotangent,) = draw((*arrays[0].shape[:-1], 5), seed=5)
+    call = lambda *arrays: tiled.run(canonicalize(*arrays, mask=mask), *sizes)[0]
+    found = evaluate(call, arrays, cotangent)
+    oracle.assert_close(found, oracle.batched(*arrays, keep=keep, cotangent=cotangent).parts)
+    return np.asarray(found[0])
 
 
 def test_values_and_gradients_are_those_of_the_pairs_spelled_out():
     """Of tables by row and query head, and by row alone."""
-    arrays, (cotangent,) = draw((2, 6, T, 3), (2, 3, S, 3), (2, 3, S, 5)), draw((2, 6, T, 5), seed=5)
     by_head, by_row = table_of(2, 6), table_of(2, 1, seed=4)
     keep = spell_out(by_head, SIZE, T, S) | spell_out(by_row, SIZE, T, S)
-    truth = oracle.batched(*arrays, keep=keep, cotangent=cotangent)
     mask = masks.blocks(by_head, SIZE) | masks.blocks(by_row, SIZE)
-    found = jax.jit(lambda *arrays: outcome(arrays, cotangent, mask, PIECES))(*arrays)
-    assert_close(found, parts_of(truth))
-    assert not np.asarray(found[0])[..., 14:21, :].any()
+    output = check(draw((2, 6, T, 3), (2, 3, S, 3), (2, 3, S, 5)), mask, keep, PIECES)
+    assert not output[..., 14:21, :].any()
 
 
 def test_pieces_beyond_the_end_count_nothing_where_sizes_divide_the_call():
     """Gradients once counted the last rows for each piece that a list lacked; such blocks overwrote them."""
-    arrays, (cotangent,) = draw((2, 12, 3), (2, 12, 3), (2, 12, 5)), draw((2, 12, 5), seed=5)
-    keep = spell_out(table_of(rows=6, columns=6, seed=1), (2, 2), 12, 12)
-    truth = oracle.batched(*arrays, keep=keep, cotangent=cotangent)
-    mask = masks.blocks(table_of(rows=6, columns=6, seed=1), 2)
-    assert_close(jax.jit(lambda *arrays: outcome(arrays, cotangent, mask, EVEN))(*arrays), parts_of(truth))
+    table = table_of(rows=6, columns=6, seed=1)
+    keep = spell_out(table, (2, 2), 12, 12)
+    check(draw((2, 12, 3), (2, 12, 3), (2, 12, 5)), masks.blocks(table, 2), keep, EVEN)
 
 
 TILES = (1, 2), (6, 5)

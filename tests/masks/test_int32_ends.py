@@ -8,26 +8,11 @@ import numpy as np
 import pytest
 
 from regard import masks
-from test_masks import BUILT_IN, PARENTS, assert_tiles_are_safe
+from test_masks import BUILT_IN, PARENTS, assert_tiles_are_safe, tree
 
 SIZE, LOW, HIGH = 5, -(2**31), 2**31 - 6  # the last position is the last that int32 holds as a bound
 PLACES = list(itertools.product([LOW, -2, HIGH], repeat=2))
 IDS = [4, 4, 1, 4, 2]
-
-
-def tree(start):
-    """The rule of a tree whose first node sits at `start`, after a text."""
-
-    def keep(query, key):
-        end = start + len(PARENTS)
-        if key < start:
-            return key <= query < end
-        nodes = [query - start] if start <= query < end else []
-        while nodes and nodes[-1] >= 0:
-            nodes.append(PARENTS[nodes[-1]])
-        return key - start in nodes
-
-    return keep
 
 
 def documents(query, key, first_key):

@@ -33,13 +33,19 @@ def by_hand(rule, T, S, offset=0):
 PARENTS = [-1, 0, 0, 1, -1]
 
 
-def below(query, key):
-    """Two earlier tokens, then the nodes of PARENTS."""
-    if key < 2:
-        return key <= query < 7
-    while 2 < query < 7 and query != key:
-        query = PARENTS[query - 2] + 2 if PARENTS[query - 2] >= 0 else 0
-    return query == key < 7
+def tree(start):
+    """The rule of a tree whose first node sits at `start`, after a text."""
+
+    def keep(query, key):
+        end = start + len(PARENTS)
+        if key < start:
+            return key <= query < end
+        nodes = [query - start] if start <= query < end else []
+        while nodes and nodes[-1] >= 0:
+            nodes.append(PARENTS[nodes[-1]])
+        return key - start in nodes
+
+    return keep
 
 
 def denoised(query, key):
@@ -75,7 +81,7 @@ BUILT_IN = {
     "prefix(4)": lambda q, k: k < 4,
     "lengths(0)": lambda q, k: False,
     "streaming(1, 2)": lambda q, k: k <= q and (k >= q - 1 or k < 2),
-    "tree([-1, 0, 0, 1, -1], 2)": below,
+    "tree([-1, 0, 0, 1, -1], 2)": tree(2),
     "block_diffusion(4, 3)": denoised,
     "neighbourhood((2, 4), (0, 2), start=1)": near_patches,
     "~causal()": lambda q, k: k > q,
@@ -83,8 +89,6 @@ BUILT_IN = {
         (k <= q and not q - 1 <= k <= q) or 0 <= q < 1 or k < 1
     ),
 }
-
-
 SHAPES = [(7, 7, None), (3, 11, 8), (5, 2, -3)]
 
 

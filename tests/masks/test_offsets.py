@@ -5,6 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import oracle
+from mesh_cases import draw
+from refusals import assert_refused
 from regard import attend, explain, masks, scores
 from regard.engine.backends import tiled
 from regard.engine.call.canonicalization import canonicalize
@@ -14,6 +17,8 @@ from test_masks import assert_tiles_are_safe
 
 T, S = 5, 29
 FIRST, LAST = 7, 20  # the piece of the keys
+INSIDE = np.isin(np.arange(S), np.arange(FIRST, LAST))[None]
+ARRAYS = draw((2, 6, T, 7), (2, 3, S, 7), (2, 3, S, 11), seed=5)
 MASKS = {
     "causal": masks.causal(), "window": masks.sliding_window(6, 2),
     "prefix": masks.causal() | masks.prefix(10), "lengths": masks.lengths([12, 29]),
@@ -23,26 +28,18 @@ MASKS = {
 }  # fmt: skip
 
 
-def draw():
-    rng = np.random.default_rng(5)
-    shapes = ((2, 6, T, 7), (2, 3, S, 7), (2, 3, S, 11))
-    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
-
-
 def piece(array):
     return array[..., FIRST:LAST, :]
 
 
 def test_a_piece_of_the_keys_is_the_whole_with_the_rest_masked():
     """In one tile, in many and by the definition, with gradients, an offset per row, and lengths."""
-    inside = np.zeros((1, S), bool)
-    inside[:, FIRST:LAST] = True
     mask = MASKS["causal"] & MASKS["lengths"] | MASKS["chunked"]
     options = {"query_offset": jnp.array([13, 3]), "aux": ("lse",)}
     moved = {"mask": mask, "key_offset": jnp.array([FIRST, FIRST]), **options}
 
     def whole(query, key, value):
-        return attend(query, key, value, mask=mask & masks.from_array(inside), backend="dense", **options)
+        return attend(query, key, value, mask=mask & masks.from_array(INSIDE), backend="dense", **options)
 
     def part(query, key, value):
         return attend(query, piece(key), piece(value), backend="tiled", **moved)
@@ -56,29 +53,26 @@ def test_a_piece_of_the_keys_is_the_whole_with_the_rest_masked():
         loss = lambda f: lambda *arrays: (f(*arrays)[0].sum(), f(*arrays))
         return [jax.grad(loss(f), (0, 1, 2), has_aux=True)(*arrays) for f in (whole, part, small)]
 
-    expected, *found = map(jax.tree.leaves, evaluate(*draw()))
-    for leaves in found:
-        for one, other in zip(leaves, expected, strict=True):
-            np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    expected, *found = evaluate(*ARRAYS)
+    for one in found:
+        oracle.assert_close(one, expected, atol=2e-6)
 
 
 def test_dropout_follows_the_positions_of_keys():
     """In tiles as by the definition."""
     options = {"dropout_rate": 0.4, "rng": jax.random.key(3), "query_offset": 13}
-    inside = np.zeros((1, S), bool)
-    inside[:, FIRST:LAST] = True
 
     @jax.jit
     def both(query, key, value):
         part = attend(query, piece(key), piece(value), key_offset=FIRST, backend="tiled", **options)
-        return part, attend(query, key, value, mask=masks.from_array(inside), backend="dense", **options)
+        return part, attend(query, key, value, mask=masks.from_array(INSIDE), backend="dense", **options)
 
-    np.testing.assert_allclose(*both(*draw()), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(*both(*ARRAYS), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
 def test_the_gradient_of_the_largest_score_follows_the_positions_of_keys(backend):
-    query, key, value = draw()
+    query, key, value = ARRAYS
     grow = scores.modifier(lambda score, batch, head, q, k: score * k.astype(score.dtype))
 
     @jax.jit
@@ -111,19 +105,16 @@ def test_verdicts_of_a_piece_are_promises():
 
 
 def test_moved_keys_ask_where_the_queries_sit():
-    query, key, value = draw()
-    square = key[:, :, :T], value[:, :, :T]
-    for bad in (3, jnp.array([3, 4])):
-        with pytest.raises(
-            ValueError, match="query_offset: expected where the queries sit, because key_offset"
-        ):
-            attend(query, *square, mask=masks.causal(), key_offset=bad)
-    attend(query, *square, key_offset=3)
-    assert (attend(query, *square, mask=masks.causal(), key_offset=0) != 0).any()
-    with pytest.raises(ValueError, match="key_offset: expected one integer, or one per first"):
-        attend(query, *square, key_offset=jnp.array([1, 2, 3]))
-    with pytest.raises(TypeError, match="key_offset: expected integers"):
-        attend(query, *square, key_offset=1.5)
+    call = lambda offset, mask=None: attend(*(x[:, :, :T] for x in ARRAYS), mask=mask, key_offset=offset)
+    needed, causal = "query_offset: expected where the queries sit, because key_offset", masks.causal()
+    assert_refused(
+        (lambda: call(3, causal), needed),
+        (lambda: call(jnp.array([3, 4]), causal), needed),
+        (lambda: call(jnp.array([1, 2, 3])), "key_offset: expected one integer, or one per first"),
+        (lambda: call(1.5), "key_offset: expected integers", TypeError),
+    )
+    call(3)
+    assert (call(0, causal) != 0).any()
 
 
 def test_explain_counts_tiles_where_the_keys_sit():

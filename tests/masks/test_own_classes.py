@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import regard
+from mesh_cases import draw
 from regard import attend, inspection, masks
 from regard.inspection.traces.codec import Reader, Writer
 from regard.masks import Mask
@@ -40,34 +41,29 @@ class Cubic(Score):
 
 
 MARKED = np.arange(T) == 3
+ARRAYS = draw(*[(2, H, T, D)] * 3, seed=3)
 MASK, SCORE = Checkerboard(MARKED, 2), Cubic(np.asarray([0.1, -0.2], np.float32))
-
-
-def draw(batch=2):
-    rng = np.random.default_rng(3)
-    return [jnp.asarray(rng.normal(size=(batch, H, T, D)), jnp.float32) for _ in range(3)]
 
 
 def test_they_print_and_are_explained():
     assert repr(MASK) == f"checkerboard({MARKED.tolist()}, 2)"
     assert repr(SCORE).startswith("cubic([0.1")
-    text = str(regard.explain(*draw(), mask=MASK & masks.causal(), score=SCORE))
+    text = str(regard.explain(*ARRAYS, mask=MASK & masks.causal(), score=SCORE))
     assert "checkerboard(" in text
     assert "partial" in text
     np.testing.assert_array_equal(MASK.tiles(T, query_block=1, key_block=1) > 0, MASK.dense(T))
     with pytest.raises(ValueError, match="query_offset"):
-        attend(draw()[0][..., :3, :], *draw()[1:], mask=MASK)  # it may read positions
+        attend(ARRAYS[0][..., :3, :], *ARRAYS[1:], mask=MASK)  # it may read positions
 
 
 def test_a_score_of_ones_own_may_read_positions():
-    query, key, value = draw()
     with pytest.raises(ValueError, match="query_offset"):
-        attend(query[..., :3, :], key, value, score=SCORE)
+        attend(ARRAYS[0][..., :3, :], *ARRAYS[1:], score=SCORE)
 
 
 def test_they_are_saved_and_loaded(tmp_path):
     with inspection.capture(example=1) as trace:
-        attend(*draw(), mask=MASK | masks.chunked(2), score=SCORE)
+        attend(*ARRAYS, mask=MASK | masks.chunked(2), score=SCORE)
     call, path = trace.calls[0], trace.save(tmp_path / "own.regard", keep="qk")
     back = inspection.load(path).calls[0]
     assert repr((back.mask, back.score)) == repr((call.mask, call.score))

@@ -32,10 +32,6 @@ def arrays_of(*leading, queries=T, keys=S):
     return draw((*leading, queries, 3), (*leading, keys, 3), (*leading, keys, 5))
 
 
-def assert_close(found, expected):
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), found, expected)
-
-
 def test_a_prepared_mask_says_nothing_of_tiles_that_are_full_in_part_or_sit_elsewhere():
     mask = masks.predicate(checkered)
     prepared = mask.prepare(23, 19, query_offset=0, block=4)
@@ -60,7 +56,7 @@ def test_calls_are_those_of_the_mask_at_the_offsets_and_positions_of_its_tiles_a
     for run, name, each in ((moved, "query_offset", np.int32([-2, 5])), by_place):
         for output, at in zip(run(each), each, strict=True):
             keep = np.asarray(mask.dense(T, S, leading_axes=2, **{name: at}))
-            assert_close(output, oracle.batched(*arrays, keep=keep).output)
+            oracle.assert_close(output, oracle.batched(*arrays, keep=keep).output)
 
 
 def test_a_prepared_predicate_knows_the_heads_that_it_was_prepared_for():
@@ -68,7 +64,7 @@ def test_a_prepared_predicate_knows_the_heads_that_it_was_prepared_for():
     prepared = mask.prepare(T, S, query_offset=0, leading=(2, 3), block=SIDE)
     keep = np.asarray(mask.number_leading((2, 3)).dense(T, S, query_offset=0))
     found = jax.jit(lambda mask: attend(*arrays, mask=mask, query_offset=0, backend="tiled"))(prepared)
-    assert_close(found, oracle.batched(*arrays, keep=keep).output)
+    oracle.assert_close(found, oracle.batched(*arrays, keep=keep).output)
     unaware = mask.prepare(T, S, query_offset=0)
     with pytest.raises(ValueError, match=r"prepare: expected leading=\(2, 3\), because the mask reads"):
         attend(*arrays, mask=unaware, query_offset=0)

@@ -25,10 +25,7 @@ B, H, K, T, S, D, E = 2, 6, 3, 13, 29, 7, 11
 SLOPES = np.linspace(0.05, 0.4, H).astype(np.float32)
 COUNT, REACH = 8, 11  # buckets of relative_bias on one side, and from where they are one
 TABLE = np.random.default_rng(1).normal(size=(2 * COUNT, H)).astype(np.float32)
-
-
-def arrays():
-    return draw((B, H, T, D), (B, K, S, D), (B, K, S, E))
+ARRAYS = draw((B, H, T, D), (B, K, S, D), (B, K, S, E))
 
 
 def scatter(*shape, seed=7):
@@ -108,7 +105,7 @@ def test_the_kind_of_a_tile_is_that_of_tokens_in_no_order():
 )
 def test_a_score_reads_the_position_of_each_token(name, where, backend):
     """Output, statistics and gradients of query, key and value are those of the definition, under a mask."""
-    inputs, (cotangent,), pairs = arrays(), draw((B, H, T, E), seed=4), over_pairs(PLACES[where])
+    (cotangent,), pairs = draw((B, H, T, E), seed=4), over_pairs(PLACES[where])
     options = {"mask": JOINED, "score": SCORES[name][0], **placed(PLACES[where])}
 
     @jax.jit
@@ -120,10 +117,10 @@ def test_a_score_reads_the_position_of_each_token(name, where, backend):
 
         return jax.grad(loss, (0, 1, 2), has_aux=True)(*inputs)
 
-    grads, found = run(*inputs)
+    grads, found = run(*ARRAYS)
     keep, bias = joined(*pairs), SCORES[name][1](*pairs)
-    truth = vars(oracle.batched(*inputs, keep=keep, bias=bias, cotangent=cotangent))
-    found |= dict(zip(("d_query", "d_key", "d_value"), grads, strict=True))
+    truth = vars(oracle.batched(*ARRAYS, keep=keep, bias=bias, cotangent=cotangent))
+    found |= dict(zip(oracle.PARTS[1:], grads, strict=True))
     for part, array in found.items():
         np.testing.assert_allclose(array, truth[part].reshape(array.shape), 3e-5, 3e-5, err_msg=part)
 
@@ -150,7 +147,7 @@ def causal_at(query, key, value, places, call=attend):
 
 
 def test_a_second_derivative_and_rows_of_the_weights():
-    inputs, places = arrays(), PLACES["by head"]
+    inputs, places = ARRAYS, PLACES["by head"]
     score, chosen = [score for score, _ in SCORES.values()], {"rows": [5, 2], "heads": [4, 1]}
     options = {"mask": masks.causal(), "score": score, **placed(places)}
     at = over_pairs(places)

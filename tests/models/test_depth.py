@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from layer_oracle import build_drawn
+from layer_oracle import build_drawn, widen
 from regard.models import Decoder, Encoder, TransformerConfig
 from regard.models.depth import lend_to_blocks
 
@@ -25,10 +25,7 @@ BOTH = {**SCAN, "remat": "full"}
 
 def build(kind, **options):
     """A model in float64 where that is on, so that another order of sums is no excuse."""
-    model = build_drawn(kind, TransformerConfig(**{**SIZES, **options}))
-    state = nnx.state(model, nnx.Param)
-    nnx.update(model, jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float64)), state))
-    return model
+    return widen(build_drawn(kind, TransformerConfig(**{**SIZES, **options})))
 
 
 def call(model, **options):
@@ -132,8 +129,7 @@ def test_a_loop_keeps_no_kernels_of_experts_for_the_backward_pass():
     config = TransformerConfig(**{**SIZES, **sizes, **SCAN})
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
     with lend_to_blocks(lambda tree: tree, lambda tree: tree):
-        kept = jax.eval_shape(
-            lambda state: jax.vjp(lambda state: nnx.merge(graph, state)(TOKENS), state)[1], state
-        )
+        call = lambda state: nnx.merge(graph, state)(TOKENS)
+        kept = jax.eval_shape(lambda state: jax.vjp(call, state)[1], state)
     kernels = [leaf.shape for leaf in jax.tree.leaves(kept) if leaf.shape[-2:] == (6, 11)]
     assert kernels == [(4, 6, 11)] * 3 * 2

@@ -6,17 +6,10 @@ from flax import nnx
 
 from layer_oracle import assert_close, build_drawn, draw, float64, layer_norm, linear
 from regard import positions
-from regard.models import TransformerConfig
 from regard.models.embedding import TokenEmbedding
+from test_models import TOKENS, B, M, T, V, configure
 
-B, T, M, V, W = 2, 5, 12, 17, 7
-SIZES = {"d_model": M, "num_heads": 3, "d_ff": 13, "num_layers": 1}
-TOKENS = np.array([[3, 16, 0, 0, 1], [5, 5, 2, 9, 11]], np.int32)
-
-
-def configure(**options):
-    options = options if "input_width" in options else {"vocab_size": V, **options}
-    return TransformerConfig(**{**SIZES, **options})
+W = 7
 
 
 def build(**options):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax import export
 
 from layer_oracle import build_drawn, draw
 from refusals import assert_refused
@@ -106,6 +107,19 @@ def cut_at(row, stops):
     return row[: ends[0] + 1] if ends else row
 
 
+def check_written(written, rows, scores, stops, pad_token):
+    """Compare all that is told of rows; scores may reach beyond their ends."""
+    assert written.rows() == rows
+    for row, tokens in enumerate(np.asarray(written.tokens)):
+        length, logs = len(rows[row]), np.asarray(written.log_probabilities[row])
+        assert np.all(tokens[length:] == pad_token)
+        assert np.all(logs[length:] == 0)
+        np.testing.assert_allclose(logs[:length], scores[row][:length], rtol=1e-4, atol=1e-4)
+        ended = rows[row][-1] in stops
+        assert bool(written.finished[row]) == ended
+        assert written.reasons()[row] == ("stop token" if ended else "max_tokens")
+
+
 def test_writing_is_a_forward_pass_per_token_up_to_a_stop_token(monkeypatch):
     """By generate and by streams; for shapes that a capacity makes equal, nothing is compiled anew."""
     traces, read = [], Decoder.read
@@ -119,16 +133,8 @@ def test_writing_is_a_forward_pass_per_token_up_to_a_stop_token(monkeypatch):
     first = len(traces)
     assert first > 0
     assert (written.tokens.shape, written.tokens.dtype) == ((3, N), jnp.int32)
-    assert written.rows() == cut
     assert min(map(len, cut)) <= 3 < max(map(len, cut))
-    for row, tokens in enumerate(np.asarray(written.tokens)):
-        length, logs = len(cut[row]), np.asarray(written.log_probabilities[row])
-        assert np.all(tokens[length:] == 18)
-        assert np.all(logs[length:] == 0)
-        np.testing.assert_allclose(logs[:length], scores[row][:length], rtol=1e-4, atol=1e-4)
-        ended = cut[row][-1] in stops
-        assert bool(written.finished[row]) == ended
-        assert written.reasons()[row] == ("stop token" if ended else "max_tokens")
+    check_written(written, cut, scores, stops, pad_token=18)
     for burst in (1, 3, 2**31 - 1):
         parts = list(stream(model, PROMPTS, burst=burst, **settings))
         assert [[token for part in parts for token in part[row]] for row in range(3)] == cut
@@ -261,24 +267,22 @@ def test_learned_positions_and_caches_limit_what_can_be_written():
 
 
 def test_impossible_requests_are_refused():
-    for request_, error, message in (
-        ({"max_tokens": 0}, ValueError, "max_tokens: expected an integer of at least 1, got 0"),
-        ({"prompts": [[1], []]}, ValueError, "at least one token each, got none in prompt 1; give start"),
-        ({"prompts": [1, 2]}, ValueError, r"got 1 as prompt 0; for one prompt write \[prompt\]"),
-        ({"prompts": ["text"]}, TypeError, "prompts: expected lists of tokens, got text; encode it"),
-        ({"prompts": [[1.5]]}, TypeError, "prompts: expected integer tokens, got float64 in prompt 0"),
-        ({"prompts": [[1, V]]}, ValueError, r"tokens in 0\.\.18 \(vocab_size=19\), got 19 at \[0, 1\]"),
-        ({"padding": "both"}, ValueError, "padding: expected one of right, left; got 'both'"),
-        ({"start_token": V}, ValueError, r"start_token: expected a token in 0\.\.18, got 19"),
-        ({"stop_tokens": 3}, TypeError, r"stop_tokens: expected a sequence of tokens, such as \(2,\); got 3"),
-        ({"sampling": WARM}, ValueError, r"rng: expected a random key, .*temperature=1\.5"),
-        ({"sampling": WARM, "rng": 3}, TypeError, "rng: expected a random key, .*got int"),
-        ({"capacity": 12}, ValueError, r"capacity: expected at least 13, a place .*got 12\. None chooses it"),
-        ({"max_tokens": 2**31}, ValueError, "capacity: expected at most 2147483647 places, which int32 cou"),
-    ):
-        request_ = {"prompts": PROMPTS, "max_tokens": 3, **request_}
-        with pytest.raises(error, match=message):
-            generate(build(), request_.pop("prompts"), **request_)
+    assert_refused(
+        ({"max_tokens": 0}, "max_tokens: expected an integer of at least 1, got 0"),
+        ({"prompts": [[1], []]}, "at least one token each, got none in prompt 1; give start"),
+        ({"prompts": [1, 2]}, r"got 1 as prompt 0; for one prompt write \[prompt\]"),
+        ({"prompts": ["text"]}, "prompts: expected lists of tokens, got text; encode it", TypeError),
+        ({"prompts": [[1.5]]}, "prompts: expected integer tokens, got float64 in prompt 0", TypeError),
+        ({"prompts": [[1, V]]}, r"tokens in 0\.\.18 \(vocab_size=19\), got 19 at \[0, 1\]"),
+        ({"padding": "both"}, "padding: expected one of right, left; got 'both'"),
+        ({"start_token": V}, r"start_token: expected a token in 0\.\.18, got 19"),
+        ({"stop_tokens": 3}, r"stop_tokens: expected a sequence of tokens, such as \(2,\); got 3", TypeError),
+        ({"sampling": WARM}, r"rng: expected a random key, .*temperature=1\.5"),
+        ({"sampling": WARM, "rng": 3}, "rng: expected a random key, .*got int", TypeError),
+        ({"capacity": 12}, r"capacity: expected at least 13, a place .*got 12\. None chooses it"),
+        ({"max_tokens": 2**31}, "capacity: expected at most 2147483647 places, which int32 cou"),
+        run=lambda changes: generate(build(), **{"prompts": PROMPTS, "max_tokens": 3, **changes}),
+    )
 
 
 def test_only_models_that_write_write():
@@ -307,3 +311,28 @@ def test_parameters_may_have_several_dtypes(wide, cached):
         assert written.log_probabilities.dtype == jnp.float32
         for layer in written.cache.model.layers:
             assert (layer.key.dtype, layer.value.dtype) == (cached, cached)
+
+
+EXPORTED = {
+    "windows": lambda: build(**WINDOWED),
+    "learned positions": lambda: build(positions="learned", max_length=MAX),
+    "a hybrid": lambda: build(num_layers=2, mixers=("gated_delta", "attention")),
+    "an encoder-decoder": build_pair,
+}
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_one_exported_program_writes_after_prompts_of_any_number_and_length(name):
+    model = EXPORTED[name]()
+    start = START if isinstance(model, EncoderDecoder) else None
+
+    def write(prompts, lengths):
+        return generate(model, prompts, lengths=lengths, max_tokens=N, start_token=start)
+
+    batch, length = export.symbolic_shape("batch, length", constraints=[f"length <= {MAX - N}"])
+    shapes = jax.ShapeDtypeStruct((batch, length), jnp.int32), jax.ShapeDtypeStruct((batch,), jnp.int32)
+    program = export.deserialize(export.export(jax.jit(write))(*shapes).serialize())
+    for prompts, lengths in ((SOURCE, [7, 2, 5]), (SOURCE[:2, :3], [1, 3])):
+        found, expected = (call(prompts, np.array(lengths, np.int32)) for call in (program.call, write))
+        np.testing.assert_array_equal(found.tokens, expected.tokens)
+        np.testing.assert_allclose(found.log_probabilities, expected.log_probabilities, rtol=1e-4, atol=1e-5)

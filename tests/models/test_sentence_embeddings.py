@@ -92,10 +92,8 @@ def test_what_cannot_be_embedded_is_explained(pretrained, tmp_path):
         (lambda: embed(pretrained, ["a"], max_length=2), "max_length: .* of at least 3, got 2"),
         error=(ValueError, TypeError),
     )
-    for text, message in {
-        "[1]": "expected a JSON object",
-        '{"max_seq_length": "256"}': "max_seq_length: expected an integer",
-    }.items():
+    wrong = '{"max_seq_length": "256"}'
+    for text, message in (("[1]", "expected a JSON object"), (wrong, "max_seq_length: expected an integer")):
         (tmp_path / "sentence_bert_config.json").write_text(text)
         with pytest.raises(ValueError, match=message):
             embed(change(directory=tmp_path), ["hello"])

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import test_generation
+from layer_oracle import widen
 from regard.models import Sampling, generate, stream
 from test_generation import PROMPTS, WINDOWED, N, build, build_pair, cut_at, read_slowly, spoil, write_rows
 from test_sampling import adjust_plainly, softmax
@@ -60,16 +62,10 @@ def test_greedy_tokens_are_those_of_the_model_alone():
     least = [1 + -(-(len(row) - 1) // 4) for row in rows]
     for helper in (draft, model):
         written = generate(model, PROMPTS, **SPECULATIVE, draft=helper, stop_tokens=stops, pad_token=17)
-        assert written.rows() == rows
+        test_generation.check_written(written, rows, scores, stops, pad_token=17)
         reads = [count_reads(helper, *pair) for pair in zip(PROMPTS, rows, strict=True)]
         assert written.reads.tolist() == reads
         assert (reads == least) == (helper is model), "only a draft that knows is never refused"
-        assert written.finished.tolist() == [row[-1] in stops for row in rows]
-        for row, tokens in enumerate(np.asarray(written.tokens)):
-            size, logs = len(rows[row]), np.asarray(written.log_probabilities[row])
-            assert np.all(tokens[size:] == 17)
-            np.testing.assert_allclose(logs[:size], scores[row][:size], rtol=1e-4, atol=1e-4)
-            assert not logs[size:].any()
 
 
 def test_a_stream_with_a_draft_gives_the_same_tokens():
@@ -131,8 +127,7 @@ def test_the_law_of_the_texts_is_that_of_the_model():
 
 def test_models_of_other_kinds_and_dtypes_may_have_a_draft(x64):
     narrow, pair = build(), build_pair()
-    wide = nnx.clone(narrow)
-    nnx.update(wide, jax.tree.map(lambda x: x.astype(jnp.float64), nnx.state(wide, nnx.Param)))
+    wide = widen(nnx.clone(narrow))
     write = lambda *given, **more: jax.eval_shape(lambda: generate(*given, max_tokens=N, **more))
     with jax.numpy_dtype_promotion("standard"):  # flax's norms of float64 ask for it
         warm = {"sampling": Sampling(temperature=1.5), "rng": jax.random.key(1)}

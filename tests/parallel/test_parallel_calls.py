@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from mesh_cases import AUTO, check_against_one_device, draw, evaluate, make_mesh, on_eight_devices, run
+from oracle import assert_close
 from regard import attend, masks, parallel, scores
 
 SHAPES = ((2, 4, 19, 7), (2, 4, 19, 7), (2, 4, 19, 5))
+SINKS = np.float32([0.3, -1.0, 2.0, 0.1])
 
 
 def call_with_scores(way):
@@ -50,22 +52,19 @@ def call_with_sinks_and_offsets(way):
 def statistics(way):
     """All that is one number per row, with sinks and gradients; the same bits when it runs again."""
     arrays, mask = draw(*SHAPES), masks.causal() & masks.valid_keys(np.arange(19) % 7 != 0)
-    sinks = jnp.asarray([0.3, -1.0, 2.0, 0.1])
+    options = {"mask": mask, "sinks": SINKS, "aux": ("lse", "entropy", "argmax", "max_score")}
 
     def outcome(function):
         def loss(*arrays):
-            output, aux = function(
-                *arrays, mask=mask, sinks=sinks, aux=("lse", "entropy", "argmax", "max_score")
-            )
+            output, aux = function(*arrays, **options)
             return jnp.sum(jnp.sin(aux["lse"] + aux["entropy"])) + jnp.sum(output**2), aux
 
         program = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
         return program(*arrays), program(*arrays)
 
-    found, again = outcome(lambda *arrays, **options: run(way, *arrays, **options))
+    found, again = outcome(functools.partial(run, way))
     jax.tree.map(np.testing.assert_array_equal, found, again)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(outcome(attend)[0]), strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=5e-6)
+    assert_close(found, outcome(attend)[0], atol=5e-6)
 
 
 def layers(way):
@@ -93,8 +92,7 @@ def layers(way):
         assert parallel.explain(*draw(*SHAPES)).devices == 8
         one = draw((2, 4, 1, 7), (2, 4, 1, 7), (2, 4, 1, 5))
         np.testing.assert_array_equal(attend(*one), attend(*one, backend="dense"))
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=5e-5, atol=1e-5)
+    assert_close(found, expected, 5e-5, 1e-5)
     assert "collective-permute" not in forward.lower(state, hidden).compile().as_text()
 
 
@@ -118,24 +116,22 @@ def divided_arrays(way):
     for kind in (AUTO, jax.sharding.AxisType.Explicit):
         mesh = jax.make_mesh((2, 4), ("data", "seq"), axis_types=(kind,) * 2)
         spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data", None, "seq"))
-        divided = [jax.device_put(array, spec) for array in arrays]
+        divided = jax.device_put(arrays, spec)
         options = {"mesh": mesh, "axis": "seq", "batch_axis": "data", "layout": "balanced"}
         program = step(functools.partial(parallel.ring_attend, **options))
         with jax.set_mesh(mesh):
             program = program.lower(ids, *divided).compile()
             found = program(ids, *divided)
             assert "all-gather" not in program.as_text()
-        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(one, other, rtol=2e-5, atol=5e-6)
-            assert one.sharding.is_equivalent_to(spec, 4)
+        assert_close(found, expected, atol=5e-6)
+        assert all(array.sharding.is_equivalent_to(spec, 4) for array in jax.tree.leaves(found))
     # Rows that four devices do not divide are whole on each of them, and only the batch is divided.
     arrays = draw(*SHAPES)
     spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     options = {"mesh": mesh, "axis": "seq", "batch_axis": "data", "mask": masks.causal()}
+    whole = jax.jit(functools.partial(parallel.ring_attend, **options))
     with jax.set_mesh(mesh):
-        found = jax.jit(functools.partial(parallel.ring_attend, **options))(
-            *(jax.device_put(array, spec) for array in arrays)
-        )
+        found = whole(*jax.device_put(arrays, spec))
     assert found.sharding.is_equivalent_to(spec, 4)
     np.testing.assert_allclose(found, attend(*arrays, mask=masks.causal()), rtol=2e-5, atol=5e-6)
 
@@ -166,10 +162,8 @@ def transforms(way):
             along = lambda *arrays: jax.jvp(jax.value_and_grad(loss, (0, 1, 2)), arrays, tuple(moves))
             return jax.jit(along)(*arrays)
 
-        found = derive(lambda *arrays, **options: run(way, *arrays, **options))
-        expected = derive(functools.partial(attend, backend="dense"))
-        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-12)
+        found = derive(functools.partial(run, way))
+        assert_close(found, derive(functools.partial(attend, backend="dense")), 1e-11, 1e-12)
 
 
 def summed(way):
@@ -179,8 +173,7 @@ def summed(way):
     narrow = [query, *(array.astype(jnp.bfloat16) for array in arrays[1:])]
     found = evaluate(functools.partial(run, way), narrow, cotangent)[2:]
     exact = evaluate(attend, [array.astype(jnp.float32) for array in narrow], cotangent)[2:]
-    for one, other in zip(found, exact, strict=True):
-        np.testing.assert_allclose(one.astype(jnp.float32), other, rtol=2**-8, atol=1e-5)
+    assert_close(found, exact, 2**-8, 1e-5)
 
 
 CHECKS = {
@@ -188,13 +181,9 @@ CHECKS = {
     "statistics": "ring", "biased": "both balanced", "transforms": "ring of shards",
     "summed": "ring of shards", "layers": "any",
 }  # fmt: skip
-SLOW = "biased", "layers"
 
 
-@pytest.mark.parametrize(
-    ("check", "way"),
-    [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in SLOW)) for case in CHECKS.items()],
-)
+@pytest.mark.parametrize(("check", "way"), CHECKS.items())
 def test_calls_on_eight_devices_agree_with_one(check, way):
     on_eight_devices(f"import test_parallel_calls\ntest_parallel_calls.{check}({way!r})")
 
@@ -228,7 +217,7 @@ def test_precision_is_that_of_every_product(name):
 
 def test_bfloat16_is_rounded_once_where_sinks_take_a_share():
     arrays = draw(*SHAPES, dtype=jnp.bfloat16)
-    options = {"sinks": jnp.asarray([0.3, -1.0, 2.0, 0.1]), "mask": masks.causal(), "precision": "highest"}
+    options = {"sinks": SINKS, "mask": masks.causal(), "precision": "highest"}
     # In this order the output is sent before it gets its share.
     call = jax.jit(on_one_device(score=scores.softcap(3.0), layout="balanced", **options))
     exact = call(*(array.astype(jnp.float32) for array in arrays))
@@ -253,18 +242,14 @@ def test_float64_is_summed_in_float64(x64):
         return jax.jit(lambda *arrays: (*jax.grad(loss, (0, 1, 2))(*arrays), jax.grad(loss)(*arrays)))
 
     found = differentiate(on_one_device())(*arrays)
-    expected = differentiate(functools.partial(attend, backend="dense"))(*arrays)
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == jnp.float64
-        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13)
+    assert {grad.dtype for grad in found} == {np.dtype("float64")}
+    assert_close(found, differentiate(functools.partial(attend, backend="dense"))(*arrays), 1e-12, 1e-13)
 
 
 @pytest.mark.slow
 def test_nothing_that_is_not_a_number_leaves_a_row_without_keys():
     """As in `attend`; a NaN among the scores is the largest of them."""
-    ring = functools.partial(
-        parallel.ring_attend, mesh=make_mesh(sequence=1), axis="sequence", score=scores.softcap(5.0)
-    )
+    ring = on_one_device(score=scores.softcap(5.0))
     query, key, value = draw((2, 5, 7), (2, 5, 7), (2, 5, 3))
     options = {"mask": masks.causal(), "query_offset": -1, "aux": ("lse", "entropy")}
 
@@ -277,8 +262,7 @@ def test_nothing_that_is_not_a_number_leaves_a_row_without_keys():
 
     alone = functools.partial(attend, score=scores.softcap(5.0), backend="tiled")
     one, other = jax.jit(lambda *x: [jax.grad(total, (0, 1))(*x, call) for call in (ring, alone)])(key, value)
-    for found, expected in zip(one, other, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert_close(one, other, 1e-5, 1e-6)
     largest = lambda key: ring(query, key, value, aux=("max_score",))[1]["max_score"].sum()
     assert jnp.isnan(jax.grad(largest)(key)).all(), "a derivative that is not known is no number"
     assert ring(query.at[0, 0, 0].set(jnp.nan), key, value, aux=("argmax",))[1]["argmax"][0, 0] == 0

@@ -206,8 +206,6 @@ def test_the_plan_that_sends_least_is_chosen():
 # Errors.
 
 ARRAYS = [np.zeros((2, 6, 8, 4), np.float32)] * 3
-
-
 ALL_TO_ALL = {"plan": "all_to_all"}
 WRONG = [
     (ValueError, "axis: expected an axis of the mesh, 'seq'; got 'sequence'", {"axis": "sequence"}),

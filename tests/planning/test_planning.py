@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from command_runs import run_command
 from mesh_cases import on_eight_devices
+from refusals import assert_refused
 from regard import masks, parallel, planning
-from regard.cli import main
 from regard.cli.command_words import parse_arguments
 from regard.cli.commands.plan import spell_training
 from regard.engine.call.canonicalization import canonicalize
@@ -375,9 +376,8 @@ def test_a_step_of_experts_is_what_is_counted_by_hand():
     again = planning.plan_step(dataclasses.replace(MIXED, remat="full"), **options)
     assert again.held["activations"] == 2 * 3 * tokens * 12 < step.held["activations"] / 10
     # Divided: half a tile more of each, computed four times; tokens with weights and choices of 4 bytes.
-    apart = planning.plan_step(
-        MIXED, **options | {"devices": 14, "batch": 14, "fixed": {"expert": 7, "tensor": 2}}
-    )
+    more = {"devices": 14, "batch": 14, "fixed": {"expert": 7, "tensor": 2}}
+    apart = planning.plan_step(MIXED, **options | more)
     products = 3 * tokens * once + 4 * 1.25 * 2 * tokens * 2 * one
     assert apart.seconds_of["products"] == pytest.approx(2 * (products / 2 + 3 * tokens * 12 * 31) / 1e9)
     assert apart.sent["experts"] == 2 * tokens * 6 * (4 * 2 * 12 + (2 + 1) * 2 * 4)
@@ -391,13 +391,11 @@ def test_a_step_of_experts_is_what_is_counted_by_hand():
 
 def test_latents_a_shared_expert_and_the_delta_rule_are_counted_by_hand():
     sizes = {"delta_heads": 6, "delta_key_heads": 2, "delta_head_dim": 8, "delta_value_dim": 5}
-    config = dataclasses.replace(
-        TINY, **EXPERTS, shared_width=30, mixers=("gated_delta", "attention"), **sizes
-    )
+    sizes |= {"shared_width": 30, "mixers": ("gated_delta", "attention")}
+    config = dataclasses.replace(TINY, **EXPERTS, **sizes)
     options = {**STEP, "devices": 4, "fixed": {"expert": 1, "fsdp": 2, "tensor": 2}}
-    step, apart = (
-        planning.plan_step(one, **options) for one in (config, dataclasses.replace(config, shared_width=None))
-    )
+    configs = config, dataclasses.replace(config, shared_width=None)
+    step, apart = (planning.plan_step(one, **options) for one in configs)
     tokens, parts = 2 * 256, planning.count_parameters(config)
     assert find_period(dataclasses.replace(config, num_layers=5)) == 2
     assert parts["feed_forward"] == 3 * (3 * 12 * 30 + 2 * 30 + 12)
@@ -406,9 +404,8 @@ def test_latents_a_shared_expert_and_the_delta_rule_are_counted_by_hand():
     rows = (1024 + 7 * 146) // 147 * 147
     of_delta = 2 * 6 * (2 * 32 * (8 + 5) + 3 * 8 * 5)  # two layers; chunks of 32 tokens are run again
     own = parts["attention"] + parts["feed_forward"] + parts["routers"] + rows / tokens * parts["experts"] / 7
-    assert step.seconds_of["products"] == pytest.approx(
-        2 * tokens * ((3 * own + 4 * of_delta) / 2 + 3 * 12 * 31) / 1e9
-    )
+    products = tokens * ((3 * own + 4 * of_delta) / 2 + 3 * 12 * 31)
+    assert step.seconds_of["products"] == pytest.approx(2 * products / 1e9)
     one = {"heads": 4, "key_heads": 2, "width": 3, "devices": 4, "fixed": {"data": 2, "heads": 2}}
     alone = plan(length=256, batch=4, mask=CAUSAL, backward=True, **one).best
     assert step.seconds_of["attention"] == pytest.approx(alone.memory_seconds)
@@ -502,7 +499,7 @@ def test_a_step_takes_the_best_number_of_devices():
 
 
 def test_a_wrong_request_says_what_was_expected():
-    for options, message in (
+    assert_refused(
         ({"length": "1x"}, "length: expected a whole number"),
         ({"devices": 2**20 + 1}, "devices: expected at most 1048576, got 1048577"),
         ({"key_heads": 3}, "heads: expected a multiple of key_heads, 3; got 8"),
@@ -513,17 +510,16 @@ def test_a_wrong_request_says_what_was_expected():
         ({"fixed": {"data": 2}}, "no mesh of up to 8 with data=2 divides the call; data is at most the batc"),
         ({"dtype": "float64", "chip": "v5e"}, "dtype: expected one that v5e multiplies, bfloat16, float32"),
         ({"dtype": "bfloat17"}, "dtype: expected the name of one, such as 'bfloat16', got str"),
-    ):
-        with pytest.raises((ValueError, TypeError), match=message):
-            plan(**options)
-    for name, number, message in (
-        ("compute_efficiency", 0, r"expected a share in \(0, 1\], got 0"),
-        ("link_efficiency", float("nan"), "expected a share"),
-        ("memory_efficiency", "most", "expected a number known before tracing"),
-        ("message_seconds", -1e-5, "expected seconds of at least 0"),
-    ):
-        with pytest.raises((ValueError, TypeError), match=f"{name}: {message}"):
-            planning.Assumptions(**{name: number})
+        error=(ValueError, TypeError),
+        run=lambda options: plan(**options),
+    )
+    assume = planning.Assumptions
+    assert_refused(
+        (lambda: assume(compute_efficiency=0), r"compute_efficiency: expected a share in \(0, 1\], got 0"),
+        (lambda: assume(link_efficiency=float("nan")), "link_efficiency: expected a share"),
+        (lambda: assume(memory_efficiency="most"), "memory_efficiency: .* a number known before", TypeError),
+        (lambda: assume(message_seconds=-1e-5), "message_seconds: expected seconds of at least 0"),
+    )
 
 
 def test_a_call_without_work_takes_no_time_on_any_mesh():
@@ -534,22 +530,19 @@ def test_a_call_without_work_takes_no_time_on_any_mesh():
 
 
 def test_a_step_refuses_what_a_plan_refuses_and_models_without_tokens():
-    with pytest.raises(ValueError, match="no mesh of up to 8 with data=8 divides"):
-        planning.plan_step(TINY, length=512, batch=2, devices=8, fixed={"fsdp": 8}, chip="h100")
-    with pytest.raises(ValueError, match="expected expert to divide num_experts=7, got expert=2"):
-        planning.plan_step(MIXED, **STEP, devices=2, fixed={"expert": 2})
-    with pytest.raises(ValueError, match="accumulate_steps: expected a divisor of the batch, 4; got 3"):
-        planning.plan_step(TINY, **STEP, devices=2, accumulate_steps=3)
-    with pytest.raises(ValueError, match="config: expected vocab_size, as"):
-        planning.plan_step(dataclasses.replace(TINY, vocab_size=None, input_width=3), **STEP, devices=2)
-    indexer = {"index_count": 3, "index_heads": 2, "index_dim": 4}
-    for changes, named in (
-        ({**LATENT, **indexer}, "index_count=None, as nothing is planned of it; got 3"),
-        ({"mixers": ("kimi_delta",)}, r"a layer of attention, got mixers=\('kimi_delta',\)"),
-        ({"num_layers": 2, "windows": (3, None), "scan_layers": True}, "layers that are alike or take turns"),
-    ):
-        with pytest.raises(ValueError, match=f"config: expected {named}"):
-            planning.plan_step(dataclasses.replace(TINY, **changes), **STEP, devices=2)
+    ask = lambda config=TINY, **options: planning.plan_step(config, **STEP | {"devices": 2} | options)
+    change = lambda **changes: ask(dataclasses.replace(TINY, **changes))
+    indexed = {**LATENT, "index_count": 3, "index_heads": 2, "index_dim": 4}
+    turns, kimi = {"num_layers": 2, "windows": (3, None), "scan_layers": True}, ("kimi_delta",)
+    assert_refused(
+        (lambda: ask(batch=2, devices=8, fixed={"fsdp": 8}), "no mesh of up to 8 with data=8 divides"),
+        (lambda: ask(MIXED, fixed={"expert": 2}), "expected expert to divide num_experts=7, got expert=2"),
+        (lambda: ask(accumulate_steps=3), "accumulate_steps: expected a divisor of the batch, 4; got 3"),
+        (lambda: change(vocab_size=None, input_width=3), "config: expected vocab_size, as"),
+        (lambda: change(**indexed), "config: expected index_count=None, as nothing is planned of it; got 3"),
+        (lambda: change(mixers=kimi), r"config: expected a layer of attention, got mixers=\('kimi_delta',\)"),
+        (lambda: change(**turns), "config: expected layers that are alike or take turns"),
+    )
 
 
 def test_too_little_memory_says_how_many_devices_would_do():
@@ -570,8 +563,7 @@ COMMAND = ["plan", "--length", "128k", "--heads", "8", "--devices", "16", "--chi
 
 
 def test_the_command_prints_a_table_and_all_assumptions(capsys):
-    assert main([*COMMAND, "--mask", "causal()", "--top", "3"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(run_command(capsys, *COMMAND, "--mask", "causal()", "--top", 3).out.split())
     assert "1 x 131,072 tokens, 8 heads, width 128, bfloat16, forward" in text
     assert text.count(" balanced: ") + text.count(" contiguous: ") == 3
     for words in ("50% reached", "3.35 TB/s", "NVIDIA H100 data sheet", "on hosts of 8: 2", "build_mesh("):
@@ -580,8 +572,7 @@ def test_the_command_prints_a_table_and_all_assumptions(capsys):
 
 def test_the_command_writes_json_lines(capsys):
     words = ["--json", "--quiet", "--top", "2", "--fix", "heads=1", "--efficiency", "0.25"]
-    assert main([*COMMAND, *words]) == 0
-    head, *rows = map(json.loads, capsys.readouterr().out.splitlines())
+    head, *rows = map(json.loads, run_command(capsys, *COMMAND, *words).out.splitlines())
     assert (head["event"], head["request"]["length"], head["chip"]["name"]) == ("plan", 131072, "h100")
     assert (head["assumptions"]["compute_efficiency"], rows[0]["why"]) == (0.25, "best")
     assert [(row["event"], row["rank"]) for row in rows] == [("mesh", 0), ("mesh", 1)]
@@ -592,26 +583,23 @@ MODEL = ["plan", "--model", "gpt2", "--length", "1k", "--batch", "8", "--devices
 
 
 def test_the_command_plans_a_whole_model(capsys):
-    assert main([*MODEL, "--remat"]) == 0
-    text = capsys.readouterr().out
+    text = run_command(capsys, *MODEL, "--remat").out
     for words in ("parameters 124,439,808", "tokens in bfloat16, remat full", "of 8 x a100: "):
         assert words in text
-    assert main([*MODEL, "--json", "--quiet"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(run_command(capsys, *MODEL, "--json", "--quiet").out)
     assert (found["event"], found["parameters"], found["devices"] <= 8) == ("step", 124_439_808, True)
     small = ",d_model=32,num_heads=4,num_key_heads=2,head_dim=12,d_ff=64,num_layers=2,vocab_size=30000"
     words = ["--model", f"qwen3-0.6b{small}", "--fix", "fsdp=8,tensor=2", "--json", "--quiet"]
     words += ["--accumulate-steps", "2", "--batch", "16", "--devices", "16", "--length", "64"]
-    assert main([*MODEL, *words]) == 0
-    remark, command = json.loads(capsys.readouterr().out)["command"].splitlines()
+    remark, command = json.loads(run_command(capsys, *MODEL, *words).out)["command"].splitlines()
     assert remark == "# otherwise than in query_key_norm, scale_embedding"
     words = shlex.split(command)[1:]
     assert words[:6] == ["train", "text", "--mesh", "fsdp=8,tensor=2", "--outer", "tensor=2"]
     task = parse_arguments(words).task
     assert (task.model.num_key_heads, task.model.scan_layers) == (2, True)
     assert (task.optimization.batch_size, task.optimization.accumulate_steps) == (16, 2)
-    assert main([*MODEL, "--model", "deepseek-v3,num_layers=2,d_model=64,num_heads=4"]) == 0
-    assert " --dense-layers 0 1 " in capsys.readouterr().out
+    words = "--model", "deepseek-v3,num_layers=2,d_model=64,num_heads=4"
+    assert " --dense-layers 0 1 " in run_command(capsys, *MODEL, *words).out
 
 
 def test_the_command_refuses_what_makes_no_sense(capsys):
@@ -626,8 +614,7 @@ def test_the_command_refuses_what_makes_no_sense(capsys):
         ([*COMMAND, "--efficiency", "1.5"], 2, "--efficiency must be a share"),
         ([*COMMAND, "--length", "64M", "--backward"], 1, "devices would do"),
     ):
-        assert main(arguments) == code
-        assert message in capsys.readouterr().err
+        assert message in run_command(capsys, *arguments, code=code).err
 
 
 COMPILED = """

@@ -122,9 +122,8 @@ class Truth:
                 tangent = np.nan_to_num(moved[name].value.imag / abs(small), posinf=0, neginf=0)
                 found[f"t_{name}"] = Expected(tangent)
         if kind == "hvp":
-            moves = (
-                {n: size * one for n, one in self._drawn("tangents").items()} for size in (1e-5, -1e-5, 0)
-            )
+            drawn = self._drawn("tangents").items()
+            moves = ({n: size * one for n, one in drawn} for size in (1e-5, -1e-5, 0))
             ahead, behind, still = (self._vjp(lane, *self._call(lane, np.float64, one)[1:]) for one in moves)
             for name, one in ahead.items():
                 # Where terms are 0, as with a scale of 0, they are as large as they grow.

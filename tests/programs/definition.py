@@ -284,9 +284,8 @@ class Attention:
         self.odd_row = (odd.any(-1, keepdims=True) | unsaid) & ~self.nan_row
         # A value that some query may attend to may spoil all rows that share it, and a key their gradients.
         self.reached, self.shared = (self._is_met("value", value), self._is_met("key", self.key))
-        self.value, self.query, self.key = (
-            np.where(np.isfinite(x), x, 0) for x in (value, self.query, self.key)
-        )
+        clean = lambda x: np.where(np.isfinite(x), x, 0)
+        self.value, self.query, self.key = map(clean, (value, self.query, self.key))
         self.score = np.where(np.isfinite(self.final), self.final, -np.inf)
         self.live = np.isfinite(self.score).any(-1, keepdims=True)
         self.largest = self.score.real.max(-1, keepdims=True, initial=-np.inf)
@@ -519,8 +518,7 @@ class Recurrence:
             grad = np.zeros(array.size)
             for result, cotangent in cotangents.items():
                 part = found[result].imag * cotangent / abs(step(array))
-                grad += (
-                    np.broadcast_to(part, (array.size, *cotangent.shape)).reshape((array.size, -1)).sum(-1)
-                )
+                part = np.broadcast_to(part, (array.size, *cotangent.shape))
+                grad += part.reshape((array.size, -1)).sum(-1)
             grads[name] = Expected(grad.reshape(array.shape))
         return grads

@@ -78,9 +78,7 @@ def main(arguments=None):
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--only", type=int, help="this number alone")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument(
-        "--compile-for", help="a topology, such as v5e:2x2: programs are compiled, and not run"
-    )
+    parser.add_argument("--compile-for", help="a topology, such as v5e:2x2: programs are compiled, not run")
     parser.add_argument("--finite", action="store_true", help="plant no NaN and no inf")
     asked = parser.parse_args(arguments)
     numbers = range(asked.count) if asked.only is None else [asked.only]

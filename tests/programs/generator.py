@@ -176,9 +176,8 @@ class Draft:
         """Draw bias, scale, sinks and what else is returned."""
         if bias and self.chance(0.3):
             shape = tuple(self.pick((1, size)) for size in (*self.leading, self.T, self.S))
-            self.options["bias"] = self.real(
-                "bias", shape, dtype=self.pick((self.sums, self.dtypes["query"]))
-            )
+            dtype = self.pick((self.sums, self.dtypes["query"]))
+            self.options["bias"] = self.real("bias", shape, dtype=dtype)
             self.changes += ['bias[rng("gone").random(bias.shape) < 0.2] = -inf'] * self.chance(0.4)
         if self.chance(0.3):
             scale = self.pick((-0.3, 0.0, 0.3, 0.3))
@@ -233,9 +232,8 @@ class Draft:
                 self.arrays[name] = f"np.stack([{text}, {text.replace(repr(name), repr(name + ' 2'))}])"
 
     def _uses(self, name):
-        return name in ("query", "key", "value", *self.options.values()) or name in re.findall(
-            r"\w+", "".join(self.score)
-        )
+        known = ("query", "key", "value", *self.options.values())
+        return name in known or name in re.findall(r"\w+", "".join(self.score))
 
     # Families.
 

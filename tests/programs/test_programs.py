@@ -16,9 +16,8 @@ SEED = 6464706  # always the same here, for MUTANTS.md; `make fuzz` and `.ci/run
 @pytest.mark.parametrize("number", [*range(12, 30), 616, 783, 2009, 6281])  # scales of 0 or less
 def test_a_random_program_is_right(number):
     ((_, _, outcome, _),) = run_all(SEED, [number])
-    assert outcome.kind in ("right", "refused"), (
-        f"make fuzz SEED={SEED} FUZZ='--only {number}'\n{outcome.words}"
-    )
+    again = f"make fuzz SEED={SEED} FUZZ='--only {number}'"
+    assert outcome.kind in ("right", "refused"), f"{again}\n{outcome.words}"
 
 
 def test_a_program_is_the_same_wherever_it_runs():

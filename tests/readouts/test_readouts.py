@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import definition
-from oracle import assert_as_exact
+from oracle import assert_as_exact, assert_close
 from refusals import assert_refused
 from regard import attend, masks, readouts, scores
 from regard.readouts import accumulators
@@ -103,8 +103,6 @@ CASES = {
     "offsets by row": Case((2, 6, 23, D), (2, 3, 43, D), CAUSAL, None, np.array([60, -3]), 11),
     "empty rows with sinks": Case(mask=masks.lengths([0, 31]) & ~CAUSAL, sinks=(2, 3)),
 }
-
-
 read_causal = functools.partial(read, CASES["causal"], local=1)
 
 
@@ -271,8 +269,7 @@ def test_an_lse_of_the_callers_is_used_and_judged(monkeypatch):
     query, key = case.operands()
     lse = attend(query, key, key, aux=("lse",), **case.options())[1]["lse"]
     given, found = read_causal(lse=lse), read_causal()
-    for one, other in zip(jax.tree.leaves(given), jax.tree.leaves(found), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert_close(given, found, 1e-5, 1e-6)
     wrong = read_causal(lse=lse.at[1, 2, 17].add(0.1))
     np.testing.assert_allclose(wrong.trust[1, 2], 1 - np.exp(-0.1), rtol=1e-4)
     # The entropy is that of the shares, whatever the lse makes of their sum.

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from closeness import close
+from oracle import close
 from refusals import assert_refused
 from regard.theory import bilinear
 

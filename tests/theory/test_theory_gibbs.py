@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from closeness import close
+from oracle import close
 from refusals import assert_refused
 from regard.theory import gibbs
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import oracle
-from closeness import close
+from oracle import close
 from refusals import assert_refused
 from regard import attend, scores
 from regard.theory import gradients, steps

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from closeness import close
+from oracle import close
 from refusals import assert_refused
 from regard.theory import heads
 

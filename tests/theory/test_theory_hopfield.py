@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from closeness import close
+from oracle import close
 from refusals import assert_refused
 from regard import attend
 from regard.theory import hebbian, hopfield

@@ -16,8 +16,7 @@ WORDS += ["--heads-every", "30", "--out"]
 
 
 def start(out):
-    code = "import sys; from regard.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, *WORDS, str(out)]
+    command = [sys.executable, "-m", "regard", *WORDS, str(out)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

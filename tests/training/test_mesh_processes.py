@@ -25,7 +25,6 @@ TINY = ["--d-model", "8", "--num-heads", "2", "--d-ff", "12", "--held-out-size",
 COPY = ["train", "copy", *TINY, "--length", "3", "--vocab-size", "5", "--heads-every", "0"]
 SHORT = ["--steps", "12", "--log-every", "1", "--evaluate-every", "6", "--checkpoint-every", "6"]
 LONG = ["--steps", "120", "--log-every", "4", "--evaluate-every", "60", "--checkpoint-every", "12"]
-CODE = "import sys; from regard.cli import main; sys.exit(main())"
 
 
 @functools.cache
@@ -50,7 +49,7 @@ def start(words, count):
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     started, pipes = [], {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     for index in range(count):
-        command, environment = [sys.executable, "-c", CODE, *map(str, words)], pretend(2)
+        command, environment = [sys.executable, "-m", "regard", *map(str, words)], pretend(2)
         if index == count - 1:
             command += ["--coordinator", address, "--processes", str(count), "--process", str(index)]
         else:

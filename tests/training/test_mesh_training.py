@@ -79,12 +79,7 @@ def test_arrays_are_divided_by_rule():
         ("params/entry/position_table/embedding", (9, 7), ("fsdp", None), (None, None)),
         ("params/entry/position_table/embedding", (9, 15), (None, "fsdp"), (None, None)),
         ("params/widen/kernel", (7, 12), (None, ("tensor", "fsdp")), (None, "tensor")),
-        (
-            "params/feed_forward/widen/kernels",
-            (5, 9, 4),
-            ("expert", "fsdp", "tensor"),
-            ("expert", None, "tensor"),
-        ),
+        ("params/branch/widen/kernels", (5, 9, 4), ("expert", "fsdp", "tensor"), ("expert", None, "tensor")),
         ("params/feed_forward/widen/biases", (9, 4), ("fsdp", "tensor"), (None, "tensor")),
         ("params/blocks/0/attention/sinks", (4,), ("tensor",), ("tensor",)),
         ("optimizer/1/0/count", (), (), ()),

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from regard.cli import main
+from command_runs import run_command
 from regard.training import runs, tasks
 from regard.training.settings import Sizes
 from small_runs import begin, share_programs
@@ -30,18 +30,16 @@ def test_every_command_knows_the_tasks_of_a_file(tmp_path, monkeypatch, capsys):
     sizes = ["--d-model", "6", "--num-heads", "2", "--d-ff", "7", "--length", "7", "--held-out-size", "7"]
     words = ["train", "parity", "--steps", "2", "--batch-size", "5", *sizes, "--out", str(directory)]
     with share_programs():
-        assert main(words) == 0
-        assert "parity: Tell if a row of bits holds an odd number of ones." in capsys.readouterr().out
-        assert main(words) == 0
-    assert "run is finished already" in capsys.readouterr().out
+        told, again = (run_command(capsys, *words).out for _ in range(2))
+    assert "parity: Tell if a row of bits holds an odd number of ones." in told
+    assert "run is finished already" in again
     task, model = runs.load_run(directory)
     tokens = task.watch(model).calls[0].query_tokens
     assert tokens.texts == tuple(map(str, task.held_out["inputs"][0].tolist())), "the first example"
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"task": "nobody's"}))
-    assert main(["plot", str(directory)]) == 2
     told = 'one of your own, whose file or module REGARD_TASKS names; got "nobody\'s"'
-    assert told in capsys.readouterr().err
+    assert told in run_command(capsys, "plot", directory, code=2).err
 
 
 def test_a_class_without_a_name_of_its_own_is_refused_before_it_trains(tmp_path):
@@ -117,8 +115,7 @@ def test_what_holds_no_task_is_named(monkeypatch, capsys):
         with pytest.raises(ValueError, match=f"REGARD_TASKS: .*{told}"):
             tasks.load_tasks(names)
     monkeypatch.setenv("REGARD_TASKS", names)
-    assert main(["doctor"]) == 2
-    assert "REGARD_TASKS" in capsys.readouterr().err
+    assert "REGARD_TASKS" in run_command(capsys, "doctor", code=2).err
 
 
 def write_example(path, name):

@@ -15,7 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from regard.cli import main
+from command_runs import run_command
 from regard.cli.continuation import describe_trouble
 from regard.training import checkpoints, processes, runs, tasks
 from regard.training.compilation import run_once
@@ -36,8 +36,7 @@ def run(begun, tmp_path):
 
 def refuse(capsys, words, code):
     """What the one error says; nothing is written."""
-    assert main([*COPY, *map(str, words)]) == code
-    error = capsys.readouterr().err
+    error = run_command(capsys, *COPY, *words, code=code).err
     assert error.startswith("error: ")
     assert "Traceback" not in error
     return error
@@ -69,8 +68,7 @@ def test_what_finds_no_memory_raises_before_it_is_read():
 def test_force_deletes_nothing_where_the_data_are_missing(run, tmp_path, capsys):
     before = snapshot(run)
     words = ["train", "text", "--files", tmp_path / "nowhere.txt", "--force", "--out", run]
-    assert main([*map(str, words)]) == 2
-    assert "nowhere.txt, which does not exist" in capsys.readouterr().err
+    assert "nowhere.txt, which does not exist" in run_command(capsys, *words, code=2).err
     assert snapshot(run) == before
 
 
@@ -78,9 +76,8 @@ def test_a_damaged_line_of_the_metrics_is_named_and_nothing_is_changed(run, caps
     (run / "metrics.jsonl").write_text('{"step": 1, "lo\n{"step": 2}\n')
     before = snapshot(run)
     error = refuse(capsys, ["--out", run], 2)
-    assert re.search(
-        r"metrics\.jsonl, line 1 is not JSON: .*; mend or delete that line, then give the same comm", error
-    )
+    told = r"metrics\.jsonl, line 1 is not JSON: .*; mend or delete that line, then give the same comm"
+    assert re.search(told, error)
     assert error.count("\n") == 1
     assert snapshot(run) == before
 
@@ -105,9 +102,8 @@ def test_a_full_disk_leaves_the_older_checkpoint(run, capsys, monkeypatch):
 
 def test_a_limit_of_file_sizes_is_told_in_one_line(run):
     """For real: the writers' own threads print hundreds of lines otherwise."""
-    code = "import sys; from regard.cli import main; sys.exit(main())"
     # Without -B, bytecode of what is imported here would end where the limit is, for whoever comes after.
-    limited = f"ulimit -f 3; exec '{sys.executable}' -B -c '{code}' \"$@\""
+    limited = f"ulimit -f 3; exec '{sys.executable}' -B -m regard \"$@\""
     command = ["bash", "-c", limited, "-", *COPY, "--quiet", "--out", str(run)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1

@@ -46,12 +46,8 @@ def test_a_run_directory_holds_settings_metrics_and_checkpoints(whole):
 
 def test_other_settings_are_listed_and_refused(run):
     message = refuse(run, RunError, "holds another run", task=tiny_copy(steps=23, length=5), seed=3)
-    for told in (
-        "optimization.steps: it has 17, asked for 23",
-        "length: it has 3, asked for 5",
-        "force=True",
-    ):
-        assert told in message
+    told = "optimization.steps: it has 17, asked for 23", "length: it has 3, asked for 5", "force=True"
+    assert all(words in message for words in told), message
     assert ("seed: it has 0, asked for 3" in message, "vocab_size" in message) == (True, False)
     refuse(run, RunError, "holds a run already", resume="never")
 
@@ -155,14 +151,9 @@ def test_a_branch_goes_on_elsewhere_with_other_settings_of_training(whole, half,
 def test_a_branch_needs_a_checkpoint_of_the_same_model(half, tmp_path):
     (out := tmp_path / "out").mkdir()
     refuse(out, RunError, "is not a Regard run", resume=str(tmp_path / "nowhere"))
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "a.txt").write_text("mine")
-    refuse(
-        out,
-        RunError,
-        r"not a Regard run \(it holds a.txt\); give another resume=",
-        resume=str(tmp_path / "notes"),
-    )
+    (notes := tmp_path / "notes").mkdir()
+    (notes / "a.txt").write_text("mine")
+    refuse(out, RunError, r"not a Regard run \(it holds a.txt\); give another resume=", resume=str(notes))
     refuse(out, RunError, "length: it has 3, asked for 5", resume=str(half), task=tiny_copy(length=5))
     refuse(out, RunError, "is at step 9 already", resume=str(half), task=tiny_copy(steps=9))
     refuse(half, RunError, "holds another run", resume=str(half), task=tiny_copy(steps=23))

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from regard.arguments import LARGEST, check_reach, guided, read_array, whole_number
-from regard.axes import Array, ArrayLike, Bool, Float, Int
+from regard.arguments import LARGEST, check_reach, guided, read_array, read_size, whole_number
+from regard.axes import Array, ArrayLike, Bool, Float, Int, Size
 from regard.cache.rows import Chunk, Rows, check_room, divide_rows
 from regard.engine.call.canonicalization import float_dtype
 from regard.engine.call.quantized import Quantized
@@ -87,9 +87,9 @@ class KVCache(Rows):
     @guided
     def create(
         cls,
-        batch: int,
+        batch: Size,
         key_heads: int,
-        capacity: int | None,
+        capacity: Size | None,
         key_width: int,
         value_width: int | None = None,
         *,
@@ -136,7 +136,7 @@ class KVCache(Rows):
             capacity = first + spare + max(2 * window, 1)
         sizes = {"batch": batch, "key_heads": key_heads, "capacity": capacity, "key_width": key_width}
         sizes["value_width"] = key_width if value_width is None else value_width
-        sizes = {name: whole_number(name, size, 1) for name, size in sizes.items()}
+        sizes = {name: read_size(name, size) for name, size in sizes.items()}
         rows, heads, slots, width, value_width = sizes.values()
         check_reach("capacity", slots)
         if window is not None and slots <= window + first + spare:
@@ -198,7 +198,7 @@ class KVCache(Rows):
             raise ValueError(self._too_long(chunk.size))
         if self.window is None:
             fix = "Create the cache with a larger capacity, or with window= if queries look back so far only"
-            check_room(self.lengths, chunk.real, np.full(self.batch, self.capacity), fix)
+            check_room(self.lengths, chunk.real, self.capacity, fix)
         return _append(divide_rows(self, jax.tree.leaves(chunk.key)[0], axes=2), chunk)
 
     def _shorten(self, lengths: Array) -> KVCache:
@@ -272,7 +272,7 @@ class KVCache(Rows):
         )
 
 
-def _zeros(shape: tuple[int, ...], dtype: Any) -> Any:
+def _zeros(shape: tuple[Size | None, ...], dtype: Any) -> Any:
     """Return zeros to store in: an array, or int8 numbers and their scales."""
     stored = float_dtype("dtype", dtype, "int8")
     if stored == np.int8:

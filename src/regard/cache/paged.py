@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from regard.arguments import guided, integers, whole_number
-from regard.axes import Array, ArrayLike, Bool, Float, Int
+from regard.arguments import guided, integers, read_size, whole_number
+from regard.axes import Array, ArrayLike, Bool, Float, Int, Size
 from regard.cache.rows import Chunk, Rows, check_room
 from regard.engine.call.canonicalization import float_dtype
 from regard.engine.call.page_tables import Pages
@@ -69,7 +69,7 @@ class PagedKVCache(Rows):
     @guided
     def create(
         cls,
-        batch: int,
+        batch: Size,
         key_heads: int,
         key_width: int,
         value_width: int | None = None,
@@ -97,7 +97,7 @@ class PagedKVCache(Rows):
         sizes = {"batch": batch, "key_heads": key_heads, "key_width": key_width}
         sizes["value_width"] = key_width if value_width is None else value_width
         sizes |= {"num_pages": num_pages, "page_size": page_size, "pages_per_row": pages_per_row}
-        sizes = {name: whole_number(name, number, 1) for name, number in sizes.items()}
+        sizes = {name: read_size(name, number) for name, number in sizes.items()}
         rows, heads, width, value_width, pages, size, most = sizes.values()
         dtype = float_dtype("dtype", dtype)
         key = jnp.zeros((pages, heads, size, width), dtype)

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from regard.arguments import as_array, integers
 from regard.attention import run_problem
-from regard.axes import Array, ArrayLike, Int
+from regard.axes import Array, ArrayLike, Int, Size
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.options import Options
 from regard.engine.call.quantized import Quantized, quantize
@@ -34,7 +34,7 @@ class Rows:
     _stored: tuple[Any, Any]  # keys and values, as they are written
 
     @property
-    def batch(self) -> int:
+    def batch(self) -> Size:
         """Number of rows."""
         return self.lengths.shape[0]
 
@@ -240,7 +240,7 @@ class Chunk(NamedTuple):
     @property
     def real(self) -> Any:
         """Real tokens per row."""
-        return np.int32(self.size) if self.counts is None else self.counts
+        return integers("tokens", self.size) if self.counts is None else self.counts
 
     def slots(self, first: Array, beyond: int) -> Array:
         """Return the slots of tokens, (batch, n), where row b begins at `first[b]`; padding goes `beyond`."""
@@ -249,7 +249,7 @@ class Chunk(NamedTuple):
         return slots if self.counts is None else jnp.where(index < self.counts[:, None], slots, beyond)
 
 
-def canonicalize_chunk(batch: int, stored: tuple[Any, Any], key: Any, value: Any, counts: Any) -> Chunk:
+def canonicalize_chunk(batch: Size, stored: tuple[Any, Any], key: Any, value: Any, counts: Any) -> Chunk:
     """Check keys, values and counts against what a cache of `batch` rows stores."""
     key = _tokens("key", key, batch, stored[0])
     value = _tokens("value", value, batch, stored[1])
@@ -261,7 +261,7 @@ def canonicalize_chunk(batch: int, stored: tuple[Any, Any], key: Any, value: Any
     return Chunk(key, value, _read_counts(counts, batch, "key", size))
 
 
-def _read_counts(counts: Any, batch: int, name: str, size: int) -> Array:
+def _read_counts(counts: Any, batch: Size, name: str, size: Size) -> Array:
     """Return how many tokens of each row are real; known ones are checked to be among `size`."""
     counts = row_integers("counts", counts, batch, scalar=False)
     if is_concrete(counts):
@@ -272,7 +272,7 @@ def _read_counts(counts: Any, batch: int, name: str, size: int) -> Array:
     return jnp.clip(counts, 0, size)
 
 
-def _tokens(name: str, tokens: Any, batch: int, stored: Any) -> Any:
+def _tokens(name: str, tokens: Any, batch: Size, stored: Any) -> Any:
     """Check tokens (batch, K, n, width) and return them as `stored` is."""
     array = as_array(name, "a floating-point array", jnp.asarray, tokens)
     heads, width = stored.shape[1], stored.shape[3]
@@ -315,7 +315,7 @@ def divide_rows(cache: Any, array: Array, axes: int = 1) -> Any:
     return jax.tree.map(divide, cache)
 
 
-def row_integers(name: str, numbers: Any, batch: int, *, scalar: bool = True) -> Array:
+def row_integers(name: str, numbers: Any, batch: Size, *, scalar: bool = True) -> Array:
     """Check for one integer per row; a scalar serves all rows unless it is refused."""
     array: Any = integers(name, numbers)
     if array.shape != (batch,) and not (scalar and array.shape == ()):
@@ -328,7 +328,7 @@ def check_room(lengths: Array, counts: Any, room: Any, fix: str) -> None:
     """Raise, outside jit, where rows get more tokens than they have room for."""
     if not is_concrete((lengths, counts, room)):
         return
-    counts = np.broadcast_to(counts, lengths.shape)
+    counts, room = np.broadcast_to(counts, lengths.shape), np.broadcast_to(room, lengths.shape)
     for row in np.flatnonzero(np.asarray(lengths) + counts > np.asarray(room)):
         raise ValueError(
             f"key: expected at most {max(int(room[row]) - int(lengths[row]), 0)} more tokens for row {row},"

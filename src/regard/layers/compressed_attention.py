@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from regard import masks
-from regard.arguments import guided, integers, whole_number
+from regard.arguments import guided, integers, read_size, whole_number
 from regard.attention import attend, merge
 from regard.axes import Array, ArrayLike, Size
 from regard.cache.rows import divide_rows, row_integers
@@ -157,12 +157,12 @@ class CompressedAttention(nnx.Module):
         self.group_kernels = nnx.Param(jnp.stack(groups))
         self.output_projection = linear(output_groups * output_latent_dim, d_model, **shared)
 
-    def start_cache(self, batch: int, capacity: int) -> CompressedCache:
+    def start_cache(self, batch: Size, capacity: Size) -> CompressedCache:
         """Make an empty cache for so many rows of `capacity` tokens, in the dtype of the layer.
 
         Its size is `capacity / compress_rate` entries, `window` keys, and the tokens of up to two blocks.
         """
-        batch, capacity = whole_number("batch", batch, 1), whole_number("capacity", capacity, 1)
+        batch, capacity = read_size("batch", batch), read_size("capacity", capacity)
         dtype = self.key_projection.dtype or self.key_projection.kernel.dtype
         columns = 2 * sum(part.columns for part in self._compressors)
         reach, count = len(self._compressors) * self.compress_rate - 1, capacity // self.compress_rate

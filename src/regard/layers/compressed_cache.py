@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regard.axes import Array, Bool, Float, Int
+from regard.axes import Array, Bool, Float, Int, Size
 from regard.records import record, static
 
 
@@ -35,7 +35,7 @@ class CompressedCache:
     """Tokens of a block."""
 
     @property
-    def batch(self) -> int:
+    def batch(self) -> Size:
         """Number of rows."""
         return self.lengths.shape[0]
 

@@ -12,8 +12,8 @@ import numpy as np
 from flax import nnx
 
 from regard import linear
-from regard.arguments import guided, integers, whole_number
-from regard.axes import Array, ArrayLike, Float
+from regard.arguments import guided, integers, read_size
+from regard.axes import Array, ArrayLike, Float, Size
 from regard.cache.rows import divide_rows, row_integers
 from regard.layers.choices import check_counts, check_initializers, check_kind, check_options, check_own_cache
 from regard.layers.delta_cache import DeltaCache
@@ -75,9 +75,9 @@ class _Delta(nnx.Module):
         amount = jnp.exp(jax.random.uniform(rngs.params(), (width,), dtype, least, most))
         self.forget_bias = nnx.Param(amount + jnp.log(-jnp.expm1(-amount)))
 
-    def start_cache(self, batch: int) -> DeltaCache:
+    def start_cache(self, batch: Size) -> DeltaCache:
         """Make an empty cache for so many rows, of any length."""
-        batch = whole_number("batch", batch, 1)
+        batch = read_size("batch", batch)
         dtype = self.query_projection.dtype or self.query_projection.kernel.dtype
         width = sum(taps.shape[-1] for taps in (self.query_taps, self.key_taps, self.value_taps))
         shape = (batch, self.num_heads, self.head_dim, self.value_dim)

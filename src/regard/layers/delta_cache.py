@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regard.axes import Array, ArrayLike, Bool, Float, Int
+from regard.axes import Array, ArrayLike, Bool, Float, Int, Size
 from regard.records import record
 
 
@@ -28,7 +28,7 @@ class DeltaCache:
     """Newest tokens that the convolution still reads: queries, keys and values of all heads."""
 
     @property
-    def batch(self) -> int:
+    def batch(self) -> Size:
         """Number of rows."""
         return self.lengths.shape[0]
 

@@ -14,7 +14,7 @@ from flax import nnx
 from regard import masks
 from regard.arguments import guided, integers
 from regard.attention import attend
-from regard.axes import Array, ArrayLike
+from regard.axes import Array, ArrayLike, Size
 from regard.cache import KVCache
 from regard.engine.call.canonicalization import read_scale
 from regard.engine.call.hooks import called_by
@@ -150,7 +150,7 @@ class LatentAttention(nnx.Module):
         self.expansion = linear(latent_dim, num_heads * (head_dim + self.value_dim), use_bias=False)
         self.output_projection = linear(num_heads * self.value_dim, d_model, use_bias=use_bias)
 
-    def start_cache(self, batch: int, capacity: int, *, window: int | None = None) -> KVCache:
+    def start_cache(self, batch: Size, capacity: Size, *, window: int | None = None) -> KVCache:
         """Make an empty cache in the dtype of the layer, or of its parameters, as `KVCache.create` does.
 
         Its `value` is for the latent vectors of tokens, its `key` for their turned keys.

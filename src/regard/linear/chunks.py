@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 
-from regard.axes import Array
+from regard.axes import Array, Size
 from regard.linear.halving import decay_products, decay_weights, invert
 from regard.linear.problem import FEATURE_MAPS, LinearConfig, LinearProblem
 
@@ -63,9 +64,11 @@ def _vary(carried: Carried, problem: LinearProblem) -> Carried:
 
 def _cut(problem: LinearProblem) -> Chunk:
     config = problem.config
-    length, size = problem.key.shape[-2], config.chunk
-    valid = problem.valid
-    if length % size and valid is None:
+    length: Size = problem.key.shape[-2]
+    size, valid = config.chunk, problem.valid
+    count = -(-length // size)
+    is_cut = is_symbolic_dim(length) or length % size != 0
+    if is_cut and valid is None:
         valid = jnp.ones((*(1,) * (problem.key.ndim - 2), length, 1), bool)
 
     def cut(array: Array | None) -> Array | None:
@@ -73,9 +76,9 @@ def _cut(problem: LinearProblem) -> Chunk:
             return None
         if array.shape[-2] != length:  # one row for all
             array = jnp.broadcast_to(array, (*array.shape[:-2], length, array.shape[-1]))
-        if length % size:
-            array = jnp.pad(array, [*[(0, 0)] * (array.ndim - 2), (0, -length % size), (0, 0)])
-        array = array.reshape((*array.shape[:-2], -(-length // size), size, array.shape[-1]))
+        if is_cut:
+            array = jnp.pad(array, [*[(0, 0)] * (array.ndim - 2), (0, count * size - length), (0, 0)])
+        array = array.reshape((*array.shape[:-2], count, size, array.shape[-1]))
         return jnp.moveaxis(array, -3, 0)
 
     query = None

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.export import is_symbolic_dim
 
 from regard.arguments import check_flag, integers, read_array, whole_number
 from regard.axes import Array
@@ -16,6 +17,7 @@ from regard.engine.call import canonicalization
 from regard.engine.call.problem import Problem
 from regard.masks.data import check_rows, check_width
 from regard.masks.grid import is_concrete, spread
+from regard.records import exportable
 
 # Measured on CPU at T = 16,384 and D = E = 64, where longer chunks lose, most of all in gradients.
 CHUNK, CHUNK_OF_DELTA = 64, 32
@@ -29,6 +31,7 @@ def elu1(x: Array) -> Array:
 FEATURE_MAPS = {"identity": lambda x: x, "elu1": elu1, "relu": jax.nn.relu, "exp": jnp.exp}
 
 
+@exportable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class State:
@@ -279,15 +282,10 @@ def _check_initial(
 
 def _check_chunk(chunk: Any, length: int, default: int) -> int:
     """Check the chunk asked for, and cut it to what the sequence needs."""
-    if not isinstance(length, int):
-        raise NotImplementedError(
-            f"length: expected as many tokens as are known before tracing, got {length}; the batch may be"
-            " symbolic"
-        )
     size = default if chunk is None else whole_number("chunk", chunk, 1)
     if size & (size - 1):
         raise ValueError(f"chunk: expected a power of two, or None for {default}; got {chunk}")
-    return min(size, 1 << max(length - 1, 0).bit_length())
+    return size if is_symbolic_dim(length) else min(size, 1 << max(length - 1, 0).bit_length())
 
 
 def _blank(problem: Problem, valid: Any, causal: bool) -> tuple[Array, Array]:

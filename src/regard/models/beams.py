@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from regard.arguments import LARGEST, guided, whole_number
-from regard.axes import Array, ArrayLike, Bool, Float, Int
+from regard.axes import Array, ArrayLike, Bool, Float, Int, Size
 from regard.engine.call.problem import accumulation_dtype
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
@@ -76,7 +76,7 @@ def beam_search(
     stop_tokens: Sequence[int] | ArrayLike = (),
     lengths: ArrayLike | None = None,
     start_token: int | None = None,
-    capacity: int | None = None,
+    capacity: Size | None = None,
     chunk: int | None = None,
     padding: str = "right",
     cache: TextCache | None = None,

@@ -9,7 +9,7 @@ from flax import nnx
 
 import regard.masks as masks
 from regard.arguments import guided
-from regard.axes import Array, ArrayLike, Float
+from regard.axes import Array, ArrayLike, Float, Size
 from regard.layers.multi_head import unpack
 from regard.models.config import TransformerConfig, check_config
 from regard.models.embedding import TokenEmbedding, TokenTable
@@ -81,7 +81,7 @@ class Decoder(nnx.Module):
         return predict_tokens(self.config, self.head, self.trunk.embedding, hidden)
 
     def start_cache(
-        self, batch: int, capacity: int, *, chunk: int | None = None, rewind: int = 0
+        self, batch: Size, capacity: Size, *, chunk: Size | None = None, rewind: int = 0
     ) -> DecodingCache:
         """Make room for tokens that `read` will read.
 

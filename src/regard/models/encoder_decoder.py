@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from regard.arguments import guided
-from regard.axes import Array, ArrayLike, Float
+from regard.axes import Array, ArrayLike, Float, Size
 from regard.layers import DecoderBlock
 from regard.layers.multi_head import unpack
 from regard.models.config import TransformerConfig, check_config
@@ -120,7 +120,7 @@ class EncoderDecoder(nnx.Module):
         return predict_tokens(self.config, self.head, self._target_embedding, hidden)
 
     def start_cache(
-        self, memory: Array, capacity: int, *, source_lengths: ArrayLike | None = None
+        self, memory: Array, capacity: Size, *, source_lengths: ArrayLike | None = None
     ) -> DecodingCache:
         """Make room for target tokens that `read` will read against a memory.
 

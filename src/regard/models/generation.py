@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.arguments import guided, whole_number
-from regard.axes import Array, ArrayLike
+from regard.axes import Array, ArrayLike, Size
 from regard.engine.call.problem import accumulation_dtype
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
@@ -35,7 +35,7 @@ def generate(
     lengths: ArrayLike | None = None,
     start_token: int | None = None,
     pad_token: int = 0,
-    capacity: int | None = None,
+    capacity: Size | None = None,
     chunk: int | None = None,
     padding: str = "right",
     cache: Any = None,
@@ -160,7 +160,7 @@ def stream(
     rng: ArrayLike | None = None,
     lengths: ArrayLike | None = None,
     start_token: int | None = None,
-    capacity: int | None = None,
+    capacity: Size | None = None,
     chunk: int | None = None,
     padding: str = "right",
     cache: Any = None,

@@ -68,6 +68,6 @@ def read_prompts(model: Any, request: Request) -> tuple[Array, Any]:
     read, _ = read_chunk((None, cache), (start[:, :chunk], 0))
     if size == chunk:
         return read
-    pieces = jnp.swapaxes(start[:, chunk:].reshape((batch, -1, chunk)), 0, 1)
+    pieces = jnp.swapaxes(start[:, chunk:].reshape((batch, size // chunk - 1, chunk)), 0, 1)
     firsts = jnp.arange(chunk, size, chunk, dtype=jnp.int32)
     return jax.lax.scan(read_chunk, read, (pieces, firsts))[0]

@@ -6,9 +6,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.export import is_symbolic_dim
 
 from regard.arguments import LARGEST, integers, whole_number
-from regard.axes import Array, Bool, Int
+from regard.axes import Array, Bool, Int, Size
 from regard.cache import KVCache
 from regard.layers.choices import check_choice
 from regard.masks.grid import is_concrete
@@ -58,8 +59,8 @@ class Request:
     source_lengths: Any
     cache: TextCache | None  # what was read before
     max_tokens: int = static()
-    capacity: int = static()
-    chunk: int = static()  # tokens of the prompt read at once
+    capacity: Size = static()
+    chunk: Size = static()  # tokens of the prompt read at once
     burst: int = static()  # tokens that the cache has room to read at once while writing, in later calls too
     rewind: int = static()  # tokens that it can take back which were read one by one
 
@@ -70,7 +71,7 @@ def canonicalize(
     lengths: Any,
     max_tokens: int,
     start_token: int | None,
-    capacity: int | None,
+    capacity: Size | None,
     chunk: int | None,
     cache: Any = None,
     padding: str = "right",
@@ -94,7 +95,8 @@ def canonicalize(
                 " its prompts, not after them; got None"
             )
         source, source_lengths = _check_source(model, prompts, lengths, padding)
-        start = np.full((source.shape[0], 1), start_token, np.int32)
+        arrays: Any = jnp if is_symbolic_dim(source.shape[0]) else np
+        start = arrays.full((source.shape[0], 1), start_token, np.int32)
     else:
         first = start_token if cache is None else cache.pending
         limits = [] if capacity is None else [whole_number("capacity", capacity, 1)]
@@ -102,10 +104,10 @@ def canonicalize(
         most = min(limits) - (first is not None) if limits else None  # to pad prompts to
         start, counts = _check_tokens(prompts, lengths, vocab_size, most, padding)
         start, counts = _prepend_start(start, counts, first)
-    longest = np.asarray(counts) if counts is not None and is_concrete(counts) else start.shape[1]
+    longest: Any = np.asarray(counts) if counts is not None and is_concrete(counts) else start.shape[1]
     if cache is not None and is_concrete(cache.model.lengths):
         longest = longest + np.asarray(cache.model.lengths)
-    longest = int(np.max(longest))
+    longest = longest if is_symbolic_dim(longest) else int(np.max(longest))
     needed = longest + max_tokens - 1  # the last token is written and not read
     if model.config.positions == "learned" and needed > model.config.max_length:
         raise ValueError(
@@ -134,13 +136,13 @@ def canonicalize(
     if cache is not None:
         capacity = _room(cache)
     elif capacity is None:
-        capacity = int(start.shape[1]) + max_tokens - 1
+        capacity = start.shape[1] + max_tokens - 1
     elif capacity < least:
         raise ValueError(
             f"capacity: expected at least {least}, a place for each token of the longest prompt and for each"
             f" of max_tokens but the last; got {capacity}. None chooses it"
         )
-    if capacity > LARGEST:
+    if isinstance(capacity, int) and capacity > LARGEST:
         raise ValueError(
             f"capacity: expected at most {LARGEST} places, which int32 counts, for the longest prompt and"
             f" max_tokens; got {capacity}"
@@ -150,7 +152,7 @@ def canonicalize(
     return Request(start, counts, source, source_lengths, cache, max_tokens, capacity, chunk, burst, rewind)
 
 
-def _check_cache(model: Any, cache: Any, start_token: int | None, capacity: int | None) -> None:
+def _check_cache(model: Any, cache: Any, start_token: int | None, capacity: Size | None) -> None:
     """Raise for a cache that no text of this model can go on with."""
     if not isinstance(cache, TextCache):
         raise TypeError(
@@ -288,7 +290,7 @@ def _prepend_start(tokens: Any, lengths: Any, start_token: Any) -> tuple[Any, An
     """Put the start token, or one for each row, before every prompt; without, refuse empty prompts."""
     if start_token is None:
         row_lengths = tokens.shape[1] if lengths is None else lengths if is_concrete(lengths) else 1
-        if np.min(row_lengths) < 1:
+        if not is_symbolic_dim(row_lengths) and np.min(row_lengths) < 1:
             row = int(np.argmin(row_lengths))
             raise ValueError(
                 f"prompts: expected at least one token each, got none in prompt {row}; give start_token=,"
@@ -306,12 +308,12 @@ def _prepend_start(tokens: Any, lengths: Any, start_token: Any) -> tuple[Any, An
     return arrays.concatenate([column, tokens], axis=1), None if lengths is None else lengths + 1
 
 
-def _pad_to_chunks(start: Any, counts: Any, chunk: int | None) -> tuple[Any, Any, int]:
+def _pad_to_chunks(start: Any, counts: Any, chunk: int | None) -> tuple[Any, Any, Size]:
     """Pad prompts to whole chunks; return the tokens per chunk as well."""
     size = start.shape[1]
     taken = size if chunk is None else min(whole_number("chunk", chunk, 1), size)
     if size % taken:
-        counts = np.full(start.shape[0], size, np.int32) if counts is None else counts
         arrays: Any = np if is_concrete(start) else jnp
-        start = arrays.pad(start, ((0, 0), (0, -size % taken)))
+        counts = arrays.full(start.shape[0], size, np.int32) if counts is None else counts
+        start = arrays.pad(start, ((0, 0), (0, -(-size // taken) * taken - size)))
     return start, counts, taken

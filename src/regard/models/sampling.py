@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import LARGEST, check_kind, guided, whole_number
-from regard.axes import Array, ArrayLike, Bool, Float, Int
+from regard.arguments import LARGEST, check_kind, guided, read_size
+from regard.axes import Array, ArrayLike, Bool, Float, Int, Size
 from regard.engine.call.problem import accumulation_dtype
 
 NO_TOKEN = -1
@@ -328,7 +328,7 @@ def choose(
     return jnp.where(is_finite, token, jnp.int32(NO_TOKEN))
 
 
-def row_keys(rng: ArrayLike, batch: int) -> Array:
+def row_keys(rng: ArrayLike, batch: Size) -> Array:
     """Make one random key per row.
 
     key_b = fold_in(rng, b)
@@ -359,7 +359,7 @@ def row_keys(rng: ArrayLike, batch: int) -> Array:
     elif not jnp.issubdtype(getattr(rng, "dtype", np.float32), jax.dtypes.prng_key):
         kind = getattr(rng, "dtype", type(rng).__name__)
         raise TypeError(f"rng: expected a random key, such as jax.random.key(0); got {kind}")
-    batch, typed = whole_number("batch", batch, 0), _draw_apart(typed)
+    batch, typed = read_size("batch", batch, 0), _draw_apart(typed)
     if typed.shape == (batch,):
         return typed
     if typed.shape != ():

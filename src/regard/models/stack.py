@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.export import is_symbolic_dim
 
 import regard.masks as masks
 import regard.scores as scores
-from regard.arguments import integers, whole_number
-from regard.axes import Array, ArrayLike, Bool, Int
+from regard.arguments import integers, read_size, whole_number
+from regard.axes import Array, ArrayLike, Bool, Int, Size
 from regard.cache import KVCache
 from regard.cache.rows import divide_rows, row_integers
 from regard.engine.call.hooks import is_read, is_rewriting, one_run
@@ -151,15 +152,15 @@ class Stack(nnx.Module):
         return (x if self.final_norm is None else self.final_norm(x)), tuple(seen)
 
     def start_cache(
-        self, embedding: nnx.Module, batch: int, capacity: int, chunk: int, *memory: Any, rewind: int = 0
+        self, embedding: nnx.Module, batch: Size, capacity: Size, chunk: Size, *memory: Any, rewind: int = 0
     ) -> DecodingCache:
         """Make room for `capacity` tokens read in chunks of up to `chunk`; windows bound it.
 
         Windows keep as many tokens more as `rewind` takes back. Keys and values keep the dtype that they have
         in a call on what `embedding` returns.
         """
-        rewind, batch = whole_number("rewind", rewind, 0), whole_number("batch", batch, 1)
-        capacity, chunk = whole_number("capacity", capacity, 1), whole_number("chunk", chunk, 1)
+        rewind, batch = whole_number("rewind", rewind, 0), read_size("batch", batch)
+        capacity, chunk = read_size("capacity", capacity), read_size("chunk", chunk)
         dtype = self._stream_dtype(embedding, batch, *memory[:1])
 
         def start(number: int) -> KVCache | DeltaCache:
@@ -179,7 +180,8 @@ class Stack(nnx.Module):
                     attention.num_key_heads,
                 )
                 widths = attention.head_dim, attention.head_dim
-            if window is not None and rewind + window + max(window, chunk) < capacity:
+            is_known = not is_symbolic_dim(capacity + chunk)
+            if window is not None and is_known and rewind + window + max(window, chunk) < capacity:
                 slots, options = rewind + window + max(window, chunk), {"window": window, "spare": rewind}
             return KVCache.create(
                 batch, heads, slots, *widths, dtype=jnp.result_type(dtype, *_dtypes(projections)), **options
@@ -224,7 +226,7 @@ class Stack(nnx.Module):
             return x, first + rest
         return run_blocks(blocks, call, x, config.remat)
 
-    def _stream_dtype(self, embedding: nnx.Module, batch: int, memory: Any = None) -> Any:
+    def _stream_dtype(self, embedding: nnx.Module, batch: Size, memory: Any = None) -> Any:
         """Return the dtype that this stack returns, the widest of its stream."""
         embedded = _dtypes(embedding)
         if len(embedded | _dtypes(self) | {leaf.dtype for leaf in jax.tree.leaves(memory)}) == 1:
