@@ -59,11 +59,18 @@ def record(cls: C) -> C:
 
 def exportable(cls: C) -> C:
     """Let exported programs that take or return a pytree be serialized, if JSON holds its static fields."""
+
+    def refuse(value: Any) -> Any:
+        raise TypeError(
+            f"{cls.__name__}: expected what JSON holds in a program that is serialized, got {value!r}; make"
+            " it within the program"
+        )
+
     with contextlib.suppress(ValueError):  # a class that is defined once more, as in a notebook
         export.register_pytree_node_serialization(
             cls,
             serialized_name=f"{cls.__module__}.{cls.__qualname__}",
-            serialize_auxdata=lambda aux: json.dumps(aux).encode(),
+            serialize_auxdata=lambda aux: json.dumps(aux, default=refuse).encode(),
             deserialize_auxdata=lambda text: _freeze(json.loads(text)),
         )
     return cls

@@ -149,6 +149,16 @@ def test_linear_attention_of_any_length():
         assert_close(program.call(*inputs), call(*inputs), 2e-4)
 
 
+def test_a_mask_is_an_argument_of_a_serialized_program():
+    call = jax.jit(lambda x, mask: attend(x, x, x, mask=mask))
+    x, mask = jnp.ones((2, 1, 15, 3)), masks.neighbourhood((3, 5), 1) & masks.lengths(np.array([15, 7]))
+    x = x * jnp.arange(15.0).reshape(1, 1, 15, 1)
+    program = export.deserialize(export.export(call)(x, mask).serialize())
+    assert_close(program.call(x, mask), call(x, mask))
+    with pytest.raises(TypeError, match=r"Predicate: expected what JSON holds .* make it within the program"):
+        export.export(call)(x, masks.predicate(lambda query, key: query > key)).serialize()
+
+
 def test_nan_beyond_reach_stays_where_it_is_in_a_short_last_block():
     """Rows that fill the last block up attend to nothing, whatever they could reach."""
     program = export.export(jax.jit(lambda q, k: attend(q, k, k, mask=masks.causal(), query_offset=0)))

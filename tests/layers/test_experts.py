@@ -89,6 +89,27 @@ def test_experts_are_balanced_by_how_often_each_is_chosen():
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), change, expected)
 
 
+@pytest.mark.parametrize("options", [QWEN, GPT_OSS, DEEPSEEK])
+def test_a_router_learns_from_a_loss_of_imbalance_that_no_output_shows(options):
+    layer, x = build(**options), jnp.asarray(draw(6, B, T, M))
+    chosen = np.ravel(layer.route(x)[1])
+    loads = np.bincount(chosen, minlength=layer.num_experts) / chosen.size
+
+    def measure(layer, factor=0.0):
+        scores = layer.router(x)
+        shares = jax.nn.sigmoid(scores) if layer.choice_bias is not None else jax.nn.softmax(scores)
+        shares = (shares / shares.sum(-1, keepdims=True)).mean((0, 1))
+        output = jnp.sin(layer(x)).sum()
+        return output + factor * layer.num_experts * jnp.sum(loads * shares), output
+
+    differentiate = nnx.jit(lambda layer, factor: nnx.grad(measure, has_aux=True)(layer, factor))
+    expected, output = differentiate(layer, 0.25)
+    layer.set_attributes(balance_loss=0.25)
+    slopes, same = differentiate(layer, 0.0)
+    np.testing.assert_array_equal(same, output)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), slopes, expected)
+
+
 def test_a_mesh_changes_no_number():
     on_eight_devices("from mesh_runs import *\ncheck_experts()")
 

@@ -161,7 +161,7 @@ def check_experts():
     from regard.layers import Experts
 
     layer = build_drawn(Experts, 24, 10, num_experts=6, experts_per_token=2, router_kind="sigmoid")
-    layer.set_attributes(counts_loads=True)
+    layer.set_attributes(counts_loads=True, balance_loss=40.0)
     graph, state = nnx.split(layer)
     x = np.random.default_rng(0).normal(size=(4, 46, 24)).astype(np.float32)
     run = jax.value_and_grad(lambda state, x: (nnx.merge(graph, state)(x) ** 2).sum(), argnums=(0, 1))

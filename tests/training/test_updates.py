@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mesh_runs import OPTIMIZATION, text
 from regard.cli.displays import describe_step
 from regard.training import checkpoints, programs, runs, settings, tasks
 from regard.training.mesh_specs import MeshSpec
 from regard.training.optimization import make_optimizer, make_schedule
+from regard.training.programs import make_feed
 from regard.training.work import count_work
 from small_runs import SIZES, read_lines, tiny_copy, train
 
@@ -55,6 +57,14 @@ def test_a_batch_in_parts_is_the_batch(averaged):
     lowered = jax.jit(program.update).lower(program.shapes, np.int32(0), ()).as_text()
     assert "tensor<2x4x6xf32>" in lowered
     assert "tensor<10x4x6xf32>" not in lowered, "no activation of the whole batch"
+
+
+def test_routers_learn_to_balance_where_asked():
+    asked = dataclasses.replace(OPTIMIZATION, balance_loss=7.3125)
+    task = dataclasses.replace(text(22, num_experts=3, expert_width=7), optimization=asked)
+    program = programs.make_program(task, 0)
+    batch = make_feed(task, 0, program.deployment)(0)
+    assert "7.3125" in str(jax.make_jaxpr(program.update)(program.shapes, np.int32(0), batch))
 
 
 def test_an_update_that_is_not_finite_is_left_out_where_asked():

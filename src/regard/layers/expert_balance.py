@@ -1,4 +1,4 @@
-"""Balance of experts without an auxiliary loss: what an expert is chosen too often is its bias's gradient."""
+"""Balance of experts: what one is chosen too often is the gradient of its bias, or a loss of the router."""
 
 import math
 from collections.abc import Callable
@@ -99,6 +99,17 @@ def count_loads(weights: Array, bias: Array, chosen: Array) -> Array:
     resting = jax.lax.stop_gradient(bias)
     scaled = resting + (bias - resting) / jnp.asarray(math.prod(chosen.shape), bias.dtype)
     return _attach(weights, jnp.broadcast_to(scaled, hits.shape), surplus)
+
+
+def add_balance_loss(weights: Array, shares: Array, chosen: Array, factor: float) -> Array:
+    """Return the weights `(*B, k)` as they are; gradients are as if the loss had one of imbalance beside it.
+
+    factor E sum_e f_e P_e,  f_e = the share of expert e among `chosen`,  P_e = the mean of its `shares`
+    """
+    tokens = range(shares.ndim - 1)
+    choices = jax.nn.one_hot(chosen, shares.shape[-1], dtype=shares.dtype).mean((*tokens, -2))
+    imbalance = shares.shape[-1] * jnp.sum(choices * shares.mean(tokens))
+    return _attach(weights, imbalance, jnp.full_like(imbalance, factor))
 
 
 @jax.custom_vjp

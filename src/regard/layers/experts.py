@@ -21,7 +21,7 @@ from regard.engine.dispatch.placement import ExpertAxes, active
 from regard.explicit_meshes import explicit_mesh
 from regard.layers.choices import check_choice, check_initializers, check_options
 from regard.layers.dropout import build_dropout, draw_dropout
-from regard.layers.expert_balance import count_loads
+from regard.layers.expert_balance import add_balance_loss, count_loads
 from regard.layers.expert_shards import share_experts
 from regard.layers.feed_forward import FeedForward, activate, check_activation
 from regard.layers.multi_head import check_features
@@ -46,7 +46,10 @@ class Experts(nnx.Module):
     With router_kind="sigmoid", s = sigmoid(scores), and the chosen have the largest s + choice_bias, among
     those of the `groups_per_token` groups whose best two add up to the most; p_e = s_e, divided by the sum
     over the chosen with `normalize_chosen`. The bias has no gradient; `balance_experts` moves it, so that all
-    experts are chosen alike often.
+    experts are chosen alike often. With either kind, `model.set_attributes(balance_loss=0.01)` trains the
+    router to that end: gradients are as if so much of num_experts * sum_e f_e P_e were added to the loss for
+    every layer, with f_e the share of e among all choices and P_e its mean p over all experts. That is 1 where
+    all are chosen alike often, and no output shows it.
 
     A shared expert, which every token passes, is added: FeedForward_s(x), or sigmoid(x Ws) FeedForward_s(x).
 
@@ -77,7 +80,8 @@ class Experts(nnx.Module):
 
     Reference: Shazeer et al., "Outrageously Large Neural Networks", 2017, section 2, without its noise;
     Gale et al., "MegaBlocks", 2023, section 4, for tiles in place of a capacity; Dai et al., "DeepSeekMoE",
-    2024, section 3.2, for shared experts; DeepSeek-AI, "DeepSeek-V3", 2024, section 2.1.2, for sigmoids.
+    2024, section 3.2, for shared experts; DeepSeek-AI, "DeepSeek-V3", 2024, section 2.1.2, for sigmoids;
+    Fedus et al., "Switch Transformers", 2021, equations 4 to 6, for the loss of balance.
     """
 
     def __init__(
@@ -128,7 +132,7 @@ class Experts(nnx.Module):
         self.router = nnx.Linear(d_model, num_experts, **shared)
         is_sigmoid = router_kind == "sigmoid"
         self.choice_bias = nnx.Param(jnp.zeros(num_experts, param_dtype)) if is_sigmoid else None
-        self.counts_loads = False
+        self.counts_loads, self.balance_loss = False, 0.0
         branch = {"activation": activation, "gated": gated, "gate_limit": gate_limit}
         branch |= {"dropout_rate": dropout_rate, **shared}
         self.shared = None if shared_width is None else FeedForward(d_model, shared_width, **branch)
@@ -212,15 +216,20 @@ class Experts(nnx.Module):
         """Return the weights of the chosen experts of each token, `(*B, k)`, and their numbers."""
         scores = self.router(tokens)
         scores = scores.astype(accumulation_dtype(scores))
-        if self.choice_bias is not None:
-            return self._route_by_sigmoid(jax.nn.sigmoid(scores), self.choice_bias[...])
-        chosen = _find_largest(scores, self.experts_per_token)
-        shares = scores if self.normalize_chosen else jax.nn.softmax(scores)
-        weights = jnp.take_along_axis(shares, chosen, axis=-1)
-        weights = jax.nn.softmax(weights) if self.normalize_chosen else weights
+        if self.choice_bias is None:
+            shares = jax.nn.softmax(scores)
+            chosen = _find_largest(scores, self.experts_per_token)
+            weights = jnp.take_along_axis(scores if self.normalize_chosen else shares, chosen, axis=-1)
+            weights = jax.nn.softmax(weights) if self.normalize_chosen else weights
+        else:
+            shares = jax.nn.sigmoid(scores)
+            weights, chosen = self._weigh_by_sigmoid(shares, self.choice_bias[...])
+        if self.balance_loss:
+            shares = shares / shares.sum(-1, keepdims=True)
+            weights = add_balance_loss(weights, shares, chosen, self.balance_loss)
         return weights * self.expert_scale, chosen
 
-    def _route_by_sigmoid(self, shares: Array, bias: Array) -> tuple[Array, Array]:
+    def _weigh_by_sigmoid(self, shares: Array, bias: Array) -> tuple[Array, Array]:
         bias = jnp.expand_dims(bias.astype(shares.dtype), range(shares.ndim - 1))
         preferred = shares + bias
         if self.groups_per_token < self.expert_groups:
@@ -235,7 +244,7 @@ class Experts(nnx.Module):
             weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)
         if self.counts_loads:
             weights = count_loads(weights, bias, chosen)
-        return weights * self.expert_scale, chosen
+        return weights, chosen
 
 
 def check_experts(num_experts: int, experts_per_token: int) -> None:

@@ -100,7 +100,8 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
     shapes.eval()
     resting = nnx.graphdef(shapes)
     shapes.train()
-    shapes.set_attributes(counts_loads=True, raise_if_not_found=False)
+    balance = {"counts_loads": True, "balance_loss": optimization.balance_loss}
+    shapes.set_attributes(**balance, raise_if_not_found=False)
     narrow, promotion = _leave, nullcontext
     if optimization.precision == "bfloat16":
         narrow = partial(_cast, dtype=jnp.bfloat16)
