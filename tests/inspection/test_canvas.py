@@ -42,7 +42,6 @@ drawing = figures.head_grid(np.full((2, 3, 5), 0.2))
 for kind in ("png", "svg", "pdf"):
     print(hashlib.md5(figures.render(drawing, kind)).hexdigest())
 """
-NO_PYPLOT = "import sys; assert 'matplotlib.pyplot' not in sys.modules"
 
 
 def test_another_process_writes_the_same_bytes_and_never_loads_pyplot(capsys):
@@ -50,7 +49,7 @@ def test_another_process_writes_the_same_bytes_and_never_loads_pyplot(capsys):
     own = capsys.readouterr().out
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     environment = {"PYTHONPATH": ":".join(sys.path), "JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": seed}
-    run = [sys.executable, "-c", PROGRAM + NO_PYPLOT]
+    run = [sys.executable, "-c", PROGRAM + "import sys; assert 'matplotlib.pyplot' not in sys.modules"]
     assert subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout == own
     assert len(set(own.split())) == 3
 

@@ -199,11 +199,8 @@ def test_nan_that_nobody_may_attend_to_stays_out():
 
 def test_watching_does_not_change_the_program():
     graph, state = nnx.split(build(num_layers=1))
-
-    def program():
-        # A new function each time: JAX would not call the same one again.
-        return str(jax.make_jaxpr(lambda state, x: nnx.merge(graph, state)(x))(state, X))
-
+    # A new function each time: JAX would not call the same one again.
+    program = lambda: str(jax.make_jaxpr(lambda state, x: nnx.merge(graph, state)(x))(state, X))
     plain = program()
     with hooks.watch(lambda call: None):
         assert program() == plain

@@ -22,8 +22,7 @@ def two_layers(value):
 
 @jax.jit
 def change(shares, outputs=(0.0, 0.0)):
-    changes = {n: Change(output=outputs[n], share=share) for n, share in enumerate(shares)}
-    with intervene(changes):
+    with intervene({n: Change(output=outputs[n], share=share) for n, share in enumerate(shares)}):
         return two_layers(VALUE)
 
 
@@ -77,9 +76,8 @@ def test_mistakes_are_explained():
 # Heads found by what they read.
 
 WORDS = ["The", " cat", "\u2581saw", "the", " dog", ".", " THE", "cat", "s", "\u0120the", "."]
-THE = [0, 3, 6, 9]
 ASKED = [
-    ({"query": "cat", "key": "the"}, [1, 7], THE, None),
+    ({"query": "cat", "key": "the"}, [1, 7], [0, 3, 6, 9], None),
     ({"query": ["the", "dog"], "offset": 3}, [0, 3, 4, 6, 9], range(11), 3),
     ({"query": "bird"}, [], range(11), None),
 ]
@@ -104,9 +102,7 @@ def test_weights_are_averaged_over_the_pairs(monkeypatch):
 
 
 def test_keys_that_a_score_removes_make_no_pairs_and_weights_that_are_no_numbers_count_for_nothing():
-    def remove(score, batch, head, query, key):
-        return jnp.where(key <= query, score, -jnp.inf)
-
+    remove = lambda score, batch, head, query, key: jnp.where(key <= query, score, -jnp.inf)
     trace, _ = watch(11, score=scores.modifier(remove))
     assert [one.pairs for one in inspection.find_heads(trace, offset=1)] == [10] * 3
     assert inspection.find_heads(trace, offset=-1) == []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from oracle import assert_close
 from refusals import assert_refused
 from regard import attend, inspection, masks, readouts
 from regard.cache import KVCache
@@ -31,8 +32,7 @@ def test_jit_loops_and_rematerialization_give_what_capture_sees():
         entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)
         shown = readout.entropy, each["entropy"], readout.lse, readout.key_mass, readout.max_weight
         expected = entropy, entropy, call.lse, weights.sum(-2), weights.max(-1)
-        for mine, wanted in zip(shown, expected, strict=True):
-            np.testing.assert_allclose(mine, wanted, rtol=2e-5, atol=3e-6)
+        assert_close(shown, expected, 2e-5, 3e-6)
         np.testing.assert_array_equal(readout.top_keys[..., 0], weights.argmax(-1))
         assert readout.trust.max() < 1e-5  # of weights by the backend's lse
     # Many prompts have a mean and a spread.
@@ -54,14 +54,11 @@ def test_gradients_and_batches_pass_through():
         out, _ = jax.lax.scan(lambda x, _: (jnp.tanh(block(x)), None), x, None, length=2)
         return ((out - target) ** 2).sum()
 
-    def kept(problem, output):
-        return {"sizes": (problem.query * problem.key).sum(-1), "output": output}
-
+    kept = lambda problem, output: {"sizes": (problem.query * problem.key).sum(-1), "output": output}
     wanted = jax.jit(jax.vmap(jax.value_and_grad(loss)))(x, target)
 
     def check(found, sizes):
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        assert_close(found, wanted, 1e-5, 1e-6)
         np.testing.assert_allclose(sizes, (x**2).sum(-1), rtol=1e-5)
 
     # Inside: vmap of grad of what is observed; the numbers are an auxiliary output.
@@ -120,9 +117,7 @@ def test_stored_keys_and_values_are_observed_as_arrays():
 
 
 def test_what_cannot_be_observed_is_refused():
-    def loop(x):
-        return jax.lax.while_loop(lambda x: x[0, 0] < 0, lambda x: attend(x, x, x), x)
-
+    loop = lambda x: jax.lax.while_loop(lambda x: x[0, 0] < 0, lambda x: attend(x, x, x), x)
     with pytest.raises(ValueError, match=r"inspection\.observe\(fn\)"), inspection.capture():
         jax.jit(lambda x: attend(x, x, x))(jnp.eye(3))
     assert_refused(

@@ -51,8 +51,7 @@ def test_a_rollout_is_the_product_of_the_layers():
     weights[1, :, :2, 3] = 0  # a row that attends to nothing in some heads
     found = inspection.roll_out(weights.astype(np.float32), residual=0.25)
     for example in range(2):
-        wanted = multiply(weights[:, example], 0.25)
-        np.testing.assert_allclose(found[example], wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found[example], multiply(weights[:, example], 0.25), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
 
 

@@ -48,9 +48,8 @@ def test_parts_sum_to_the_score_and_are_those_by_hand(kind, wide):
     pair = found.parts[found.writers.index("layer 0 head 3"), found.writers.index("tokens")]
     assert pair == pytest.approx(float(jnp.vdot(*sides)) / 2, rel=1e-10)
     for wrong in ({"layer": 1}, {"layer": 3}, {"query": 8}, {"head": 6}):
-        cell = {"layer": 2, "head": 0, "query": 1, "key": 0} | wrong
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected"):
-            inspection.decompose_score(model, TOKENS, **cell)
+            inspection.decompose_score(model, TOKENS, **{"layer": 2, "head": 0, "query": 1, "key": 0} | wrong)
     config = TransformerConfig(**sizes, latent_dim=5, latent_rotary_dim=2)
     latent = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
     with pytest.raises(ValueError, match=r"model: expected heads with keys of their own.* got latent_dim=5"):

@@ -126,8 +126,7 @@ def test_tiles_of_a_file_come_from_its_own_blocks(trace, cases, tmp_path):
     small = trace.__class__(calls=trace.calls[1:])
     with serve(small, compare=small) as page:
         assert len(read_document(ask(page, "")[1])["traces"]) == 2
-        row = numbers(page, "row/1/0/1/4")
-        np.testing.assert_allclose(row, trace[1].window(heads=[1])[0, 4], rtol=1e-6)
+        np.testing.assert_allclose(numbers(page, "row/1/0/1/4"), trace[1].window(heads=[1])[0, 4], rtol=1e-6)
         assert ask(page, "row/2/0/0/1")[0] == 404
 
 

@@ -8,11 +8,10 @@ from regard.interop.flex import _list_blocks, _stored_blocks
 from regard.masks import TileKind
 
 SIZE = 4
-DOCUMENTS = np.repeat([[0, 1, 2], [3, 3, 4]], [5, 3, 3], axis=-1)
 CASES = {
     "causal": (masks.causal() & masks.sliding_window(6), 19, 19, {}),
     "placed": (masks.causal(), 8, 13, {"query_offset": 5}),
-    "documents": (masks.segments(DOCUMENTS), 11, 11, {}),
+    "documents": (masks.segments(np.repeat([[0, 1, 2], [3, 3, 4]], [5, 3, 3], axis=-1)), 11, 11, {}),
     "heads": (masks.from_array(np.random.default_rng(0).random((2, 3, 12, 8)) < 0.5), 12, 8, {}),
     "nothing": (~masks.prefix(99), 9, 9, {}),
     "everything": (masks.prefix(99), 9, 9, {}),

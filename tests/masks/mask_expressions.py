@@ -77,10 +77,7 @@ def leaves(batch, length, queries, opaque):
 def expressions(batch, length, queries=None, opaque=True):
     """Leaves joined by & | ~. `opaque` adds those whose text does not read back."""
     queries = length if queries is None else queries
-
-    def prepare(mask, offset):
-        return mask.prepare(queries, length, query_offset=offset, block=-(-length // 3))
-
+    prepare = lambda mask, offset: mask.prepare(queries, length, query_offset=offset, block=-(-length // 3))
     return st.recursive(
         leaves(batch, length, queries, opaque),
         lambda inner: st.one_of(

@@ -37,12 +37,10 @@ def test_a_piece_of_the_keys_is_the_whole_with_the_rest_masked():
     mask = MASKS["causal"] & MASKS["lengths"] | MASKS["chunked"]
     options = {"query_offset": jnp.array([13, 3]), "aux": ("lse",)}
     moved = {"mask": mask, "key_offset": jnp.array([FIRST, FIRST]), **options}
+    part = lambda query, key, value: attend(query, piece(key), piece(value), backend="tiled", **moved)
 
     def whole(query, key, value):
         return attend(query, key, value, mask=mask & masks.from_array(INSIDE), backend="dense", **options)
-
-    def part(query, key, value):
-        return attend(query, piece(key), piece(value), backend="tiled", **moved)
 
     def small(query, key, value):
         problem = canonicalize(query, piece(key), piece(value), **moved)

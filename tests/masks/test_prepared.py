@@ -65,9 +65,8 @@ def test_a_prepared_predicate_knows_the_heads_that_it_was_prepared_for():
     keep = np.asarray(mask.number_leading((2, 3)).dense(T, S, query_offset=0))
     found = jax.jit(lambda mask: attend(*arrays, mask=mask, query_offset=0, backend="tiled"))(prepared)
     oracle.assert_close(found, oracle.batched(*arrays, keep=keep).output)
-    unaware = mask.prepare(T, S, query_offset=0)
     with pytest.raises(ValueError, match=r"prepare: expected leading=\(2, 3\), because the mask reads"):
-        attend(*arrays, mask=unaware, query_offset=0)
+        attend(*arrays, mask=mask.prepare(T, S, query_offset=0), query_offset=0)
     with pytest.raises(ValueError, match="expected leading axes that match"):
         attend(*arrays_of(2, 5), mask=prepared, query_offset=0)
 

@@ -97,8 +97,7 @@ def test_an_encoder_decoders_memory_follows_its_beams():
             target = np.pad(text, (0, 1 + N - len(text)))[None].astype(np.int32)
             return log_softmax(run(model, target, SOURCE[row], lengths[row])[0, len(text) - 1])
 
-        expected = search_slowly(gains, (START,), 3, N, (), 1.0)
-        assert found.rows()[row] == [text for _, text in expected]
+        assert found.rows()[row] == [text for _, text in search_slowly(gains, (START,), 3, N, (), 1.0)]
     assert len(np.unique(np.round(found.scores[:, 0], 3))) == 3, "the sources matter"
 
 

@@ -85,8 +85,7 @@ def test_few_blocks_and_models_that_a_trace_closes_over_serve():
     for num_layers in (0, 1, 5):
         model = build(Encoder, dropout_rate=0.3, **{**BOTH, "num_layers": num_layers})
         model.eval()
-        run = jax.vmap(lambda tokens, model=model: model(tokens))
-        assert jax.eval_shape(run, TOKENS).shape == (2, 4, 6)
+        assert jax.eval_shape(jax.vmap(lambda tokens, model=model: model(tokens)), TOKENS).shape == (2, 4, 6)
 
 
 def test_the_stream_takes_the_dtype_of_the_blocks():

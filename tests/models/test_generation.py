@@ -324,11 +324,8 @@ EXPORTED = {
 @pytest.mark.parametrize("name", EXPORTED)
 def test_one_exported_program_writes_after_prompts_of_any_number_and_length(name):
     model = EXPORTED[name]()
-    start = START if isinstance(model, EncoderDecoder) else None
-
-    def write(prompts, lengths):
-        return generate(model, prompts, lengths=lengths, max_tokens=N, start_token=start)
-
+    settings = {"max_tokens": N, "start_token": START if isinstance(model, EncoderDecoder) else None}
+    write = lambda prompts, lengths: generate(model, prompts, lengths=lengths, **settings)
     batch, length = export.symbolic_shape("batch, length", constraints=[f"length <= {MAX - N}"])
     shapes = jax.ShapeDtypeStruct((batch, length), jnp.int32), jax.ShapeDtypeStruct((batch,), jnp.int32)
     program = export.deserialize(export.export(jax.jit(write))(*shapes).serialize())

@@ -95,8 +95,7 @@ def test_penalty_needs_no_temperature_and_no_seen_tokens():
 
 def test_every_dtype_of_logits_serves(x64):
     for dtype in (jnp.bfloat16, jnp.float16):
-        logits = jnp.asarray(draw_logits(), dtype)
-        adjusted = jax.jit(sampling.adjust)(logits, ALL, jnp.zeros((B, V), bool))
+        adjusted = jax.jit(sampling.adjust)(jnp.asarray(draw_logits(), dtype), ALL, jnp.zeros((B, V), bool))
         assert adjusted.dtype == dtype
         assert np.all(np.isfinite(np.asarray(adjusted, np.float32)).sum(-1) >= 1)
     # Float64 keeps its digits.

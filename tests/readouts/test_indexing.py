@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from mesh_cases import on_eight_devices
+from oracle import assert_close
+from refusals import assert_refused
 from regard import masks, readouts
 from regard.readouts import indexing
 
@@ -46,8 +48,7 @@ def test_the_largest_scores_of_what_the_mask_keeps_are_chosen(weighted, monkeypa
         arrays = [*map(jnp.asarray, arrays)]
         grad = jax.jit(jax.grad(total, by, has_aux=True), static_argnums=0)
         (grads, found), (true_grads, _) = (grad(way, *arrays) for way in (True, False))
-        for actual, expected in zip(grads, true_grads, strict=True):
-            np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-12)
+        assert_close(grads, true_grads, 1e-11, 1e-12)
         expected = np.where(truth < 0, -np.inf, np.take_along_axis(scores, truth, -1))
         np.testing.assert_allclose(found, expected, rtol=1e-11)
 
@@ -101,20 +102,17 @@ def test_memory_is_linear_and_wrong_calls_are_told():
     assert jax.jit(choose).lower(*shapes).compile().memory_analysis().temp_size_in_bytes < 1 << 28
     arrays = [np.ones(shape, "float32") for shape in ((3, 5, 7), (5, 7), (3, 5))]
     assert readouts.choose_keys(arrays[0] * np.nan, *arrays[1:], count=2).tolist() == [[-1, -1]] * 5
-    for message, call in {
-        "count: expected an integer of at least 1": lambda: readouts.choose_keys(*arrays, count=0),
-        "weights: expected one number per head": lambda: readouts.index_scores(*arrays[:2], np.ones((5, 3))),
-        "key: expected rows of 7 numbers": lambda: readouts.index_scores(arrays[0], np.ones((5, 6))),
-        "attention: expected query": lambda: diverge(*arrays, attention=[arrays[0], arrays[0][:2]]),
-        r"attention\[0\]: expected an": lambda: diverge(*arrays, attention=[np.ones((2, 3, 5, 7))] * 2),
-        r"key: .* got \(2,\), \(3,\)": lambda: readouts.index_scores(np.ones((2, 1, 5, 7)), arrays[0]),
-        "mask: expected None with indices": lambda: diverge(
-            *arrays, attention=[arrays[0]] * 2, indices=[[0]] * 5, mask=masks.causal()
-        ),
-        r"indices: expected shape \(\*B, T, C\)": lambda: readouts.index_scores(*arrays, indices=[0, 1]),
-    }.items():  # fmt: skip
-        with pytest.raises(ValueError, match=message):
-            call()
+    score, both = readouts.index_scores, {"indices": [[0]] * 5, "mask": masks.causal()}
+    assert_refused(
+        (lambda: readouts.choose_keys(*arrays, count=0), "count: expected an integer of at least 1"),
+        (lambda: score(*arrays[:2], np.ones((5, 3))), "weights: expected one number per head"),
+        (lambda: score(arrays[0], np.ones((5, 6))), "key: expected rows of 7 numbers"),
+        (lambda: diverge(*arrays, attention=[arrays[0], arrays[0][:2]]), "attention: expected query"),
+        (lambda: diverge(*arrays, attention=[np.ones((2, 3, 5, 7))] * 2), r"attention\[0\]: expected an"),
+        (lambda: score(np.ones((2, 1, 5, 7)), arrays[0]), r"key: .* got \(2,\), \(3,\)"),
+        (lambda: diverge(*arrays, attention=[arrays[0]] * 2, **both), "mask: expected None with indices"),
+        (lambda: score(*arrays, indices=[0, 1]), r"indices: expected shape \(\*B, T, C\)"),
+    )
 
 
 DIVIDED = """

@@ -206,8 +206,7 @@ def test_a_cap_keeps_the_digits_of_float32_and_is_never_passed():
     cells = SimpleNamespace(per_head=lambda array: array)
     for cap in (0.7, 5.0, 50.0):
         capped = scores.softcap(cap).apply(jnp.asarray(given), cells)
-        expected = cap * np.tanh(given.astype(np.float64) / cap)
-        np.testing.assert_allclose(capped, expected, rtol=6e-7, atol=0)
+        np.testing.assert_allclose(capped, cap * np.tanh(given.astype(np.float64) / cap), rtol=6e-7, atol=0)
         assert jnp.abs(capped).max() == np.float32(cap)
     assert jnp.isnan(scores.softcap(1.0).apply(jnp.float32(np.nan), cells))
 
@@ -261,8 +260,7 @@ def test_returned_scores_of_masked_pairs_pull_on_nothing(backend):
         returned = lambda slopes: attend(*arrays, score=scores.alibi(slopes=slopes), **options)[1]["scores"]
         return jax.vjp(returned, slopes)[1](jnp.ones((B, H, T, S)))[0]
 
-    expected = -(KEEP * FAR).sum((0, 2, 3))
-    np.testing.assert_allclose(pull(per_head(5).astype(np.float32)), expected, rtol=1e-5)
+    np.testing.assert_allclose(pull(per_head(5).astype(np.float32)), -(KEEP * FAR).sum((0, 2, 3)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("backend", COMPLETE)
@@ -411,15 +409,14 @@ def test_a_few_rows_of_long_sequences_take_little_memory():
 
 def test_rows_that_do_not_exist_are_refused():
     asked = {"aux": ("weights",)}
-    for options, error, words in (
-        ({"rows": [1]}, ValueError, "rows: expected .weights. or .scores. in aux"),
-        ({"rows": [T], **asked}, ValueError, f"rows: expected indices in 0..{T - 1}"),
-        ({"heads": [-1], **asked}, ValueError, f"heads: expected indices in 0..{H - 1}"),
-        ({"rows": [1.5], **asked}, TypeError, "rows: expected a list of integers"),
-        ({"rows": 3, **asked}, TypeError, "rows: expected a list of integers"),
-    ):
-        with pytest.raises(error, match=words):
-            attend(*draw(np.float32), **options)
+    assert_refused(
+        ({"rows": [1]}, "rows: expected .weights. or .scores. in aux"),
+        ({"rows": [T], **asked}, f"rows: expected indices in 0..{T - 1}"),
+        ({"heads": [-1], **asked}, f"heads: expected indices in 0..{H - 1}"),
+        ({"rows": [1.5], **asked}, "rows: expected a list of integers", TypeError),
+        ({"rows": 3, **asked}, "rows: expected a list of integers", TypeError),
+        run=lambda options: attend(*draw(np.float32), **options),
+    )
     with pytest.raises(ValueError, match="heads: expected query with a heads axis, the one before T"):
         attend(*(array[0, 0] for array in draw(np.float32)), heads=[0], aux=("weights",))
 

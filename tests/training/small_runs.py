@@ -66,11 +66,8 @@ _programs = {}
 
 def _keep(program):
     first = functools.cache(lambda: jax.device_get(program.start()))
-
-    def start():
-        # The first update takes the memory of what it is given.
-        return jax.tree.map(lambda leaf: jax.device_put(leaf, may_alias=False), first())
-
+    # The first update takes the memory of what it is given.
+    start = lambda: jax.tree.map(lambda leaf: jax.device_put(leaf, may_alias=False), first())
     return _CompiledOnce(**vars(program) | {"start": start})
 
 

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from mesh_cases import on_eight_devices
+from refusals import assert_refused
 from regard.training import runs, settings, tasks
 from regard.training.membership import find_membership
 from regard.training.mesh_specs import MeshSpec, read_mesh
@@ -29,7 +30,7 @@ def test_a_mesh_is_read_and_fits_the_devices():
 
 
 def test_a_mesh_that_is_none_or_does_not_fit_is_refused():
-    for text, message in (
+    assert_refused(
         ("data", "expected axes with sizes, such as data=2,tensor=4; got 'data'"),
         ("dta=2", "got 'dta'; did you mean data"),
         ("data=0", r"a number for data, 1 or more, or \*; got '0'"),
@@ -37,9 +38,8 @@ def test_a_mesh_that_is_none_or_does_not_fit_is_refused():
         ("data=2", r"multiply to 8, as there are 8 devices; got data=2, which is 2"),
         ("data=4,tensor=3", r"which is 12; tensor=\* takes what is there"),
         ("data=*,tensor=3", r"a divisor of 8, .*; got data=\*,tensor=3, which is 3"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            read_mesh(text).fit(8)
+        run=lambda text: read_mesh(text).fit(8),
+    )
     with pytest.raises(ValueError, match=r"there are 1 device; .* set JAX_NUM_CPU_DEVICES=4"):
         read_mesh("data=4").fit(1)
 
@@ -47,16 +47,15 @@ def test_a_mesh_that_is_none_or_does_not_fit_is_refused():
 def test_a_mesh_divides_the_model_and_the_batch():
     task = tasks.Copy(model=settings.Sizes(d_model=24, num_heads=6, d_ff=40))
     MeshSpec(data=16, fsdp=8, tensor=2, sequence=7).demand_divides(task)
-    for sizes, message in (
+    assert_refused(
         ({"data": 3}, "batch_size=128; choose batch_size 126 or 129"),
         ({"fsdp": 256}, r"fsdp = 256 divides, .* choose batch_size 256, or"),
         ({"tensor": 4}, "divide num_heads=6, got tensor=4; it can be 1, 2, 3, 6"),
         ({"tensor": 3}, "divide d_ff=40, got tensor=3"),
         ({"expert": 3}, r"data \* fsdp \* expert = 3 divides"),
         ({"expert": 2}, "expert=1 for a model without num_experts, got expert=2; data or fsdp divide rows"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            MeshSpec(**sizes).demand_divides(task)
+        run=lambda sizes: MeshSpec(**sizes).demand_divides(task),
+    )
     for name in ("shared_width", "delta_heads", "delta_key_heads"):
         sizes = {"num_experts": 2, "mixers": ("gated_delta",), "delta_heads": 6, name: 3}
         odd = tasks.Text(model=settings.DecoderSizes(**sizes))
@@ -110,15 +109,14 @@ def test_flags_come_before_the_environment():
 
 
 def test_an_incomplete_membership_is_refused():
-    for arguments, environment, message in (
-        (("a:1", None, None), {}, r"still needed: processes= .*, process= \(or JAX_PROCESS_ID\)"),
-        ((None, 2, 1), {}, r"still needed: coordinator= \(or JAX_COORDINATOR_ADDRESS\)$"),
-        (("a:1", 0, 0), {}, "processes: expected at least 1, got 0"),
-        (("a", 2, 0), {}, "expected HOST:PORT of process 0, .*, or auto; got 'a'"),
-        ((None, None, None), {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES: expected a number, got 'two'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            find_membership(*arguments, environment)
+    assert_refused(
+        (("a:1", None, None, {}), r"still needed: processes= .*, process= \(or JAX_PROCESS_ID\)"),
+        ((None, 2, 1, {}), r"still needed: coordinator= \(or JAX_COORDINATOR_ADDRESS\)$"),
+        (("a:1", 0, 0, {}), "processes: expected at least 1, got 0"),
+        (("a", 2, 0, {}), "expected HOST:PORT of process 0, .*, or auto; got 'a'"),
+        ((None, None, None, {"JAX_NUM_PROCESSES": "two"}), "JAX_NUM_PROCESSES: expected a number, got 'two'"),
+        run=lambda arguments: find_membership(*arguments),
+    )
 
 
 def test_a_run_remembers_its_mesh_and_goes_on_on_another(begun, tmp_path):

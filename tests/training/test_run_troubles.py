@@ -51,8 +51,7 @@ def test_a_place_below_a_file_is_named(tmp_path, capsys):
 
 def test_too_little_memory_is_told_in_one_sentence(tmp_path, capsys, monkeypatch):
     told = "RESOURCE_EXHAUSTED: Out of memory allocating 64 bytes.\n  @ 0x7f"
-    fail = mock.Mock(side_effect=jax.errors.JaxRuntimeError(told))
-    monkeypatch.setattr(tasks.Copy, "make_held_out", fail)
+    monkeypatch.setattr(tasks.Copy, "make_held_out", mock.Mock(side_effect=jax.errors.JaxRuntimeError(told)))
     error = refuse(capsys, ["--out", tmp_path / "run"], 1)
     assert error.count("\n") == 1
     assert "does not fit into the memory of the devices" in error
@@ -114,9 +113,8 @@ def test_a_limit_of_file_sizes_is_told_in_one_line(run):
 
 
 def test_the_newest_whole_checkpoint_is_gone_on_from_where_asked(run):
-    params = {"a": np.arange(3.0)}
     for step in (2, 3):
-        checkpoints.save(run / "checkpoints", step, params, {}, keep=9)
+        checkpoints.save(run / "checkpoints", step, {"a": np.arange(3.0)}, {}, keep=9)
         next((run / "checkpoints" / f"{step:08d}").rglob("manifest.ocdbt")).write_bytes(b"")
     before = snapshot(run)
     told = r"00000003 is damaged.* has 0 bytes.*\nnothing.* to go on from step 2.*resume='newest-whole'"

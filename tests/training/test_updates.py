@@ -125,8 +125,7 @@ def test_bfloat16_multiplies_in_it_and_keeps_parameters_and_sums_in_float32():
     products = [line for line in lowered.splitlines() if "dot_general" in line and "x6x" in line]
     assert len(products) > 15
     assert all("bf16" in line and "f32" not in line.replace("bf16", "") for line in products)
-    for one, other in zip(jax.tree.leaves(low.params), jax.tree.leaves(state.params), strict=True):
-        np.testing.assert_allclose(one, other, atol=0.03)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=0.03), low.params, state.params)
 
 
 def test_a_moving_average_is_what_is_evaluated_and_loaded(averaged):
@@ -134,8 +133,7 @@ def test_a_moving_average_is_what_is_evaluated_and_loaded(averaged):
     find = lambda part: [np.float64(arrays[f"{part}/head/kernel/value"]) for arrays in saved]
     params, averages = find("params"), find("average")
     for step in (1, 2):
-        expected = 0.75 * averages[step - 1] + 0.25 * params[step]
-        np.testing.assert_allclose(averages[step], expected, rtol=1e-6)
+        np.testing.assert_allclose(averages[step], 0.75 * averages[step - 1] + 0.25 * params[step], rtol=1e-6)
     task, model = runs.load_run(directory)
     np.testing.assert_array_equal(model.head.kernel[...], averages[2])
     assert not np.array_equal(params[2], averages[2])

@@ -16,6 +16,7 @@ from regard.attention import attend, merge
 from regard.axes import Array, ArrayLike, Size
 from regard.cache.rows import divide_rows, row_integers
 from regard.engine.call.hooks import called_by
+from regard.engine.dispatch.placement import demand_whole
 from regard.layers.choices import (
     check_counts,
     check_initializers,
@@ -204,6 +205,7 @@ class CompressedAttention(nnx.Module):
         """
         x = check_features("x", x, self.d_model)
         check_counts(counts, cache, has_mask=False)
+        demand_whole("CompressedAttention")
         added = None if cache is None else self._check_cache(cache, x, segments, counts)
         cache = None if cache is None else divide_rows(cache, x)
         shape = x.shape

@@ -48,8 +48,8 @@ class Experts(nnx.Module):
     over the chosen with `normalize_chosen`. The bias has no gradient; `balance_experts` moves it, so that all
     experts are chosen alike often. With either kind, `model.set_attributes(balance_loss=0.01)` trains the
     router to that end: gradients are as if so much of num_experts * sum_e f_e P_e were added to the loss for
-    every layer, with f_e the share of e among all choices and P_e its mean p over all experts. That is 1 where
-    all are chosen alike often, and no output shows it.
+    every layer, with f_e the share of e among all choices and P_e its mean p over all experts. That is 1
+    where all are chosen alike often, and no output shows it.
 
     A shared expert, which every token passes, is added: FeedForward_s(x), or sigmoid(x Ws) FeedForward_s(x).
 

@@ -11,6 +11,7 @@ from jax.export import is_symbolic_dim
 
 from regard import masks, readouts
 from regard.axes import Array, ArrayLike
+from regard.engine.dispatch.placement import demand_whole
 from regard.layers.compressor import Compressor, turn_tail
 from regard.layers.heads import split_heads
 from regard.layers.residual import EPSILON, build_norm
@@ -111,6 +112,7 @@ def _choose(
     query: Array, key: Array, weights: Array, count: int, mask: Mask | None, **places: Any
 ) -> Mask | None:
     """Return the mask of the keys with the largest scores, whose heads have weights `(*B, T, H)`."""
+    demand_whole("index_count")
     weights = jnp.moveaxis(weights, -1, -2) * query.shape[-3] ** -0.5
     options: dict[str, Any] = {"count": count, "mask": mask, **places}
     chosen = readouts.choose_keys(query, key.astype(query.dtype), weights, **options)

@@ -18,6 +18,7 @@ from regard.axes import Array, ArrayLike, Size
 from regard.cache import KVCache
 from regard.engine.call.canonicalization import read_scale
 from regard.engine.call.hooks import called_by
+from regard.engine.dispatch.placement import place_here
 from regard.layers.choices import check_counts, check_initializers, check_kind, check_options, check_rotary
 from regard.layers.heads import merge_heads, place_mask, split_heads
 from regard.layers.indexer import Indexer
@@ -202,6 +203,8 @@ class LatentAttention(nnx.Module):
             )
         if cache is not None:
             index = cache.lengths[:, None] + row[None]
+        elif positions is None:
+            index = place_here(row, row.size)
         source = x
         if self.query_latent is not None and self.query_norm is not None:
             source = self.query_norm(self.query_latent(x))

@@ -17,6 +17,7 @@ from regard.axes import Array, ArrayLike, Float
 from regard.cache import KVCache, PagedKVCache
 from regard.engine.call.canonicalization import float_array, read_scale
 from regard.engine.call.hooks import called_by
+from regard.engine.dispatch.placement import place_here
 from regard.layers.choices import check_counts, check_initializers, check_kind, check_options, check_rotary
 from regard.layers.dropout import build_dropout, draw_dropout
 from regard.layers.heads import check_heads, match_leading, merge_heads, place_bias, place_mask, split_heads
@@ -254,7 +255,8 @@ class MultiHeadAttention(nnx.Module):
                 query_start = settle_positions("query", query_offset, query_positions, T, leading)
                 key_start = settle_positions("key", None, key_positions, S, leading)
                 query_start = place_queries(T, S, query_start, True, key_start)
-                query_rows, key_rows = positions_of(query_start).rows(T), positions_of(key_start).rows(S)
+                query_rows = place_here(positions_of(query_start).rows(T), T)
+                key_rows = place_here(positions_of(key_start).rows(S), S)
             else:
                 query_rows = key_rows = cache.lengths[:, None] + jnp.arange(T, dtype=jnp.int32)[None]
             heads = self.rotary(heads, query_rows)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, Float
+from regard.engine.dispatch.placement import divided_here
 
 
 def convolve(
@@ -17,20 +18,28 @@ def convolve(
 ) -> Float[Array, "*B T C"]:
     """Weigh each feature of a token and of those before it in its document.
 
-    output_tc = sum_n taps_nc features_(t - W + 1 + n)c; `before` holds the N = W - 1 rows before the first.
+    output_tc = sum_n taps_nc features_(t - W + 1 + n)c; `before` holds the N = W - 1 rows before the first,
+    which inside `jax.shard_map` that divides the sequence the device before this one has.
     """
     if before is not None:
         _demand_no_loss(before, features)
     T, reach = features.shape[-2], taps.shape[0] - 1
+    axes = divided_here() if before is None else ()
+    if axes:
+        before = _fetch_last(features, reach, axes, axis=features.ndim - 2)
     padding = [(0, 0)] * (features.ndim - 2) + [(reach, 0), (0, 0)]
     rows = jnp.pad(features, padding) if before is None else jnp.concatenate([before, features], axis=-2)
     rows = rows.astype(features.dtype)
     document = None
     if segments is not None:
         # The first token is of the document that `before` ends with.
+        if axes:
+            earlier = _fetch_last(segments, reach, axes, axis=segments.ndim - 1)
+            segments = jnp.concatenate([earlier, segments], axis=-1)
         changes = jnp.diff(segments, axis=-1, prepend=segments[..., :1]) != 0
         document = jnp.cumsum(changes, axis=-1, dtype=jnp.int32)
-        document = jnp.pad(document, [(0, 0)] * (document.ndim - 1) + [(reach, 0)])
+        if not axes:
+            document = jnp.pad(document, [(0, 0)] * (document.ndim - 1) + [(reach, 0)])
     output = jnp.zeros_like(features)
     for tap in range(reach + 1):
         read = jax.lax.slice_in_dim(rows, tap, tap + T, axis=-2)
@@ -41,6 +50,18 @@ def convolve(
         weight = jax.lax.index_in_dim(taps, tap, keepdims=False)
         output = output + read * jnp.expand_dims(weight, range(read.ndim - 1))
     return output
+
+
+def _fetch_last(array: Any, count: int, axes: tuple[str, ...], *, axis: int) -> Array:
+    """Return the last rows of the device before this one; zeros on the first."""
+    length = array.shape[axis]
+    if length < count:
+        raise ValueError(
+            f"x: expected at least {count} tokens on each device, as far as the convolution reaches back;"
+            f" got {length}"
+        )
+    last = jax.lax.slice_in_dim(jnp.asarray(array), length - count, length, axis=axis)
+    return jax.lax.ppermute(last, axes, [(i, i + 1) for i in range(jax.lax.axis_size(axes) - 1)])
 
 
 def keep_newest(before: Array, features: Array, added: Array) -> Array:

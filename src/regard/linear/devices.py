@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from regard.axes import Array
-from regard.engine.dispatch.placement import active
+from regard.engine.dispatch.explicit_axes import divided_rows, run_with_specs
+from regard.engine.dispatch.placement import active, divided_here
+from regard.explicit_meshes import explicit_mesh
 from regard.linear.chunks import Carried, run
 from regard.linear.problem import LinearConfig, LinearProblem
 from regard.manual_meshes import vary, varying_axes
@@ -17,6 +19,15 @@ from regard.manual_meshes import vary, varying_axes
 
 def run_over_devices(problem: LinearProblem) -> tuple[Array, Carried]:
     """Run a call as `chunks.run` does; where an enclosing placement divides it, each device its own part."""
+    if explicit_mesh(problem) is not None:
+        rows = divided_rows(problem)
+        lines = rows[:-1] if len(problem.config.batch) < len(rows) else (None,)
+        fits = problem.config.batch[-1] == problem.query.shape[-3]
+        state: Any = PartitionSpec(*lines[:-1], lines[-1] if fits else None)
+        specs = PartitionSpec(*rows, None), Carried(state, None if problem.key_sum is None else state)
+        return run_with_specs(run_over_devices, (problem,), specs)
+    if axes := divided_here():
+        return _run_part(problem, axes)
     placement, config = active(), problem.config
     length = config.num_queries if config.causal else 1
     if placement is None:
@@ -65,6 +76,7 @@ def _run_part(problem: LinearProblem, sequence: tuple[str, ...]) -> tuple[Array,
     """
     parts = jax.lax.all_gather(_summarise(problem), sequence)
     number, index = jax.lax.axis_size(sequence), jax.lax.axis_index(sequence)
+    end = index if problem.config.causal else number
     first = Carried(problem.memory, problem.key_sum)
     first = vary(first, varying_axes(first, parts))
 
@@ -77,9 +89,13 @@ def _run_part(problem: LinearProblem, sequence: tuple[str, ...]) -> tuple[Array,
         if key_sum is not None:
             key_sum = key_sum * transition + added.key_sum
         later = Carried(memory + added.memory, key_sum)
-        return jax.tree.map(lambda new, old: jnp.where(part_number < index, new, old), later, state), None
+        return jax.tree.map(lambda new, old: jnp.where(part_number < end, new, old), later, state), None
 
     before, _ = jax.lax.scan(join, first, (jnp.arange(number, dtype=jnp.int32), *parts))
+    if not problem.config.causal:  # All is read, and nothing is added.
+        arrays = {name: getattr(problem, name) for name in ("key", "value", "decay", "rate", "valid")}
+        arrays = jax.tree.map(lambda array: array[..., :0, :], arrays)
+        problem = dataclasses.replace(problem, **arrays)
     output, carried = run(dataclasses.replace(problem, memory=before.memory, key_sum=before.key_sum))
     last = jax.tree.map(lambda array: jnp.where(index == number - 1, array, 0), carried)
     return output, jax.lax.psum(last, sequence)

@@ -10,11 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
+from jax.sharding import PartitionSpec
 
 from regard.arguments import check_flag, integers, read_array, whole_number
 from regard.axes import Array
 from regard.engine.call import canonicalization
 from regard.engine.call.problem import Problem
+from regard.engine.dispatch.explicit_axes import run_with_specs
+from regard.engine.dispatch.placement import divided_here
+from regard.explicit_meshes import explicit_sharding
 from regard.masks.data import check_rows, check_width
 from regard.masks.grid import is_concrete, spread
 from regard.records import exportable
@@ -89,6 +93,16 @@ class LinearProblem:
     key_sum: Array | None  # (*B, K, D)
     scale: Any
     config: LinearConfig = field(metadata={"static": True})
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """The leading axes of the output."""
+        return self.config.leading
+
+    @property
+    def T(self) -> int:  # noqa: N802
+        """The number of queries."""
+        return self.config.num_queries
 
 
 def canonicalize(
@@ -192,6 +206,16 @@ def _check_segments(segments: Any, problem: Problem, batch: tuple[int, ...], cau
 
 def _find_starts(segments: Any, valid: Any) -> Array:
     """Find the real tokens whose document is another than that of the real token before them."""
+    if names := divided_here():
+        gather = lambda array: jax.lax.all_gather(array, names, axis=jnp.ndim(array) - 1, tiled=True)  # noqa: E731
+        starts, length = _find_starts_of_all(*jax.tree.map(gather, (segments, valid))), segments.shape[-1]
+        return jax.lax.dynamic_slice_in_dim(starts, jax.lax.axis_index(names) * length, length, axis=-1)
+    shardings = [sharding for array in (segments, valid) if (sharding := explicit_sharding(array))]
+    spec = shardings[0].spec if shardings else PartitionSpec()
+    return run_with_specs(_find_starts_of_all, (segments, valid), spec)
+
+
+def _find_starts_of_all(segments: Any, valid: Any) -> Array:
     before = jnp.roll(segments, 1, -1)
     places = jnp.expand_dims(jnp.arange(segments.shape[-1], dtype=jnp.int32), range(segments.ndim - 1))
     first = places == 0

@@ -84,6 +84,8 @@ def _mask(node: ast.expr, text: str) -> Mask:
 def _call(name: str, make: Callable[..., Mask], node: ast.Call, text: str) -> Mask:
     arguments = [_literal(arg, text) for arg in node.args]
     named = {str(word.arg): _literal(word.value, text) for word in node.keywords}
+    if len(named) < len(node.keywords) or "None" in named:
+        raise _refusal(text, f"{name} takes each option once, by its name")
     try:
         return make(*arguments, **named)
     except (TypeError, ValueError) as error:

@@ -11,6 +11,7 @@ from flax import nnx
 import regard.positions as positions
 from regard.arguments import integers
 from regard.axes import Array, ArrayLike, Float, Size
+from regard.engine.dispatch.placement import divided_here, place_here
 from regard.explicit_meshes import explicit_sharding, take_rows
 from regard.layers.choices import check_rngs
 from regard.layers.dropout import build_dropout
@@ -122,13 +123,14 @@ class TokenEmbedding(nnx.Module):
             return hidden
         num_positions, d_model = hidden.shape[-2:]
         limit = self.config.max_length
-        index = jnp.arange(num_positions, dtype=jnp.int32)
+        index = place_here(jnp.arange(num_positions, dtype=jnp.int32), num_positions)
         if offset is not None:
             index = jnp.asarray(offset)[:, None] + index[None]
         if places is not None:
             index = self._check_places(places, hidden.shape[:-1])
         if self.position_table is None:
-            if offset is None and places is None and isinstance(num_positions, int):
+            is_known = isinstance(num_positions, int) and not divided_here()
+            if offset is None and places is None and is_known:
                 rows = positions.sinusoidal(num_positions, d_model, dtype=hidden.dtype)
             else:
                 rows = positions.sinusoidal_at(index, d_model).astype(hidden.dtype)

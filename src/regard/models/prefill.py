@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.export import is_symbolic_dim
 
 from regard.axes import Array
 from regard.models.prompts import Request
@@ -45,10 +46,13 @@ def read_prompts(model: Any, request: Request) -> tuple[Array, Any]:
     start, counts = jnp.asarray(request.start), request.counts
     batch, size = start.shape
     capacity, chunk = request.capacity, request.chunk
+    is_known = not is_symbolic_dim(chunk)
     if request.cache is not None:
         cache = request.cache.model
     elif request.source is None:
-        cache = model.start_cache(batch, capacity, chunk=max(chunk, request.burst), rewind=request.rewind)
+        # As many at once, or more where the length of prompts is symbolic.
+        most = max(chunk, request.burst) if is_known else chunk + request.burst
+        cache = model.start_cache(batch, capacity, chunk=most, rewind=request.rewind)
     else:
         memory = model.encoder(jnp.asarray(request.source), lengths=request.source_lengths)
         cache = model.start_cache(memory, capacity, source_lengths=request.source_lengths)
@@ -68,6 +72,6 @@ def read_prompts(model: Any, request: Request) -> tuple[Array, Any]:
     read, _ = read_chunk((None, cache), (start[:, :chunk], 0))
     if size == chunk:
         return read
-    pieces = jnp.swapaxes(start[:, chunk:].reshape((batch, size // chunk - 1, chunk)), 0, 1)
+    pieces = jnp.swapaxes(start[:, chunk:].reshape((batch, -1, chunk)), 0, 1)
     firsts = jnp.arange(chunk, size, chunk, dtype=jnp.int32)
     return jax.lax.scan(read_chunk, read, (pieces, firsts))[0]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
 
-from regard.arguments import LARGEST, integers, whole_number
+from regard.arguments import LARGEST, integers, read_size, whole_number
 from regard.axes import Array, Bool, Int, Size
 from regard.cache import KVCache
 from regard.layers.choices import check_choice
@@ -99,7 +99,7 @@ def canonicalize(
         start = arrays.full((source.shape[0], 1), start_token, np.int32)
     else:
         first = start_token if cache is None else cache.pending
-        limits = [] if capacity is None else [whole_number("capacity", capacity, 1)]
+        limits = [] if capacity is None else [read_size("capacity", capacity)]
         limits += [model.config.max_length] if model.config.positions == "learned" else []
         most = min(limits) - (first is not None) if limits else None  # to pad prompts to
         start, counts = _check_tokens(prompts, lengths, vocab_size, most, padding)
@@ -311,9 +311,11 @@ def _prepend_start(tokens: Any, lengths: Any, start_token: Any) -> tuple[Any, An
 def _pad_to_chunks(start: Any, counts: Any, chunk: int | None) -> tuple[Any, Any, Size]:
     """Pad prompts to whole chunks; return the tokens per chunk as well."""
     size = start.shape[1]
+    if chunk is not None and is_symbolic_dim(size):
+        raise NotImplementedError(f"chunk: expected None for prompts of symbolic length, got {chunk}")
     taken = size if chunk is None else min(whole_number("chunk", chunk, 1), size)
     if size % taken:
         arrays: Any = np if is_concrete(start) else jnp
         counts = arrays.full(start.shape[0], size, np.int32) if counts is None else counts
-        start = arrays.pad(start, ((0, 0), (0, -(-size // taken) * taken - size)))
+        start = arrays.pad(start, ((0, 0), (0, -size % taken)))
     return start, counts, taken

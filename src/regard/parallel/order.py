@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from regard.arguments import LARGEST, as_array, whole_number
 from regard.axes import Array, ArrayLike
+from regard.engine.dispatch.explicit_axes import run_with_specs
 
 
 def to_zigzag(array: ArrayLike, devices: int, *, axis: int = -2) -> Array:
@@ -66,13 +69,17 @@ def _take(array: Any, devices: int, axis: int, *, back: bool) -> Array:
     rank = array.ndim
     if not -rank <= whole_number("axis", axis, -LARGEST) < rank:
         raise ValueError(f"axis: expected a sequence axis, of an array of shape {array.shape}; got {axis!r}")
+    reorder = partial(_reorder, devices=devices, axis=axis % rank, back=back)
+    return run_with_specs(reorder, (array,), jax.typeof(array).sharding.spec)
+
+
+def _reorder(array: Array, devices: int, axis: int, back: bool) -> Array:
     length = array.shape[axis]
     size = max(-(-length // (2 * devices)), 1)
     first = np.arange(devices)
     chunks = np.stack([first, 2 * devices - 1 - first], -1).reshape(-1)  # as devices hold them
     if length == 2 * devices * size:
         order = np.argsort(chunks) if back else chunks
-        axis %= rank
         cut = array.reshape((*array.shape[:axis], 2 * devices, size, *array.shape[axis + 1 :]))
         parts = [cut[(*(slice(None),) * axis, slice(chunk, chunk + 1))] for chunk in order.tolist()]
         return jnp.concatenate(parts, axis).reshape(array.shape)

@@ -161,14 +161,24 @@ class MeshPlacement:
         among = [self.batch, *[()] * (len(batch) - 2), self.heads][-len(batch) :]
         shared = zip((*among, self.axes), (*batch, length), strict=True)
         along = [axes if self._size(axes) > 1 and n % self._size(axes) == 0 else () for axes, n in shared]
-        if not any(along) or manual_axes() or self.explicit is not None:
+        if not any(along) or manual_axes() or self._is_typed:
             return None, ()
         return self.mesh, tuple(along)
+
+    def divided_here(self) -> Axes:
+        """Return the axes over which `jax.shard_map` around the call divides the sequence; none outside."""
+        return self.axes if self._is_inside() else ()
 
     def _divide_shape(self, shape: tuple[int, int, int]) -> list[Axes]:
         """Return the axes that divide rows, and those that divide positions."""
         divided = zip((self.batch, self.axes), shape, strict=False)
         return [axes if size % self._size(axes) == 0 else () for axes, size in divided]
+
+    @property
+    def _is_typed(self) -> bool:
+        """Return whether arrays' types say how they are divided, and no context has set that aside."""
+        context = jax.sharding.get_abstract_mesh()
+        return self.explicit is not None and (context.empty or AxisType.Explicit in context.axis_types)
 
     def _is_inside(self) -> bool:
         """Return whether the code around the call is that of one device."""
@@ -207,7 +217,7 @@ class MeshPlacement:
         plan = self.choose(problem)
         if plan.name == "whole":
             return run_in_automatic_axes(BACKENDS[choose(problem).name].run, problem)
-        if self.explicit is None:
+        if not self._is_typed:
             return run(problem, plan.division)
         # Where arrays' types say how they are divided, that is left to shard_map in between.
         spec = plan.division.result(problem.leading)
@@ -274,7 +284,7 @@ class MeshPlacement:
     def _refuses(self, problem: Problem, name: str) -> str | None:
         if unknown := set(problem.aux) - set(STATISTICS):
             return f"of aux it knows {', '.join(STATISTICS)}, not {', '.join(sorted(unknown))}"
-        if 0 in (*problem.leading, problem.T, problem.S):
+        if 0 in (*problem.leading, problem.T, problem.S, problem.D, problem.E):
             return "there is nothing to divide"
         if refusal := self._refuses_leading(problem, name):
             return refusal
@@ -318,7 +328,7 @@ class MeshPlacement:
             "ring": (self.axes[0], None), "all_to_all": (None, self.axes[0]), "both": self.axes
         }[name]  # fmt: skip
         division = Division(self.mesh, ring, exchange, self.batch, self.heads, layout, problem.T, problem.S)
-        if 0 in (*problem.leading, problem.T, problem.S):
+        if 0 in (*problem.leading, problem.T, problem.S, problem.D, problem.E):
             return division
         return dataclasses.replace(division, rounds=plan_rounds(problem, division))
 

@@ -168,12 +168,14 @@ def window(
     problem = canonicalize_readable(query, key, **options)
     if heads is not None and not problem.leading:
         raise ValueError("heads: expected query with a heads axis, the one before T; got rank 2")
-    return weigh(
-        *jax.lax.stop_gradient((problem, check_lse(problem, lse))),
-        choose_indices("rows", rows, problem.T),
-        choose_indices("columns", columns, problem.S),
-        choose_indices("heads", heads, problem.leading[-1] if problem.leading else 1),
-    )
+    inputs = jax.lax.stop_gradient((problem, check_lse(problem, lse)))
+    chosen = choose_indices("rows", rows, problem.T), choose_indices("columns", columns, problem.S)
+    chosen += (choose_indices("heads", heads, problem.leading[-1] if problem.leading else 1),)
+    specs = None
+    if explicit_mesh(inputs) is not None:
+        leading = divided_rows(problem)[:-1]
+        specs = PartitionSpec(*leading[:-1], *(leading[-1:] if heads is None else (None,)), None, None)
+    return run_with_specs(weigh, (*inputs, *chosen), specs)
 
 
 @jax.jit

@@ -48,13 +48,13 @@ def run_with_specs(run: Callable[..., Any], arguments: tuple[Any, ...], specs: A
     return in_automatic_axes(mesh, run_leaves, specs)(*(leaves[index] for index in places))
 
 
-def divided_rows(problem: Problem) -> tuple[Any, ...]:
+def divided_rows(problem: Any) -> tuple[Any, ...]:
     """Return how the leading axes and T are divided: as query's, or else as key's and value's are."""
     rank = len(problem.leading)
     rows: list[Any] = [None] * (rank + 1)
     for array in (problem.query, problem.key, problem.value):
-        spec = jax.typeof(array).sharding.spec[: array.ndim - 1]
-        sizes = array.shape[: array.ndim - 1]
+        spec = jax.typeof(array).sharding.spec[: array.ndim - 1][-rank - 1 :]
+        sizes = array.shape[: array.ndim - 1][-rank - 1 :]
         first = rank + 1 - len(sizes)
         for axis, (names, size) in enumerate(zip(spec, sizes, strict=True), first):
             is_length = axis == rank

@@ -40,6 +40,10 @@ class Placement(Protocol):
         the axes of it that divide each of these; None and no axes where it does not."""
         ...
 
+    def divided_here(self) -> tuple[str, ...]:
+        """Return the axes over which `jax.shard_map` around the call divides the sequence; none outside."""
+        ...
+
     def divide_experts(self, shape: tuple[int, int, int], count: int, width: int) -> ExpertAxes | None:
         """Return the axes for so many experts of a width, applied to tokens `(B, T, M)`; None for none."""
         ...
@@ -60,6 +64,27 @@ def within(placement: Placement | None) -> AbstractContextManager[Any]:
     if _context is None:
         _context = jax.make_user_context(None)
     return _context(placement)
+
+
+def divided_here() -> tuple[str, ...]:
+    """Return the axes over which `jax.shard_map` around the call divides the sequence; none outside."""
+    placement = active()
+    return () if placement is None else placement.divided_here()
+
+
+def place_here(positions: Any, length: int) -> Any:
+    """Return positions of a device's part as those of the sequence that `jax.shard_map` divides."""
+    names = divided_here()
+    return positions + jax.lax.axis_index(names) * length if names else positions
+
+
+def demand_whole(name: str) -> None:
+    """Raise inside `jax.shard_map` that divides the sequence, of which a part alone is there."""
+    if divided_here():
+        raise NotImplementedError(
+            f"{name}: expected whole sequences, as it chooses or pools among all tokens; inside jax.shard_map"
+            " each device has a part. Leave the division to the compiler, jax.jit with divided arrays"
+        )
 
 
 def run_on_rows(run: Callable[[Array], Any], array: Array) -> Any:
