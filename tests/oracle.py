@@ -48,6 +48,14 @@ def assert_close(found, expected, rtol=2e-5, atol=2e-5):
         np.testing.assert_allclose(*(np.asarray(array, np.float64) for array in arrays), rtol, atol)
 
 
+def assert_same_bits(found, expected):
+    """Every array of one tree in dtype, shape and bytes those of another of the same structure."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for arrays in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        one, other = ((array.dtype, array.shape, array.tobytes()) for array in map(np.asarray, arrays))
+        assert one == other
+
+
 def assert_as_exact(actual, truth, plain, name="", magnitude=0.0):
     """Error at most twice that of the plain evaluation, which counts as four roundings at least.
 

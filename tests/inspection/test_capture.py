@@ -194,9 +194,6 @@ def test_nan_that_nobody_may_attend_to_stays_out():
     assert call.output_error == 0
 
 
-# What runs.
-
-
 def test_watching_does_not_change_the_program():
     graph, state = nnx.split(build(num_layers=1))
     # A new function each time: JAX would not call the same one again.
@@ -240,9 +237,6 @@ def test_inside_jit_there_is_nothing_to_keep_and_nothing_leaks():
         (lambda: record(model, X, example=2), r"example: expected one of the 2 of the call, 0..1; got 2"),
         (lambda: record(model, X, example=-1), "example: expected .* at least 0, got -1"),
     )
-
-
-# Names.
 
 
 def test_calls_of_an_encoder_decoder_have_names_kinds_and_numbers():
@@ -321,9 +315,6 @@ def test_a_ring_buffer_places_its_keys():
         held = np.zeros((3, 10))
         held[:, call.key_offset : call.key_offset + call.keys] = call.window()[:, 0]
         np.testing.assert_allclose(held, expected[:, t], rtol=1e-4, atol=1e-5)
-
-
-# Tokens.
 
 
 def test_tokens_serve_statistics_and_are_checked():

@@ -61,9 +61,6 @@ def wait_for_words(visit, place, *words):
     return visit.until(f"probe.holding({place!r}, {[*words]!r})")
 
 
-# Two traces.
-
-
 def check_largest(text, apart):
     size, row, key = numbers(re.search(r"Largest \|A − B\|[^:]*: (.*)", text)[1])[:3]
     assert (row, key) == np.unravel_index(apart.argmax(), apart.shape)
@@ -111,9 +108,6 @@ def test_a_run_and_positions_are_shown_and_everything_is_used(open_page, page):
     assert visit.evaluate(read) == [0] * 6
     for place in (".rg-training", ".rg-positions"):
         assert "NaN" not in visit.evaluate(f"document.querySelector('{place}').innerHTML")
-
-
-# Heads as lines.
 
 
 @pytest.fixture(scope="module")

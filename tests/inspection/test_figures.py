@@ -46,9 +46,6 @@ def legend_of(drawing):
     return [text.get_text() for text in drawing.legend.get_texts()]
 
 
-# Attention weights.
-
-
 def test_the_scale_is_fixed_whatever_the_weights():
     drawing = heatmap(np.full((3, 5), 0.03), title="Head 2")
     (ax,) = drawing.axes
@@ -171,9 +168,6 @@ def test_heads_share_one_scale_and_one_bar():
     assert shapes == [(3, 3), (1, 7)], "every panel, and no empty row"
 
 
-# Positions and masks.
-
-
 def test_a_position_table_is_symmetric_about_zero_with_positions_across():
     table = RNG.normal(size=(13, 7)).astype(np.float32)
     drawing = figures.position_table(jnp.asarray(table), ax=panel())
@@ -203,8 +197,6 @@ def test_a_mask_is_drawn_cell_by_cell_in_colours_that_match_the_legend():
     assert ticks(drawing.axes[0].yaxis) == [8, 9, 10]
     assert list(drawing.images[0].get_extent()) == [-0.5, 10.5, 10.5, 7.5]
 
-
-# Loss and accuracy over steps.
 
 RUN = [
     {"step": 2, "loss": 0.5, "accuracy": 0.5, "seconds": 0.1},
@@ -239,8 +231,6 @@ def test_curves_have_the_points_that_exist():
     assert points(drawing.lines[0]) == [(2, 0.3), (5, 0.2)]
     assert drawing.axes[0].get_yscale() == "log"
 
-
-# Heads of a trace.
 
 T, S, EMPTY = 37, 53, 4  # so many rows may attend to nothing
 PLACED = {"mask": masks.causal() & ~masks.from_array(np.arange(T)[:, None] < EMPTY), "query_offset": S - T}

@@ -73,8 +73,6 @@ def test_mistakes_are_explained():
     )
 
 
-# Heads found by what they read.
-
 WORDS = ["The", " cat", "\u2581saw", "the", " dog", ".", " THE", "cat", "s", "\u0120the", "."]
 ASKED = [
     ({"query": "cat", "key": "the"}, [1, 7], [0, 3, 6, 9], None),

@@ -127,8 +127,7 @@ def test_what_is_replaced_or_has_no_weight_adds_nothing_even_where_it_is_no_numb
 
 
 def test_changes_serve_in_jit_and_stay_there(wide):
-    model = build(positions="rotary", num_key_heads=1, scan_layers=True, remat="full")
-    model = widen(nnx.clone(model))
+    model = widen(nnx.clone(build(positions="rotary", num_key_heads=1, scan_layers=True, remat="full")))
     graph, state = nnx.split(model)
     plain = jax.jit(lambda state: nnx.merge(graph, state)(X))
     before = plain(state)

@@ -10,7 +10,6 @@ import zlib
 from unittest import mock
 
 import numpy as np
-import pytest
 
 from page_traces import opened, small, watch
 from refusals import assert_refused
@@ -164,8 +163,7 @@ def test_a_page_is_written_whole_and_other_files_are_not_replaced(bare, tmp_path
     assert write(str(empty)) == empty
     whole = empty.read_bytes()
     monkeypatch.setattr("os.replace", mock.Mock(side_effect=OSError("the disk is full")))
-    with pytest.raises(OSError, match="the disk is full"):
-        pages.write(small(), empty)
+    assert_refused((lambda: pages.write(small(), empty), "the disk is full", OSError))
     assert empty.read_bytes() == whole
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.html", "thesis.html"]
     assert_refused(

@@ -134,9 +134,6 @@ def test_lengths_of_values_stand_beside_exact_weights_alone(bare, monkeypatch):
     assert not any("value_norms" in head for head in call["head"])
 
 
-# Codes of bytes.
-
-
 def test_log8_comes_back_within_half_a_step():
     values = 2.0 ** np.random.default_rng(0).uniform(-24, 0, 4999)
     ratio = decode_log8(codes.encode_log8(values)) / values

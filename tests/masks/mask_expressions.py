@@ -12,9 +12,8 @@ def within_two(query, key):
 
 def trees(length):
     """Parents of up to `length` nodes, each before its children."""
-    return st.lists(st.integers(-1, length), max_size=length).map(
-        lambda drawn: [min(parent, node - 1) for node, parent in enumerate(drawn)] or [-1]
-    )
+    order = lambda drawn: [min(parent, node - 1) for node, parent in enumerate(drawn)] or [-1]
+    return st.lists(st.integers(-1, length), max_size=length).map(order)
 
 
 def block_tables(batch, queries, length):
@@ -43,6 +42,7 @@ def leaves(batch, length, queries, opaque):
     ids = st.lists(st.integers(0, 2), min_size=length, max_size=length)
     query_ids = st.lists(st.integers(0, 2), min_size=queries, max_size=queries)
     per_row = st.lists(small, min_size=batch, max_size=batch)
+    axes = st.lists(st.integers(1, 3), min_size=1, max_size=3)
     makers = [
         st.just(masks.causal()),
         st.builds(masks.sliding_window, st.one_of(st.none(), small), st.one_of(st.none(), small)),
@@ -56,9 +56,7 @@ def leaves(batch, length, queries, opaque):
         st.builds(masks.shared_prefix, small, ids),
         st.builds(masks.streaming, small, small),
         st.builds(masks.block_diffusion, sizes, sizes),
-        st.builds(
-            masks.neighbourhood, st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(0, 2)
-        ),
+        st.builds(masks.neighbourhood, axes, st.integers(0, 2)),
         st.builds(masks.tree, trees(length), st.one_of(small, per_row)),
         st.builds(masks.segments, st.lists(query_ids, min_size=batch, max_size=batch), ids),
     ]
@@ -67,9 +65,8 @@ def leaves(batch, length, queries, opaque):
     makers.append(block_tables(0, queries, length))
     if opaque:
         makers.append(block_tables(batch, queries, length))
-        grid = st.integers(0, 2**length - 1).map(
-            lambda n: np.array([[n >> (t * s) % length & 1 for s in range(length)] for t in range(queries)])
-        )
+        bits = lambda n: [[n >> (t * s) % length & 1 for s in range(length)] for t in range(queries)]
+        grid = st.integers(0, 2**length - 1).map(lambda n: np.array(bits(n)))
         makers += [st.just(masks.predicate(within_two)), st.builds(masks.from_array, grid)]
     return st.one_of(makers)
 

@@ -166,9 +166,6 @@ def test_a_table_is_printed_read_back_drawn_and_saved():
     assert Reader(writer.arrays).read("mask", data, masks.Mask) == large
 
 
-# Traced.
-
-
 def test_a_table_costs_what_it_keeps_where_it_is_not_known_yet():
     lines = []
 

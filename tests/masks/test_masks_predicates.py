@@ -125,9 +125,6 @@ def test_a_mask_that_reads_no_query_needs_no_offset():
     np.testing.assert_allclose(got, oracle.batched(*arrays, keep=keep).output, atol=1e-6)
 
 
-# Classification
-
-
 def band(query, key):
     return abs(query - key) <= 2
 
@@ -141,8 +138,7 @@ def test_promises_of_tiles_are_the_users():
     given, looked_at = masks.predicate(band, classify=promise), masks.predicate(band)
     sides = list(itertools.product((1, 3), repeat=2))
     look = lambda mask: [mask.tiles(T, S, query_block=q, key_block=k, query_offset=OFFSET) for q, k in sides]
-    for one, other in zip(*jax.jit(lambda: (look(given), look(looked_at)))(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    jax.tree.map(np.testing.assert_array_equal, *jax.jit(lambda: (look(given), look(looked_at)))())
     assert looked_at.reads_cells
     assert not given.reads_cells
     assert "classify=promise" in repr(given)
@@ -163,9 +159,6 @@ def test_without_promises_every_tile_is_partial_and_nothing_is_looked_at():
     window = masks.sliding_window(2, 2).tiles(8, query_block=2, key_block=2)
     np.testing.assert_array_equal(joined == TileKind.EMPTY, window == TileKind.EMPTY)
     assert (joined != TileKind.FULL).all()
-
-
-# Words for mistakes
 
 
 def test_a_function_that_can_be_read_in_no_way_is_told_the_ways():

@@ -83,9 +83,8 @@ def look(sides):
         tiles = mask.tiles(T, S, query_block=sides[0], key_block=sides[1], query_offset=offset)
         return mask.dense(T, S, query_offset=offset), tiles
 
-    return jax.jit(lambda made: {name: one(made[name], *CASES[name][1:]) for name in CASES})(
-        {name: case[0] for name, case in CASES.items()}
-    )
+    look_at_all = lambda made: {name: one(made[name], *CASES[name][1:]) for name in CASES}
+    return jax.jit(look_at_all)({name: case[0] for name, case in CASES.items()})
 
 
 def test_the_mask_is_its_definition():
@@ -108,9 +107,8 @@ def test_any_tree_is_walked_traced_or_not(count):
     trees = drawn, np.arange(count, dtype=np.int32) - 1, np.full(count, -1, np.int32)
     traced = jax.jit(lambda trees: [masks.tree(parents).dense(count) for parents in trees])(trees)
     known = jax.jit(lambda: [masks.tree(parents).dense(count) for parents in trees])()
-    for parents, *found in zip(trees, traced, known, strict=True):
-        for one in found:
-            np.testing.assert_array_equal(one, ancestors(parents))
+    expected = [ancestors(parents) for parents in trees]
+    jax.tree.map(np.testing.assert_array_equal, [traced, known], [expected] * 2)
 
 
 def test_a_long_tree_holds_a_few_numbers_per_node():

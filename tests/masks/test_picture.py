@@ -32,7 +32,6 @@ def test_a_picture_is_printed_where_the_code_page_has_no_blocks():
 @pytest.mark.parametrize("encoding", ["utf-8", "cp437", None])
 def test_a_picture_has_blocks_where_they_can_be_printed(monkeypatch, encoding):
     stream = io.StringIO() if encoding is None else io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    monkeypatch.setattr(sys, "stdout", stream)
-    assert masks.causal().picture(2).splitlines()[1:] == ["0 ■ ·", "1 ■ ■"]
-    monkeypatch.setattr(sys, "stdout", None)
-    assert masks.causal().picture(2).splitlines()[1:] == ["0 ■ ·", "1 ■ ■"]
+    for output in (stream, None):
+        monkeypatch.setattr(sys, "stdout", output)
+        assert masks.causal().picture(2).splitlines()[1:] == ["0 ■ ·", "1 ■ ■"]

@@ -115,9 +115,8 @@ def test_what_a_mask_costs_is_explained():
         return next(line[10:].strip() for line in text.splitlines() if line.startswith(label))
 
     mask = masks.predicate(checkered)
-    assert line(mask, "mask work") == (
-        "1.05 Mcells looked at twice in every call; mask.prepare(1024, 1024) does it once"
-    )
+    twice = "1.05 Mcells looked at twice in every call; mask.prepare(1024, 1024) does it once"
+    assert line(mask, "mask work") == twice
     assert "read cell by cell; under jit, or prepared, it is known" in line(mask, "computes")
     assert line(mask.prepare(1024), "mask work") == "prepared: 64 B of tile kinds, read by every call"
     assert line(masks.causal(), "mask work") == "by interval arithmetic, in every call"

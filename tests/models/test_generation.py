@@ -262,8 +262,7 @@ def test_learned_positions_and_caches_limit_what_can_be_written():
     cache = dataclasses.replace(build().start_cache(2, 16), lengths=jnp.array([10, 1]))
     goes_on = functools.partial(ask, build(), [[], [3] * 8], cache=TextCache(cache, jnp.array([1, 2])))
     goes_on(max_tokens=6)
-    with pytest.raises(ValueError, match="cache: expected room for 17 tokens"):
-        goes_on(max_tokens=7)
+    assert_refused((lambda: goes_on(max_tokens=7), "cache: expected room for 17 tokens"))
 
 
 def test_impossible_requests_are_refused():

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from layer_oracle import build_drawn
+from refusals import assert_refused
 from regard import inspection, masks
 from regard.engine.call.hooks import watch
 from regard.models import Decoder, Encoder, EncoderDecoder, TransformerConfig, generate
@@ -99,7 +100,7 @@ def test_what_layers_have_to_show_is_their_own():
 
 def test_what_cannot_be_is_explained():
     change, packed = functools.partial(dataclasses.replace, CONFIG), masks.segments([1] * 12, [2] * 12)
-    for call, message in (
+    assert_refused(
         (lambda: Encoder(CONFIG, rngs=nnx.Rngs(0)), "mixers: expected attention alone but in a Decoder"),
         (lambda: EncoderDecoder(CONFIG, target_vocab_size=7, rngs=nnx.Rngs(0)), "mixers: expected attention"),
         (lambda: change(mixers=()), "mixers: expected a tuple"),
@@ -111,6 +112,5 @@ def test_what_cannot_be_is_explained():
         (lambda: change(latent_dim=5, output_gate=False), "latent_rotary_dim: expected an even number"),
         (lambda: change(latent_dim=5), "output_gate: expected none with latent_dim, got True"),
         (lambda: build().start_cache(2, 5).rewind(0), "rewind: expected caches of keys and values"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            jax.eval_shape(call)
+        run=jax.eval_shape,
+    )

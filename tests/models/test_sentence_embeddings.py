@@ -118,8 +118,7 @@ def installed_minilm():
 
 def test_an_absent_minilm_is_explained(monkeypatch):
     monkeypatch.setattr(huggingface, "MINILM", "no_such_package_anywhere")
-    with pytest.raises(FileNotFoundError, match=r"not installed; run `make pretrained`"):
-        huggingface.find_minilm()
+    assert_refused((huggingface.find_minilm, r"not installed; run `make pretrained`", FileNotFoundError))
 
 
 @pytest.mark.slow

@@ -366,9 +366,6 @@ def test_a_float32_metric_meets_narrow_queries_in_float32():
     np.testing.assert_array_equal(found, [[1, 0.5, -2], [1536, 768, -3072]])
 
 
-# Weights on demand.
-
-
 def test_weights_of_chosen_rows_and_heads_are_those_of_the_whole():
     rows, heads, names = [3, 0, 12, 3], [5, 1], ("weights", "scores", "lse")
     parameters = [x.astype(np.float32) for x in (TABLE, per_head(6))]
@@ -419,9 +416,6 @@ def test_rows_that_do_not_exist_are_refused():
     )
     with pytest.raises(ValueError, match="heads: expected query with a heads axis, the one before T"):
         attend(*(array[0, 0] for array in draw(np.float32)), heads=[0], aux=("weights",))
-
-
-# Errors and words.
 
 
 BAD = [

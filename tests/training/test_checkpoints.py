@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
+from oracle import assert_same_bits
 from regard.cli import main
 from regard.training import checkpoint_files, checkpoints
 from regard.training.checkpoints import CheckpointError
@@ -32,12 +32,6 @@ def saved(tmp_path_factory):
     directory = tmp_path_factory.mktemp("saved")
     checkpoints.save(directory, 7, make_state(), {"held_out": {"accuracy": 0.5}, "seconds": 1.25})
     return directory
-
-
-def assert_same_bits(one, other):
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        assert (a.dtype, np.asarray(a).tobytes()) == (b.dtype, np.asarray(b).tobytes())
 
 
 def test_a_state_comes_back_bit_for_bit(saved):

@@ -40,8 +40,7 @@ def test_a_mesh_that_is_none_or_does_not_fit_is_refused():
         ("data=*,tensor=3", r"a divisor of 8, .*; got data=\*,tensor=3, which is 3"),
         run=lambda text: read_mesh(text).fit(8),
     )
-    with pytest.raises(ValueError, match=r"there are 1 device; .* set JAX_NUM_CPU_DEVICES=4"):
-        read_mesh("data=4").fit(1)
+    assert_refused((lambda: read_mesh("data=4").fit(1), r"there are 1 device; .* set JAX_NUM_CPU_DEVICES=4"))
 
 
 def test_a_mesh_divides_the_model_and_the_batch():

@@ -16,6 +16,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from command_runs import run_command
+from refusals import assert_refused
 from regard.cli.continuation import describe_trouble
 from regard.training import checkpoints, processes, runs, tasks
 from regard.training.compilation import run_once
@@ -118,8 +119,7 @@ def test_the_newest_whole_checkpoint_is_gone_on_from_where_asked(run):
         next((run / "checkpoints" / f"{step:08d}").rglob("manifest.ocdbt")).write_bytes(b"")
     before = snapshot(run)
     told = r"00000003 is damaged.* has 0 bytes.*\nnothing.* to go on from step 2.*resume='newest-whole'"
-    with pytest.raises(checkpoints.CheckpointError, match=told):
-        runs.open_run(run, tiny_copy())
+    assert_refused((lambda: runs.open_run(run, tiny_copy()), told, checkpoints.CheckpointError))
     opened = runs.open_run(run, tiny_copy(), resume="newest-whole")
     assert opened.start.step == 1
     assert [path.name for path in opened.damaged] == ["00000003", "00000002"]
@@ -143,13 +143,11 @@ def test_where_no_checkpoint_is_whole_nothing_starts_again_by_itself(run):
 def test_processes_that_differ_are_told_so(monkeypatch):
     monkeypatch.setattr(processes, "gather", lambda text: [text, "copy from step 7"])
     told = r"got 'copy from step 0' in process 0 .* in process 1; start all"
-    with pytest.raises(processes.PeerError, match=told):
-        processes.demand_same("run", "copy from step 0")
+    assert_refused((lambda: processes.demand_same("run", "copy from step 0"), told, processes.PeerError))
 
 
 def test_a_coordinator_port_that_is_taken_is_named():
     with contextlib.closing(socket.create_server(("", 0))) as taken:
         port = taken.getsockname()[1]
         told = rf"port {port} of this machine is taken \(Address already in use\); give another port"
-        with pytest.raises(ValueError, match=told):
-            processes.join(Membership(f"127.0.0.1:{port}", 2, 0))
+        assert_refused((lambda: processes.join(Membership(f"127.0.0.1:{port}", 2, 0)), told))

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from refusals import assert_refused
 from regard.training import checkpoints, runs, tasks
 from regard.training.checkpoints import CheckpointError
 from regard.training.runs import RunError
@@ -81,8 +82,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_is_written(run
     before = snapshot(run)
     with pytest.raises(CheckpointError, match=r"optimizer:\n.*float32\[6, 13\], found float32\[8, 13\]"):
         train(run, tiny_copy())
-    with pytest.raises(CheckpointError, match="another model"):
-        runs.load_run(run)
+    assert_refused((lambda: runs.load_run(run), "another model", CheckpointError))
     assert snapshot(run) == before
     params, average = ({name: {"w": np.ones(2)}} for name in ("params", "average"))
     for state, template in ((params, params | average), (params | average, params)):
@@ -116,8 +116,7 @@ def test_force_deletes_nothing_where_the_rest_is_refused(run, tmp_path):
     (tmp_path / "other" / "metrics.jsonl").write_text("{\n")
     opened = runs.open_run(run, tiny_copy(), resume=other, force=True)
     before = snapshot(run)
-    with pytest.raises(RunError, match="line 1 is not JSON"):
-        opened.begin({})
+    assert_refused((lambda: opened.begin({}), "line 1 is not JSON", RunError))
     assert snapshot(run) == before
 
 
@@ -130,10 +129,8 @@ def test_other_versions_are_mentioned_and_what_a_kill_leaves_is_a_run(run):
     shutil.rmtree(run / "checkpoints")
     (run / "metrics.jsonl").unlink()
     assert runs.open_run(run, tiny_copy(steps=23), force=True).start is None
-    with pytest.raises(RunError, match="no checkpoint yet"):
-        runs.load_run(run)
-    with pytest.raises(RunError, match=r"no config\.json"):
-        runs.load_run(run / "nowhere")
+    told = (run, "no checkpoint yet"), (run / "nowhere", r"no config\.json")
+    assert_refused(*told, error=RunError, run=runs.load_run)
 
 
 def test_a_branch_goes_on_elsewhere_with_other_settings_of_training(whole, half, tmp_path):

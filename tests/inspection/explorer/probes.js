@@ -113,8 +113,7 @@
     isOnPaper: (tab) =>
       ({
         attention: () =>
-          window.probe.strayed < 0.01 &&
-          document.querySelector(".rg-plain")?.checkVisibility() === false,
+          window.probe.strayed < 0.01 && document.querySelector(".rg-plain")?.checkVisibility() === false,
         lines: () => text(".lines-main .details-note").includes("Printed are queries "),
         compare: () => getComputedStyle(document.querySelector(".compare-bar select")).appearance === "none",
       })[tab]?.() ?? true,
