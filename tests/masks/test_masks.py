@@ -272,6 +272,9 @@ def test_parse_refuses_what_is_not_a_mask():
         masks.parse("predicate(lambda q, k: q > k)")
     with pytest.raises(ValueError, match=r"sliding_window: window: .*; write before="):
         masks.parse("sliding_window(window=2)")
+    for text in ("sliding_window(before=1, before=2)", "sliding_window(**{'before': 1})"):
+        with pytest.raises(ValueError, match="sliding_window takes each option once, by its name"):
+            masks.parse(text)
 
 
 def test_parse_knows_the_windows_of_other_libraries():

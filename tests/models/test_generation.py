@@ -332,3 +332,17 @@ def test_one_exported_program_writes_after_prompts_of_any_number_and_length(name
         found, expected = (call(prompts, np.array(lengths, np.int32)) for call in (program.call, write))
         np.testing.assert_array_equal(found.tokens, expected.tokens)
         np.testing.assert_allclose(found.log_probabilities, expected.log_probabilities, rtol=1e-4, atol=1e-5)
+
+
+def test_an_exported_program_has_its_own_capacity_and_a_draft_but_no_chunks():
+    model, shape = build(), jax.ShapeDtypeStruct(export.symbolic_shape("batch, length"), jnp.int32)
+
+    def write(prompts, **options):
+        return generate(model, prompts, max_tokens=N, **options).tokens
+
+    program = jax.jit(lambda prompts: write(prompts, draft=model, capacity=prompts.shape[1] + 2 * N))
+    np.testing.assert_array_equal(export.export(program)(shape).call(SOURCE), write(SOURCE))
+    with pytest.raises(
+        NotImplementedError, match="chunk: expected None for prompts of symbolic length, got 2"
+    ):
+        jax.eval_shape(lambda prompts: write(prompts, chunk=2), shape)

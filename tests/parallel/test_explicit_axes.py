@@ -56,6 +56,9 @@ for spec in DIVISIONS:
         order = parallel.to_zigzag(arrays[0], devices)
         np.testing.assert_array_equal(order, parallel.to_zigzag(x, devices))
         np.testing.assert_array_equal(parallel.from_zigzag(order, devices), x)
+# Values without features are nothing to send around a ring.
+whole = parallel.attend(x, x, x[..., :0], mesh=make_mesh(sequence=8), axis="sequence")
+assert_close(whole, attend(x, x, x[..., :0]))
 """
 
 

@@ -222,7 +222,7 @@ def _check_source(model: EncoderDecoder, prompts: Any, lengths: Any, padding: st
 
 
 def _check_tokens(
-    prompts: Any, lengths: Any, vocab_size: int, most: int | None, padding: str
+    prompts: Any, lengths: Any, vocab_size: int, most: Size | None, padding: str
 ) -> tuple[Any, Any]:
     """Check prompts; return tokens `(batch, P)`, and how many of each row are real."""
     is_list = isinstance(prompts, list | tuple)

@@ -284,7 +284,7 @@ class MeshPlacement:
     def _refuses(self, problem: Problem, name: str) -> str | None:
         if unknown := set(problem.aux) - set(STATISTICS):
             return f"of aux it knows {', '.join(STATISTICS)}, not {', '.join(sorted(unknown))}"
-        if 0 in (*problem.leading, problem.T, problem.S, problem.D, problem.E):
+        if 0 in (*problem.leading, problem.T, problem.S, problem.E):
             return "there is nothing to divide"
         if refusal := self._refuses_leading(problem, name):
             return refusal
@@ -328,7 +328,7 @@ class MeshPlacement:
             "ring": (self.axes[0], None), "all_to_all": (None, self.axes[0]), "both": self.axes
         }[name]  # fmt: skip
         division = Division(self.mesh, ring, exchange, self.batch, self.heads, layout, problem.T, problem.S)
-        if 0 in (*problem.leading, problem.T, problem.S, problem.D, problem.E):
+        if 0 in (*problem.leading, problem.T, problem.S, problem.E):
             return division
         return dataclasses.replace(division, rounds=plan_rounds(problem, division))
 
