@@ -5,7 +5,7 @@ from mesh_cases import on_eight_devices
 SETTING = """
 import dataclasses
 from flax import nnx
-from regard import layers, linear, models, positions
+from regard import layers, linear, models, positions, readouts
 from oracle import assert_close
 
 mesh, along = make_mesh(sequence=8), jax.P(None, "sequence")
@@ -55,12 +55,14 @@ for layer, inputs, options in (
     (layers.KimiDelta(**size, rngs=rngs), x, {"segments": documents}),
     (models.Decoder(hybrid, rngs=rngs), tokens, {}),
     (models.Decoder(learned, rngs=rngs), tokens, {}),
+    (models.Encoder(learned, rngs=rngs), tokens, {"lengths": np.array([29, 7])}),
 ):
     graph, state = nnx.split(layer)
-    own = {name: value for name, value in options.items() if name == "segments"}
-    rest = {name: value for name, value in options.items() if name != "segments"}
+    own = {name: value for name, value in options.items() if name in ("segments", "lengths")}
+    rest = {name: value for name, value in options.items() if name not in own}
     call = lambda arrays: nnx.merge(graph, arrays[0])(arrays[1], **arrays[2], **rest)
-    got = divide(call, (state, inputs, own), (jax.P(), along, along), along)
+    spec = {name: along if name == "segments" else jax.P() for name in own}
+    got = divide(call, (state, inputs, own), (jax.P(), along, spec), along)
     assert_close(got, call((state, inputs, own)))
 """
 
@@ -73,12 +75,23 @@ chosen = layers.LatentAttention(8, 2, **latent, **chooser, rngs=rngs)
 sizes = {"head_dim": 4, "query_latent_dim": 8, "output_groups": 1, "output_latent_dim": 8}
 sizes |= {"window": 4, "compress_rate": 2, "rotary_dim": 2}
 pooled = layers.CompressedAttention(8, 2, **sizes, rngs=rngs)
+config = models.TransformerConfig(d_model=8, num_heads=2, vocab_size=11, num_layers=1, d_ff=9)
+classifier = models.Classifier(config, 3, rngs=rngs)
+viewing = dataclasses.replace(config, vocab_size=None, input_width=8, class_token=True)
+viewer, encoder = models.Encoder(viewing, rngs=rngs), models.Encoder(config, rngs=rngs)
+tokens, lengths = np.ones((2, 48), np.int32), np.array([29, 7])
+padded = lambda tokens: encoder(tokens, lengths=lengths, positions=jnp.arange(6))
 delta, x = layers.GatedDeltaNet(8, 2, rngs=rngs), np.ones((2, 48, 8), np.float32)
 
 run = lambda layer, x=x: divide(layer, x, along, along)
 assert_refused(
     (lambda: run(lambda x: chosen(x, mask=masks.causal())), "index_count: expected whole sequences"),
     (lambda: run(pooled), "CompressedAttention: expected whole sequences"),
+    (lambda: run(classifier, tokens), "pooling: expected whole sequences"),
+    (lambda: run(viewer), "class_token: expected whole sequences"),
+    (lambda: run(padded, tokens), "positions, beside lengths: expected whole sequences"),
+    (lambda: run(lambda x: readouts.read(x, x).max_weight), "readouts: expected whole sequences"),
+    (lambda: run(lambda x: readouts.choose_keys(x[:, None], x, count=3)), "readouts: expected whole sequences"),
     (lambda: run(delta, x[:, :8]), "x: expected at least 3 tokens on each device.* got 1", ValueError),
     error=NotImplementedError,
 )

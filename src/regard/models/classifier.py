@@ -11,6 +11,7 @@ from flax import nnx
 from regard.arguments import guided, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.problem import accumulation_dtype
+from regard.engine.dispatch.placement import demand_whole
 from regard.layers import MultiHeadAttention
 from regard.layers.choices import check_choice
 from regard.layers.multi_head import unpack
@@ -130,6 +131,7 @@ class Classifier(nnx.Module):
         """
         hidden, seen = unpack(self.encoder(inputs, lengths=lengths, aux=aux), aux)
         if self.pooling is not None:
+            demand_whole("pooling")
             hidden, seen_pooling = self.pooling(hidden, self.encoder.hidden_lengths(lengths), aux)
             if seen_pooling:
                 seen = {**seen, "pooling": seen_pooling}

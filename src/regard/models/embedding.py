@@ -11,7 +11,7 @@ from flax import nnx
 import regard.positions as positions
 from regard.arguments import integers
 from regard.axes import Array, ArrayLike, Float, Size
-from regard.engine.dispatch.placement import divided_here, place_here
+from regard.engine.dispatch.placement import demand_whole, divided_here, place_here
 from regard.explicit_meshes import explicit_sharding, take_rows
 from regard.layers.choices import check_rngs
 from regard.layers.dropout import build_dropout
@@ -95,6 +95,7 @@ class TokenEmbedding(nnx.Module):
             )
         hidden = self.entry(inputs, lengths)
         if self.class_token is not None:
+            demand_whole("class_token")
             front = self.class_token[...].astype(hidden.dtype)
             front = jnp.broadcast_to(front, (*hidden.shape[:-2], 1, hidden.shape[-1]))
             hidden = jnp.concatenate((front, hidden), axis=-2)

@@ -8,6 +8,7 @@ import numpy as np
 import regard.masks as masks
 from regard.arguments import integers
 from regard.axes import Array, Bool, Size
+from regard.engine.dispatch.placement import demand_whole, divided_here, place_here
 from regard.masks.grid import is_concrete
 
 
@@ -18,7 +19,7 @@ def check_lengths(name: str, lengths: Any, leading: tuple[Size, ...], num_positi
     lengths = integers(name, lengths, clamp=True)
     if lengths.shape != leading:
         raise ValueError(f"{name}: expected one length per row, shape {leading}, got {tuple(lengths.shape)}")
-    if not is_concrete(lengths) or not isinstance(num_positions, int):
+    if not is_concrete(lengths) or not isinstance(num_positions, int) or divided_here():
         return lengths
     # NumPy, because inside a trace arithmetic on a known jax array gives an unknown one.
     lengths = np.asarray(lengths)
@@ -42,7 +43,7 @@ def check_range(name: str, kind: str, values: Any, most: int, reason: str, lengt
 def mark_valid(lengths: Any, num_positions: Size) -> Bool[Array, "*B T"]:
     """Mark the positions below each row's length."""
     lengths = jnp.asarray(lengths, jnp.int32)
-    index = jnp.arange(num_positions, dtype=jnp.int32)
+    index = place_here(jnp.arange(num_positions, dtype=jnp.int32), num_positions)
     return index.reshape((1,) * lengths.ndim + (-1,)) < lengths[..., None]
 
 
@@ -62,6 +63,8 @@ def mask_padding(
     """
     if lengths is None:
         return mask
+    if num_keys is not None:
+        demand_whole("positions, beside lengths")
     # One unbatched example runs as a batch of 1.
     lengths = jnp.atleast_1d(jnp.asarray(lengths, jnp.int32))
     valid = masks.lengths(lengths) if num_keys is None else masks.valid_keys(mark_valid(lengths, num_keys))

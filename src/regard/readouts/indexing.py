@@ -17,7 +17,7 @@ from regard.axes import Array, ArrayLike, Float, Int, Size, broadcast, broadcast
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.problem import Problem, accumulation_dtype
 from regard.engine.dispatch.explicit_axes import run_with_specs
-from regard.engine.dispatch.placement import run_on_rows
+from regard.engine.dispatch.placement import demand_whole, run_on_rows
 from regard.masks import Mask
 from regard.masks.grid import Grid
 from regard.masks.spans import Span
@@ -198,6 +198,7 @@ def _divide_rows(query: Array) -> PartitionSpec:
 
 def _pair_tokens(inputs: Any, mask: Any, **offsets: Any) -> Problem:
     """Return the call, of one head, whose mask and positions say which keys a query may choose."""
+    demand_whole("readouts")
     query, key, *_ = inputs
     return canonicalize(
         query[..., :1, :, :], key[..., None, :, :], key[..., None, :, :], mask=mask, **offsets

@@ -19,6 +19,7 @@ from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.options import ScoreOptions, check_names
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explicit_axes import divided_rows, run_with_specs
+from regard.engine.dispatch.placement import demand_whole
 from regard.engine.softmax.score_rows import score_cells
 from regard.explicit_meshes import explicit_mesh
 from regard.manual_meshes import vary, varying_axes
@@ -198,6 +199,7 @@ def choose_indices(name: str, index: Any, size: int) -> Any:
 def canonicalize_readable(query: ArrayLike, key: ArrayLike, **options: Unpack[ScoreOptions]) -> Problem:
     """Check the arguments of a call whose values are not read."""
     check_names(options, ScoreOptions)
+    demand_whole("readouts")
     keys: Any = float_array("key", key, 2)
     problem = canonicalize(query, keys, jnp.zeros((*keys.shape[:-1], 1), keys.dtype), **options)
     moved = any(positions_of(offset).leading_axes for offset in (problem.query_offset, problem.key_offset))

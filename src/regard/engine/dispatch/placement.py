@@ -82,8 +82,8 @@ def demand_whole(name: str) -> None:
     """Raise inside `jax.shard_map` that divides the sequence, of which a part alone is there."""
     if divided_here():
         raise NotImplementedError(
-            f"{name}: expected whole sequences, as it chooses or pools among all tokens; inside jax.shard_map"
-            " each device has a part. Leave the division to the compiler, jax.jit with divided arrays"
+            f"{name}: expected whole sequences, as all tokens are asked at once; inside jax.shard_map each"
+            " device has a part. Leave the division to the compiler, jax.jit with divided arrays"
         )
 
 
