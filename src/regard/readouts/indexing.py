@@ -199,10 +199,8 @@ def _divide_rows(query: Array) -> PartitionSpec:
 def _pair_tokens(inputs: Any, mask: Any, **offsets: Any) -> Problem:
     """Return the call, of one head, whose mask and positions say which keys a query may choose."""
     demand_whole("readouts")
-    query, key, *_ = inputs
-    return canonicalize(
-        query[..., :1, :, :], key[..., None, :, :], key[..., None, :, :], mask=mask, **offsets
-    )
+    query, key = inputs[0][..., :1, :, :], inputs[1][..., None, :, :]
+    return canonicalize(query, key, key, mask=mask, **offsets)
 
 
 def _check_attention(pair: Any, leading: tuple[int, ...], length: int, num_keys: int) -> tuple[Array, Array]:
