@@ -334,6 +334,31 @@ def test_one_exported_program_writes_after_prompts_of_any_number_and_length(name
         np.testing.assert_allclose(found.log_probabilities, expected.log_probabilities, rtol=1e-4, atol=1e-5)
 
 
+def test_a_serialized_program_takes_settings_and_stop_tokens_of_every_request():
+    model = build()
+
+    def write(prompts, rng, temperature, top_p, stop_tokens):
+        settings = Sampling(temperature=temperature, top_p=top_p, repetition_penalty=1.1)
+        return generate(
+            model, prompts, max_tokens=N, sampling=settings, rng=rng, stop_tokens=stop_tokens
+        ).tokens
+
+    def serve(prompts, rng, settings, stop_tokens):
+        return generate(
+            model, prompts, max_tokens=N, sampling=settings, rng=rng, stop_tokens=stop_tokens
+        ).tokens
+
+    rng, stops = jax.random.key(3), jnp.array([5, 7])
+    settings = Sampling(temperature=1.3, top_p=0.8, repetition_penalty=1.1)
+    expected = serve(SOURCE, rng, settings, stops)
+    for call, arguments in ((write, (1.3, 0.8)), (serve, (settings,))):
+        call = jax.jit(call)
+        program = export.deserialize(export.export(call)(SOURCE, rng, *arguments, stops).serialize())
+        np.testing.assert_array_equal(program.call(SOURCE, rng, *arguments, stops), expected)
+    wider = dataclasses.replace(settings, temperature=3.0)
+    assert np.any(program.call(SOURCE, rng, wider, stops) != expected)
+
+
 def test_an_exported_program_has_its_own_capacity_and_a_draft_but_no_chunks():
     model, shape = build(), jax.ShapeDtypeStruct(export.symbolic_shape("batch, length"), jnp.int32)
 

@@ -81,7 +81,7 @@ def test_a_classifier_is_a_head_on_what_is_pooled(pooling):
 
 def test_encoder_decoder_padding_changes_neither_logits_nor_gradients():
     model = build_drawn(EncoderDecoder, configure(input_width=W), target_vocab_size=V)
-    deep = nnx.eval_shape(lambda: EncoderDecoder(configure(), num_decoder_layers=2, rngs=nnx.Rngs(0)))
+    deep = nnx.eval_shape(lambda: EncoderDecoder(configure(num_decoder_layers=2), rngs=nnx.Rngs(0)))
     assert len(deep.decoder.blocks) == 2
     source, lengths = draw(1, B, S, W), np.array([0, 4])
     target, target_lengths = TOKENS.copy(), np.array([2, 0])

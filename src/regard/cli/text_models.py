@@ -11,7 +11,7 @@ from regard.models import Decoder, EncoderDecoder
 from regard.paths import read_object
 
 RIGHT_SOURCES = "give a run of `regard train text`, or a folder with a Hugging Face model"
-CONFIG, DEFAULTS, MODULES = "config.json", "generation_config.json", "modules.json"
+CONFIG, MODULES = "config.json", "modules.json"
 
 
 @dataclass(frozen=True)
@@ -61,19 +61,17 @@ def _open_pretrained(directory: Path) -> TextModel:
 
     loaded = huggingface.load(directory)
     model, tokenizer = loaded.model, loaded.tokenizer
-    settings = loaded.settings | read_object(loaded.directory / DEFAULTS)
     if not isinstance(model, Decoder | EncoderDecoder):
         kind = f"{loaded.kind}, which reads and does not write"
         raise ValueError(f"{directory} holds {kind}; give another model")
     if tokenizer is None:
         files = "its tokenizer.json (or vocab.json and merges.txt)"
         raise ValueError(f"{directory} has no tokenizer; put {files} there")
-    stop_tokens = _read_tokens(directory, settings, "eos_token_id")
-    begin_token = next(iter(_read_tokens(directory, settings, "bos_token_id")), None)
+    begin_token = next(iter(loaded.name_tokens("bos_token_id")), None)
     start_token = None
     if isinstance(model, EncoderDecoder):
         names = ("decoder_start_token_id", "pad_token_id")
-        start_token = next((token for name in names for token in _read_tokens(directory, settings, name)), 0)
+        start_token = next((token for name in names for token in loaded.name_tokens(name)), 0)
 
     def encode(text: str) -> list[int]:
         tokens = tokenizer.encode(text).ids
@@ -88,14 +86,5 @@ def _open_pretrained(directory: Path) -> TextModel:
         return spell_pieces(tokenizer, prompt if start_token is None else (), tokens)
 
     title = f"{loaded.kind}, {tokenizer.get_vocab_size()} tokens"
-    return TextModel(model, title, encode, spell, stop_tokens=stop_tokens, start_token=start_token)
-
-
-def _read_tokens(directory: Path, settings: dict[str, Any], name: str) -> tuple[int, ...]:
-    """Return the tokens that an entry of config.json names: one, several or none."""
-    value = settings.get(name)
-    tokens = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(token) is int for token in tokens):
-        entry = f"{name} of {CONFIG} or {DEFAULTS}, got {value!r}; correct it, or take it out"
-        raise ValueError(f"{directory}: expected a token or a list of them as {entry}")
-    return tuple(tokens)
+    ends = {"stop_tokens": loaded.stop_tokens, "start_token": start_token}
+    return TextModel(model, title, encode, spell, **ends)

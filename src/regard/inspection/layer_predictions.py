@@ -152,7 +152,7 @@ def find_directions(model: Any, stream: Array, targets: Array) -> Array:
     rows = model.trunk.embedding.entry.table.embedding[...] if head is None else head.kernel[...].T
     scale = model.config.output_scale * norm.scale[...].astype(stream.dtype)
     directions = rows[targets].astype(stream.dtype) * scale[None]
-    if model.config.norm_kind != "rms":
+    if "rms" not in model.config.norm_kind:
         directions = directions - directions.mean(-1, keepdims=True)
         stream = stream - stream.mean(-1, keepdims=True)
     return directions / jnp.sqrt((stream**2).mean(-1, keepdims=True) + norm.epsilon)

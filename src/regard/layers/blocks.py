@@ -39,7 +39,8 @@ class EncoderBlock(nnx.Module):
         d_ff: width F of the feed-forward branch.
         norm: where the norms sit: "pre", before each branch, leaves the residual stream itself unnormalised;
             "post" is the 2017 form; "both" is Gemma 2's.
-        norm_kind: "layer" for LayerNorm, "layer_no_bias" for one without biases, "rms" for RMSNorm.
+        norm_kind: "layer" for LayerNorm, "layer_no_bias" for one without biases, "rms" for RMSNorm,
+            "zero_centered_rms" for one that holds its scale less 1.
         norm_epsilon: what the norms add to the variance or mean square.
         dropout_rate: in [0, 1), on both branches, and on the hidden layer of the feed-forward branch.
         norm_input: False leaves out the first norm of "pre" and "both", where the block reads what is normed.

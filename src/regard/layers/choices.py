@@ -13,7 +13,7 @@ from regard.axes import Array
 from regard.engine.call.canonicalization import check_precision, float_dtype
 from regard.positions import Rotary
 
-NormKind = Literal["layer", "rms", "layer_no_bias"]
+NormKind = Literal["layer", "rms", "layer_no_bias", "zero_centered_rms"]
 NormPlace = Literal["pre", "post", "both"]
 
 # What other libraries call these things.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,15 @@ from regard.cache import KVCache, PagedKVCache
 from regard.engine.call.canonicalization import float_array, read_scale
 from regard.engine.call.hooks import called_by
 from regard.engine.dispatch.placement import place_here
-from regard.layers.choices import check_counts, check_initializers, check_kind, check_options, check_rotary
+from regard.layers.choices import (
+    NormKind,
+    check_choice,
+    check_counts,
+    check_initializers,
+    check_kind,
+    check_options,
+    check_rotary,
+)
 from regard.layers.dropout import build_dropout, draw_dropout
 from regard.layers.heads import check_heads, match_leading, merge_heads, place_bias, place_mask, split_heads
 from regard.layers.residual import EPSILON, build_norm
@@ -72,7 +80,7 @@ class MultiHeadAttention(nnx.Module):
         rotary: how queries and keys are turned by their positions. None means not at all.
         query_key_norm: whether every head's queries and keys go through an RMSNorm first (`query_norm` and
             `key_norm`, one for all heads), which bounds the scores.
-        norm_epsilon: of these norms.
+        norm_kind, norm_epsilon: of these norms, as in `EncoderBlock`.
         sinks: whether each head has a learned logit, `sinks`, that joins the softmax and reads nothing.
         output_gate: whether what the heads have read is multiplied by sigmoid(query Wz + bz), feature by
             feature, before Wo: `gate_projection`, as in Qwen3.5.
@@ -115,6 +123,7 @@ class MultiHeadAttention(nnx.Module):
         scale: float | None = None,
         rotary: Rotary | None = None,
         query_key_norm: bool = False,
+        norm_kind: str = "rms",
         norm_epsilon: float = EPSILON,
         sinks: bool = False,
         output_gate: bool = False,
@@ -153,7 +162,8 @@ class MultiHeadAttention(nnx.Module):
         self.gate_projection = linear(d_model, width, use_bias=use_bias) if output_gate else None
         output_bias = use_bias if output_bias is None else output_bias
         self.output_projection = linear(width, d_model, use_bias=output_bias) if project_output else None
-        norm = functools.partial(build_norm, head_dim, "rms", epsilon=norm_epsilon, **shared)
+        check_choice("norm_kind", norm_kind, get_args(NormKind))
+        norm = functools.partial(build_norm, head_dim, norm_kind, epsilon=norm_epsilon, **shared)
         self.query_norm = norm() if query_key_norm else None
         self.key_norm = norm() if query_key_norm else None
         self.sinks = nnx.Param(jnp.zeros(num_heads, param_dtype)) if sinks else None

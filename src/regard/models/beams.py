@@ -18,6 +18,7 @@ from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.prefill import Structure, merge_model, read_prompts, split_model
 from regard.models.prompts import Request, TextCache, canonicalize, sort_stops, vocabulary_size
+from regard.models.sampling import are_sound
 from regard.records import record
 
 
@@ -36,7 +37,7 @@ class Beams:
     tokens: Int[Array, "batch W N"]
     """Texts, without the prompt; a stop token belongs to its text. 0 behind the end."""
     lengths: Int[Array, "batch W"]
-    """Tokens per text; 0 where fewer texts were found than asked for, or where a logit was not finite."""
+    """Tokens per text; 0 where fewer texts were found than asked for, or where a logit was NaN or inf."""
     scores: Float[Array, "batch W"]
     """Log-probability in nats over `length^length_penalty`; -inf where there is no text."""
     finished: Bool[Array, "batch W"]
@@ -179,8 +180,8 @@ def _extend(
     vocab_size = logits.shape[-1]
     logits = logits.astype(accumulation_dtype(logits))
     gains = jax.nn.log_softmax(logits, axis=-1)
-    is_finite = jnp.all(jnp.isfinite(logits), axis=-1, keepdims=True)
-    gains = jnp.where(is_finite, gains, jnp.full_like(gains, -jnp.inf)).reshape((batch, width, vocab_size))
+    gains = jnp.where(are_sound(logits)[..., None], gains, jnp.full_like(gains, -jnp.inf))
+    gains = gains.reshape((batch, width, vocab_size))
     trials = (search.sums[..., None] + gains).reshape((batch, width * vocab_size))
     # Every beam may end with every stop token, and width others must be left.
     sums, index = jax.lax.top_k(trials, min((1 + stops.shape[0]) * width, width * vocab_size))

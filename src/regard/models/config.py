@@ -132,7 +132,7 @@ class TransformerConfig:
     norm: NormPlace = "pre"
     """Norms before each branch, after each sum, or before and at the end of each branch."""
     norm_kind: NormKind = "layer"
-    """LayerNorm, with biases or without, or RMSNorm."""
+    """LayerNorm, with biases or without, or RMSNorm, which may hold its scale less 1, as Gemma's."""
     norm_epsilon: float = EPSILON
     """The number that norms add to the variance."""
 
@@ -187,6 +187,8 @@ class TransformerConfig:
     """The factor of hidden states before the head."""
     output_softcap: float | None = None
     """Logits are kept within this distance of 0, smoothly; None leaves them."""
+    num_decoder_layers: int | None = None
+    """Blocks of the decoder of an encoder-decoder; None means num_layers."""
     shared_embedding: bool = False
     """True if the source and the target of an encoder-decoder share one table."""
 

@@ -30,7 +30,6 @@ class EncoderDecoder(nnx.Module):
         config: sizes and choices of both halves; the source is tokens or real vectors, as it says.
         rngs: random streams: "params", and "dropout" where something drops.
         target_vocab_size: None means `config.vocab_size`.
-        num_decoder_layers: None means `config.num_layers`.
 
     Raises:
         ValueError: no vocabulary for the target, sizes that do not fit.
@@ -54,7 +53,6 @@ class EncoderDecoder(nnx.Module):
         *,
         rngs: nnx.Rngs,
         target_vocab_size: int | None = None,
-        num_decoder_layers: int | None = None,
     ):
         check_config(config)
         vocab_size = config.vocab_size if target_vocab_size is None else target_vocab_size
@@ -68,7 +66,7 @@ class EncoderDecoder(nnx.Module):
                 f"target_vocab_size: expected {config.vocab_size}, that of the source, for shared_embedding;"
                 f" got {vocab_size}"
             )
-        num_layers = config.num_layers if num_decoder_layers is None else num_decoder_layers
+        num_layers = config.num_decoder_layers or config.num_layers
         target_config = dataclasses.replace(
             config, vocab_size=vocab_size, input_width=None, class_token=False, num_layers=num_layers
         )

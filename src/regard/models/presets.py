@@ -87,11 +87,13 @@ VIT: dict[str, Any] = {**_ENCODER, "class_token": True}
 GPT2: dict[str, Any] = {**_LEARNED, "norm_epsilon": 1e-5, "tied_output": True, "head_bias": False}
 LLAMA: dict[str, Any] = {**_RMS, "positions": "rotary", "activation": "silu", "gated": True}
 GEMMA2: dict[str, Any] = {
-    **LLAMA, "norm": "both", "activation": "gelu_tanh", "attention_softcap": 50.0, "scale_embedding": True,
-    "tied_output": True, "output_softcap": 30.0,
+    **LLAMA, "norm": "both", "norm_kind": "zero_centered_rms", "activation": "gelu_tanh",
+    "attention_softcap": 50.0, "scale_embedding": True, "tied_output": True, "output_softcap": 30.0,
 }  # fmt: skip
 GEMMA3: dict[str, Any] = {**GEMMA2, "attention_softcap": None, "output_softcap": None, "query_key_norm": True}
-QWEN3_5: dict[str, Any] = {**LLAMA, "query_key_norm": True, "output_gate": True}
+QWEN3_5: dict[str, Any] = {
+    **LLAMA, "norm_kind": "zero_centered_rms", "query_key_norm": True, "output_gate": True,
+}  # fmt: skip
 GPT_OSS: dict[str, Any] = {
     **LLAMA, "norm_epsilon": 1e-5, "attention_bias": True, "feed_forward_bias": True, "sinks": True,
     "activation": "gelu_quick", "gate_limit": 7.0,

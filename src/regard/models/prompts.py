@@ -9,7 +9,7 @@ import numpy as np
 from jax.export import is_symbolic_dim
 
 from regard.arguments import LARGEST, integers, read_size, whole_number
-from regard.axes import Array, Bool, Int, Size
+from regard.axes import Array, ArrayLike, Bool, Int, Size
 from regard.cache import KVCache
 from regard.layers.choices import check_choice
 from regard.masks.grid import is_concrete
@@ -195,12 +195,13 @@ def check_token(name: str, token: Any, vocab_size: int) -> None:
         raise ValueError(f"{name}: expected a token in 0..{vocab_size - 1}, got {token}")
 
 
-def sort_stops(stop_tokens: Any, vocab_size: int) -> np.ndarray:
-    """Check stop tokens and return them as a sorted array."""
+def sort_stops(stop_tokens: Any, vocab_size: int) -> ArrayLike:
+    """Check stop tokens and return them as a sorted array, or, traced, as they are."""
     if isinstance(stop_tokens, str) or not np.iterable(stop_tokens):
         raise TypeError(f"stop_tokens: expected a sequence of tokens, such as (2,); got {stop_tokens!r}")
-    is_array = hasattr(stop_tokens, "dtype") and is_concrete(stop_tokens)
-    tokens = [*(np.asarray(stop_tokens) if is_array else stop_tokens)]
+    if not is_concrete(stop_tokens) and getattr(stop_tokens, "ndim", 0) == 1:
+        return jnp.asarray(integers("stop_tokens", stop_tokens, clamp=True), jnp.int32)
+    tokens = [*(np.asarray(stop_tokens) if hasattr(stop_tokens, "dtype") else stop_tokens)]
     for token in tokens:
         check_token("stop_tokens", token, vocab_size)
     return np.unique(np.asarray(tokens, np.int32))

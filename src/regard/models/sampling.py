@@ -16,11 +16,14 @@ import numpy as np
 from regard.arguments import LARGEST, check_kind, guided, read_size
 from regard.axes import Array, ArrayLike, Bool, Float, Int, Size
 from regard.engine.call.problem import accumulation_dtype
+from regard.masks.grid import is_concrete
+from regard.records import exportable
 
 NO_TOKEN = -1
 
 
 @guided
+@exportable
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True)
 class Sampling:
@@ -32,6 +35,7 @@ class Sampling:
 
     What is None is left out. A pytree: under jit the numbers are traced, so another temperature compiles
     nothing anew; only which settings are there, and whether the temperature is 0, belongs to the program.
+    Numbers may be traced where they are put in, too, which are not checked: a temperature is not 0 then.
 
     Raises:
         TypeError: settings that are not numbers.
@@ -43,48 +47,41 @@ class Sampling:
         Sampling(temperature=0.8, top_k=None, top_p=0.95, min_p=None, repetition_penalty=None)
     """
 
-    temperature: float = 0.0
+    temperature: float | Array = 0.0
     """Divides logits, at least 1e-20: below 1 sharper, above 1 flatter; or 0, for the most probable token."""
-    top_k: int | None = None
+    top_k: int | Array | None = None
     """Only the k most probable tokens, at least 1."""
-    top_p: float | None = None
+    top_p: float | Array | None = None
     """Only the fewest most probable tokens whose probabilities sum to this, in (0, 1]."""
-    min_p: float | None = None
+    min_p: float | Array | None = None
     """Only tokens at least this many times as probable as the most probable one, in (0, 1]; 0 is None."""
-    repetition_penalty: float | None = None
+    repetition_penalty: float | Array | None = None
     """Positive logits of tokens seen are divided by it, from 1e-20 to 1e20, negative ones multiplied."""
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-            self._set_number(name, float, int | float | np.integer | np.floating, "a number")
-        self._set_number("top_k", int, int | np.integer, "an integer")
-        if self.temperature is None or not 0 <= self.temperature < math.inf:
+            self._set_number(name, float, np.number, "a number")
+        self._set_number("top_k", int, np.integer, "an integer")
+        known = {name: number for name, number in vars(self).items() if isinstance(number, int | float)}
+        temperature = 0.0 if self.temperature is None else known.get("temperature", 1.0)
+        if self.temperature is None or not (temperature == 0 or 1e-20 <= temperature < math.inf):
             raise ValueError(
-                f"temperature: expected a finite number of at least 0, got {self.temperature}; 0 takes"
-                " the most probable token"
+                "temperature: expected a finite number of at least 1e-20, by which logits are divided, or 0,"
+                f" which takes the most probable token; got {self.temperature}"
             )
-        if 0 < self.temperature < 1e-20:
-            raise ValueError(
-                f"temperature: expected at least 1e-20, or 0, which takes the most probable token; got"
-                f" {self.temperature}, by which logits cannot be divided"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k: expected at least 1, got {self.top_k}; leave it out to keep all tokens")
-        if self.top_k is not None:
-            object.__setattr__(self, "top_k", min(self.top_k, LARGEST))  # more than any vocabulary
-        if self.min_p == 0:
+        if (count := known.get("top_k", 1)) < 1:
+            raise ValueError(f"top_k: expected at least 1, got {count}; leave it out to keep all tokens")
+        if "top_k" in known:
+            object.__setattr__(self, "top_k", min(count, LARGEST))  # more than any vocabulary
+        if known.get("min_p") == 0:
             object.__setattr__(self, "min_p", None)
+            del known["min_p"]
         for name in ("top_p", "min_p"):
-            share = getattr(self, name)
-            if share is not None and not 0 < share <= 1:
-                raise ValueError(
-                    f"{name}: expected a number in (0, 1], got {share}; leave it out to keep all"
-                )
-        penalty = self.repetition_penalty
-        if penalty is not None and not 1e-20 <= penalty <= 1e20:
-            raise ValueError(
-                f"repetition_penalty: expected a number from 1e-20 to 1e20, got {penalty}; 1 is none"
-            )
+            if not 0 < known.get(name, 1) <= 1:
+                got = f"got {known[name]}; leave it out to keep all"
+                raise ValueError(f"{name}: expected a number in (0, 1], {got}")
+        if not 1e-20 <= (penalty := known.get("repetition_penalty", 1)) <= 1e20:
+            raise ValueError(f"repetition_penalty: expected 1e-20 to 1e20, got {penalty}; 1 is none")
         idle = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) is not None]
         if self.greedy and idle:
             raise ValueError(
@@ -92,13 +89,15 @@ class Sampling:
                 " the most probable token whatever else; give one of 1.0, or leave it out"
             )
 
-    def _set_number(self, name: str, kind: type, accepted: Any, what: str) -> None:
+    def _set_number(self, name: str, kind: type, accepted: type[np.number], what: str) -> None:
         value = getattr(self, name)
         if value is None:
             return
-        if isinstance(value, bool) or not isinstance(value, accepted):
+        dtype = np.dtype(getattr(value, "dtype", type(value)))
+        if np.shape(value) != () or not jnp.issubdtype(dtype, accepted) or dtype.kind == "c":
             raise TypeError(f"{name}: expected {what}, got {value!r}")
-        object.__setattr__(self, name, kind(value))
+        if is_concrete(value):
+            object.__setattr__(self, name, kind(value))
 
     @property
     def greedy(self) -> bool:
@@ -145,6 +144,7 @@ def repetition_penalty(
 
     Reference: Keskar et al., "CTRL", 2019, section 4.1, which divides negative logits, too.
     """
+    penalty = jnp.asarray(penalty, logits.dtype)
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
@@ -168,7 +168,7 @@ def temperature(logits: Float[Array, "*B V"], degree: float | Array) -> Float[Ar
 
     Reference: Ackley et al., "A Learning Algorithm for Boltzmann Machines", 1985.
     """
-    return logits / degree
+    return logits / jnp.asarray(degree, logits.dtype)
 
 
 def top_k(logits: Float[Array, "*B V"], count: int | Array) -> Float[Array, "*B V"]:
@@ -190,8 +190,9 @@ def top_k(logits: Float[Array, "*B V"], count: int | Array) -> Float[Array, "*B 
     Reference: Fan et al., "Hierarchical Neural Story Generation", 2018.
     """
     vocab_size = logits.shape[-1]
-    count = min(count, vocab_size) if isinstance(count, int) else jnp.minimum(count, vocab_size)
-    return _leave(logits, lambda mask: jnp.sum(mask, axis=-1, dtype=jnp.int32) >= count)
+    least = min(count, vocab_size) if isinstance(count, int) else jnp.asarray(count, jnp.int32)
+    least = jnp.minimum(least, vocab_size)
+    return _leave(logits, lambda mask: jnp.sum(mask, axis=-1, dtype=jnp.int32) >= least)
 
 
 def top_p(logits: Float[Array, "*B V"], share: float | Array) -> Float[Array, "*B V"]:
@@ -297,7 +298,7 @@ def choose(
         rng: one random key per row, `(batch,)`, as `row_keys` gives them; may be None at temperature 0.
 
     Returns:
-        int32 tokens; -1 where a logit is NaN or infinite, because an argmax would name some token there.
+        int32 tokens, none whose logit is -inf; -1 where a logit is NaN or inf, or all are -inf.
 
     Raises:
         ValueError: a temperature above 0 without random keys.
@@ -314,18 +315,21 @@ def choose(
     """
     # Few digits would make many tokens equal, and the noise coarse.
     logits = logits.astype(accumulation_dtype(logits))
-    is_finite = jnp.all(jnp.isfinite(logits), axis=-1)
+    is_sound = are_sound(logits)
     adjusted = adjust(logits, sampling, seen)
     if not sampling.greedy:
         if rng is None:
-            raise ValueError(
-                "rng: expected one random key per row because the temperature is above 0, got None; use"
-                " row_keys(jax.random.key(0), batch)"
-            )
+            use = "row_keys(jax.random.key(0), batch)"
+            raise ValueError(f"rng: expected one random key per row above temperature 0, got None; use {use}")
         draw = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:], jnp.float32))
         adjusted = adjusted + draw(_draw_apart(rng)).astype(logits.dtype)
     token = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
-    return jnp.where(is_finite, token, jnp.int32(NO_TOKEN))
+    return jnp.where(is_sound, token, jnp.int32(NO_TOKEN))
+
+
+def are_sound(logits: Float[Array, "*B V"]) -> Bool[Array, "*B"]:
+    """Return where there is a token to choose: no logit is NaN or inf, and not all are -inf."""
+    return jnp.all(logits < jnp.inf, axis=-1) & jnp.any(logits > -jnp.inf, axis=-1)
 
 
 def row_keys(rng: ArrayLike, batch: Size) -> Array:

@@ -10,20 +10,19 @@ from regard.axes import Array, Float
 from regard.engine.call.problem import accumulation_dtype
 from regard.models.prefill import Structure, merge_model, read_prompts
 from regard.models.prompts import Request
-from regard.models.sampling import NO_TOKEN, Sampling, adjust
+from regard.models.sampling import NO_TOKEN, Sampling, adjust, are_sound
 from regard.models.writing import Rules, State, Writing, mark_tokens, write, write_on
 
 
 def probabilities(logits: Float[Array, "*B V"], sampling: Sampling, seen: Any = None) -> Float[Array, "*B V"]:
-    """Compute the probabilities that tokens are drawn by, all 0 where a logit is NaN or infinite."""
+    """Compute the probabilities that tokens are drawn by, all 0 where there is none to choose."""
     logits = logits.astype(accumulation_dtype(logits))
-    is_finite = jnp.all(jnp.isfinite(logits), axis=-1, keepdims=True)
     adjusted = adjust(logits, sampling, seen)
     if sampling.greedy:
         law = jax.nn.one_hot(jnp.argmax(adjusted, axis=-1), logits.shape[-1], dtype=logits.dtype)
     else:
         law = jax.nn.softmax(adjusted, axis=-1)
-    return jnp.where(is_finite, law, jnp.zeros_like(law))
+    return jnp.where(are_sound(logits)[..., None], law, jnp.zeros_like(law))
 
 
 def acceptance(target: Float[Array, "*B V"], draft: Float[Array, "*B V"]) -> Float[Array, "*B V"]:

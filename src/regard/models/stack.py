@@ -293,6 +293,7 @@ def _build_block(
         "use_bias": config.attention_bias,
         "scale": config.attention_scale,
         "rotary": config.rotary(number),
+        "norm_kind": config.norm_kind if "rms" in config.norm_kind else "rms",
         "dropout_rate": config.attention_dropout_rate,
     }
     return block(config.d_model, config.num_heads, attention=attention, **shared)

@@ -38,7 +38,7 @@ class Generated:
     finished: Bool[Array, " batch"]
     """True where a stop token ended the row."""
     healthy: Bool[Array, " batch"]
-    """False where a logit was NaN or infinite: the row ends there, with a token -1 that is not counted."""
+    """False where a logit was NaN or inf, or all were -inf: the row ends there, with a token -1 beyond it."""
     cache: TextCache | None = None
     """The text read and written, for the next call; None unless `return_cache`."""
     reads: Int[Array, " batch"] | None = None

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from flax import nnx
-
 from regard.interop.families.entries import HARMLESS, IGNORED, Entries, read_flag, read_size, refuse_unread
 from regard.interop.weight_files import WeightFiles
 from regard.interop.weight_maps import Fields, Settings, WeightMap
@@ -99,14 +97,6 @@ class Family:
     def weight_map(self, config: TransformerConfig) -> WeightMap:
         """Return the names of the tensors of a model with this config."""
         return self.weights
-
-    def build(self, config: TransformerConfig, settings: Settings, rngs: nnx.Rngs) -> Model:
-        """Build the model that is to be filled."""
-        return self.model(config, rngs=rngs)
-
-    def describe(self, model: Any) -> dict[str, Any]:
-        """Return the entries of config.json that a model says beside its config."""
-        return {}
 
     def unpack(self, weights: WeightFiles) -> WeightFiles:
         """Return the files with tensors of floating point in place of those that are packed."""

@@ -2,63 +2,18 @@
 
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from flax import nnx
-
-from regard.axes import Array
 from regard.interop.families.entries import demand_same, read_number
 from regard.interop.families.family import WRITTEN_ACTIVATIONS, read_activation
 from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
 from regard.interop.families.sliding_windows import read_windows, write_windows
-from regard.interop.weight_maps import LESS_ONE, Fields, Pair, Settings
-from regard.models import Decoder, TransformerConfig
+from regard.interop.weight_maps import Fields, Pair, Settings
+from regard.models import TransformerConfig
 from regard.models.presets import GEMMA2
 
 
-class GemmaNorm(nnx.Module):
-    """An RMSNorm with its scale as it is stored, less 1, to which 1 is added in float32 or wider.
-
-    1 + w has more digits than w: a sum that was rounded would not give the stored number back.
-
-    Reference: Gemma3RMSNorm of transformers 5.24.
-    """
-
-    def __init__(self, norm: nnx.RMSNorm):
-        self.epsilon = norm.epsilon
-        self.scale_less_one = nnx.Param(jnp.zeros(norm.num_features, norm.param_dtype))
-
-    @property
-    def scale(self) -> Array:
-        """The factor of every feature."""
-        return _widen(self.scale_less_one[...]) + 1
-
-    def __call__(self, x: Array) -> Array:
-        wide = _widen(x)
-        size = jnp.mean(wide * wide, axis=-1, keepdims=True)
-        scale = jnp.expand_dims(self.scale.astype(wide.dtype), range(x.ndim - 1))
-        return (wide * jax.lax.rsqrt(size + self.epsilon) * scale).astype(x.dtype)
-
-
-def _widen(x: Array) -> Array:
-    """Return the array in float32, or float64 where it is."""
-    return x.astype(np.promote_types(x.dtype, jnp.float32))
-
-
-def replace_norms(model: Decoder) -> Decoder:
-    """Put a `GemmaNorm` in the place of every RMSNorm, and return the model."""
-    for _, module in [*nnx.iter_modules(model)]:
-        for name, part in [*vars(module).items()]:
-            if isinstance(part, nnx.RMSNorm):
-                setattr(module, name, GemmaNorm(part))
-    return model
-
-
-def pair_norm(tensor: str, parameter: str) -> tuple[Pair, Pair]:
-    """Pair a norm's tensor with its parameter in a loaded model, and in one with norms that hold the sum."""
-    stored, whole = f"{parameter}.scale_less_one", f"{parameter}.scale"
-    return Pair(f"{tensor}.weight", stored), Pair(f"{tensor}.weight", whole, LESS_ONE)
+def pair_norm(tensor: str, norm: str) -> Pair:
+    """Pair a norm's tensor with its parameter, which is the factor less 1."""
+    return Pair(f"{tensor}.weight", f"{norm}.scale_less_one")
 
 
 class Gemma2(Llama):
@@ -76,14 +31,14 @@ class Gemma2(Llama):
     # transformers, too, goes by hidden_activation alone.
     harmless: ClassVar = (*Llama.harmless, "hidden_act")
     weights = build_map(
-        *pair_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.attention_residual.norm"),
-        *pair_norm(f"{LAYER}.post_attention_layernorm", f"{BLOCK}.attention_residual.branch_norm"),
-        *pair_norm(f"{LAYER}.pre_feedforward_layernorm", f"{BLOCK}.feed_forward_residual.norm"),
-        *pair_norm(f"{LAYER}.post_feedforward_layernorm", f"{BLOCK}.feed_forward_residual.branch_norm"),
-        *pair_norm("norm", "trunk.stack.final_norm"),
+        pair_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.attention_residual.norm"),
+        pair_norm(f"{LAYER}.post_attention_layernorm", f"{BLOCK}.attention_residual.branch_norm"),
+        pair_norm(f"{LAYER}.pre_feedforward_layernorm", f"{BLOCK}.feed_forward_residual.norm"),
+        pair_norm(f"{LAYER}.post_feedforward_layernorm", f"{BLOCK}.feed_forward_residual.branch_norm"),
+        pair_norm("norm", "trunk.stack.final_norm"),
         # Gemma 3's.
-        *pair_norm(f"{LAYER}.self_attn.q_norm", f"{BLOCK}.attention.query_norm"),
-        *pair_norm(f"{LAYER}.self_attn.k_norm", f"{BLOCK}.attention.key_norm"),
+        pair_norm(f"{LAYER}.self_attn.q_norm", f"{BLOCK}.attention.query_norm"),
+        pair_norm(f"{LAYER}.self_attn.k_norm", f"{BLOCK}.attention.key_norm"),
     )
     head_dim = 256
     num_key_heads = 4
@@ -113,6 +68,3 @@ class Gemma2(Llama):
             "hidden_activation": activation,
             "query_pre_attn_scalar": whole if whole**-0.5 == scale else scale**-2,
         }
-
-    def build(self, config: TransformerConfig, settings: Settings, rngs: nnx.Rngs) -> Decoder:
-        return replace_norms(Decoder(config, rngs=rngs))

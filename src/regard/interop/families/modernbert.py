@@ -13,6 +13,9 @@ from regard.models.presets import MODERNBERT
 _LAYER, _BLOCK = "layers.{n}", "stack.blocks.{n}"
 _BASES = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
 
+_SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+_LAST_SPECIAL = 50_283
+
 
 def _joined(tensor: str, *parameters: str) -> tuple[Pair, ...]:
     """Pair one linear map with the maps whose rows lie in it one after another."""
@@ -75,4 +78,7 @@ class ModernBert(Family):
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:
         written = {**write_windows(config), **write_rotary_by_kind(config, _BASES), "rope_scaling": None}
         window = written.pop("sliding_window") or 65
-        return {**written, "local_attention": 2 * window - 2, "norm_bias": config.norm_kind == "layer"}
+        written |= {"local_attention": 2 * window - 2, "norm_bias": config.norm_kind == "layer"}
+        # Those that transformers takes where none are given are no tokens of a small vocabulary.
+        is_small = config.vocab_size is not None and config.vocab_size <= _LAST_SPECIAL
+        return written | (dict.fromkeys(_SPECIAL) if is_small else {})

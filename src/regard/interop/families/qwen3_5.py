@@ -2,16 +2,14 @@
 
 from typing import Any, ClassVar, NamedTuple
 
-from flax import nnx
-
 from regard.interop import weight_maps
 from regard.interop.families.entries import read_number, read_size
-from regard.interop.families.gemma2 import pair_norm, replace_norms
+from regard.interop.families.gemma2 import pair_norm
 from regard.interop.families.llama import BLOCK, LAYER, Llama, build_map
 from regard.interop.families.rotary import read_rotary, write_rotary
 from regard.interop.families.sliding_windows import FULL, read_layer_types, shorten
 from regard.interop.weight_maps import Fields, Pair, Settings, WeightMap, linear, take_rows
-from regard.models import Decoder, TransformerConfig
+from regard.models import TransformerConfig
 from regard.models.presets import QWEN3_5
 
 LINEAR = "linear_attention"
@@ -100,12 +98,12 @@ class Qwen35(Llama):
             Pair(f"{STORED}.A_log", f"{DELTA}.log_speed"),
             Pair(f"{STORED}.dt_bias", f"{DELTA}.forget_bias"),
             Pair(f"{STORED}.norm.weight", f"{DELTA}.norm_scale"),
-            *pair_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.delta_residual.norm"),
-            *pair_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.attention_residual.norm"),
-            *pair_norm(f"{LAYER}.post_attention_layernorm", f"{BLOCK}.feed_forward_residual.norm"),
-            *pair_norm(f"{LAYER}.self_attn.q_norm", f"{BLOCK}.attention.query_norm"),
-            *pair_norm(f"{LAYER}.self_attn.k_norm", f"{BLOCK}.attention.key_norm"),
-            *pair_norm("norm", "trunk.stack.final_norm"),
+            pair_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.delta_residual.norm"),
+            pair_norm(f"{LAYER}.input_layernorm", f"{BLOCK}.attention_residual.norm"),
+            pair_norm(f"{LAYER}.post_attention_layernorm", f"{BLOCK}.feed_forward_residual.norm"),
+            pair_norm(f"{LAYER}.self_attn.q_norm", f"{BLOCK}.attention.query_norm"),
+            pair_norm(f"{LAYER}.self_attn.k_norm", f"{BLOCK}.attention.key_norm"),
+            pair_norm("norm", "trunk.stack.final_norm"),
         )
         return table.ignoring(r"mtp\..*")  # layers that predict tokens further ahead
 
@@ -123,9 +121,6 @@ class Qwen35(Llama):
     def pair_experts(self) -> list[Pair]:
         """Pair the tensors of experts, which a relative has."""
         return []
-
-    def build(self, config: TransformerConfig, settings: Settings, rngs: nnx.Rngs) -> Decoder:
-        return replace_norms(Decoder(config, rngs=rngs))
 
 
 class DeltaSizes(NamedTuple):

@@ -2,8 +2,6 @@
 
 from typing import Any, ClassVar
 
-from flax import nnx
-
 from regard.interop.families.entries import read_size
 from regard.interop.families.family import WRITTEN_ACTIVATIONS, Family, read_activation
 from regard.interop.weight_maps import TRANSPOSED, Fields, Pair, Settings, WeightMap
@@ -59,17 +57,18 @@ class T5(Family):
                 "dense_act_fn, is_gated_act: expected what feed_forward_proj says, got"
                 f" {act!r} and {is_gated!r}; leave out the wrong ones"
             )
-        if settings.get("num_decoder_layers") is not None:
-            read_size("num_decoder_layers", settings["num_decoder_layers"])
+        depth = settings.get("num_decoder_layers")
+        depth = None if depth is None else read_size("num_decoder_layers", depth)
         scale = fields["d_model"] ** -0.5 if scaled else 1.0
-        return {"activation": activation, "gated": gated, "output_scale": scale}
+        return {"activation": activation, "gated": gated, "output_scale": scale, "num_decoder_layers": depth}
 
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:
         is_gelu = config.gated and config.activation == "gelu_tanh"
         name = "gelu" if is_gelu else WRITTEN_ACTIVATIONS[config.activation]
         name = f"gated-{name}" if config.gated else name
         scaled = config.output_scale != 1.0
-        return {"d_kv": config.head_width, "feed_forward_proj": name, "scale_decoder_outputs": scaled}
+        own = {"num_decoder_layers": config.num_decoder_layers, "scale_decoder_outputs": scaled}
+        return {"d_kv": config.head_width, "feed_forward_proj": name, **own}
 
     def weight_map(self, config: TransformerConfig) -> WeightMap:
         encoder, decoder = "encoder.block.{n}.layer", "decoder.block.{n}.layer"
@@ -100,9 +99,3 @@ class T5(Family):
                 r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
             ),
         )
-
-    def build(self, config: TransformerConfig, settings: Settings, rngs: nnx.Rngs) -> EncoderDecoder:
-        return EncoderDecoder(config, num_decoder_layers=settings.get("num_decoder_layers"), rngs=rngs)
-
-    def describe(self, model: EncoderDecoder) -> dict[str, Any]:
-        return {"num_decoder_layers": len(model.decoder.blocks)}
