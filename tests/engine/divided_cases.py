@@ -203,6 +203,14 @@ def check_explicit():
     assert {jax.typeof(array).sharding.spec[0] for array in jax.tree.leaves(found)} == {"b"}
     assert_close(found, run(*arrays), atol=2e-6)
 
+    def choose(x, key):
+        chosen = readouts.choose_keys(x, key, count=3, mask=masks.causal())
+        apart = readouts.index_divergence(x, key, attention=(x, x), mask=masks.causal())
+        return chosen, apart, readouts.index_scores(x, key)
+
+    arrays = draw((4, 2, 7, 3), (4, 7, 3))
+    assert_close(choose(*_put(mesh, arrays, (P(None, "b"), P()))), choose(*arrays), atol=2e-6)
+
 
 def check(axes, case, backend, *, division="both", order="first", aux=AUX, key_heads=KEY_HEADS):
     """Run a call divided and alone; fail where they differ, or where results are not divided as they came."""

@@ -600,6 +600,8 @@ def test_the_command_plans_a_whole_model(capsys):
     assert (task.optimization.batch_size, task.optimization.accumulate_steps) == (16, 2)
     words = "--model", "deepseek-v3,num_layers=2,d_model=64,num_heads=4"
     assert " --dense-layers 0 1 " in run_command(capsys, *MODEL, *words).out
+    words = "--model", "qwen3-0.6b,rotary_base=5e3,scan_layers=False"
+    assert " --rotary-base 5000.0 " in run_command(capsys, *MODEL, *words).out
 
 
 def test_the_command_refuses_what_makes_no_sense(capsys):
@@ -608,6 +610,8 @@ def test_the_command_refuses_what_makes_no_sense(capsys):
         ([*MODEL, "--model", "gpt2,num_layers=0"], 2, "--model: expected num_layers of at least 1, got 0"),
         ([*MODEL, "--model", "gpt2,depth=3"], 2, "such as num_layers=4; got 'depth=3'"),
         ([*MODEL, "--model", "gpt3"], 2, "--model: expected one of "),
+        ([*MODEL, "--model", "t5-small"], 2, "--model: expected a decoder, as steps of others"),
+        ([*MODEL, "--model", "gpt2,rotary_base=1e6,scan_layers=maybe"], 2, "got 'scan_layers=maybe'"),
         (["plan", *COMMAND[1:3], *COMMAND[5:]], 2, "plan needs --heads, or a --model that says them"),
         ([*COMMAND, "--fix", "data=2, data=1"], 2, "--fix: expected every axis once, got data twice"),
         ([*COMMAND, "--remat"], 2, "--remat is for a training step; give --model"),

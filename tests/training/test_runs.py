@@ -1,5 +1,6 @@
 """Run directories: started, resumed, refused; nothing of the user's is ever lost."""
 
+import dataclasses
 import json
 import shutil
 
@@ -84,10 +85,6 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_is_written(run
         train(run, tiny_copy())
     assert_refused((lambda: runs.load_run(run), "another model", CheckpointError))
     assert snapshot(run) == before
-    params, average = ({name: {"w": np.ones(2)}} for name in ("params", "average"))
-    for state, template in ((params, params | average), (params | average, params)):
-        with pytest.raises(CheckpointError, match=r"holds (no .*leave out|a .*give the) ema_decay"):
-            checkpoints.fit(checkpoints.load(checkpoints.save(run / str(len(state)), 1, state, {})), template)
 
 
 def test_force_deletes_the_run_and_nothing_else(run):
@@ -143,6 +140,30 @@ def test_a_branch_goes_on_elsewhere_with_other_settings_of_training(whole, half,
     opened = runs.open_run(tmp_path / "third", other, seed=5, resume=source)
     assert (opened.start.step, opened.source, opened.is_finished) == (7, half, False)
     assert snapshot(half) == before
+
+
+def test_a_branch_may_loop_over_layers_keep_less_and_begin_or_end_an_average(half, tmp_path):
+    """Parameters are the same; an average begins as they are, and one that is not asked for is left out."""
+
+    def go_on(name, source, task):
+        train(tmp_path / name, task, resume=str(source))
+        return checkpoints.load_newest(tmp_path / name / "checkpoints")[0].arrays
+
+    (before, _), looped = (
+        checkpoints.load_newest(half / "checkpoints"),
+        {"scan_layers": True, "remat": "full"},
+    )
+    task = tiny_copy(steps=10, model=dataclasses.replace(tiny_copy().model, **looped), ema_decay=0.75)
+    plain, averaged = go_on("plain", half, tiny_copy(steps=10)), go_on("averaged", half, task)
+    names = [name.removeprefix("params/") for name in plain if name.startswith("params/")]
+    assert len(names) > 10
+    for name in names:
+        params = averaged[f"params/{name}"]
+        np.testing.assert_allclose(params, plain[f"params/{name}"], rtol=1e-4, atol=1e-6)
+        mean = 0.75 * before.arrays[f"params/{name}"] + 0.25 * params
+        np.testing.assert_allclose(averaged[f"average/{name}"], mean, rtol=1e-5, atol=1e-7)
+    ended = go_on("ended", tmp_path / "averaged", tiny_copy(steps=11))
+    assert {*ended} == {*plain}
 
 
 def test_a_branch_needs_a_checkpoint_of_the_same_model(half, tmp_path):

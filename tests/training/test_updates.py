@@ -41,6 +41,19 @@ def averaged(tmp_path_factory):
     return directory, outcome, [checkpoints.load(path).arrays for path in saved]
 
 
+def test_parts_with_other_numbers_of_tokens_are_weighed_by_them():
+    """Rows of many lengths, whose padding counts nowhere: a mean of the parts' means is another loss."""
+    sizes = {"d_model": 8, "num_heads": 2, "d_ff": 12, "num_layers": 1, "dropout_rate": 0.0}
+    task = tasks.Reverse(model=dataclasses.replace(tasks.Reverse().model, **sizes))
+    measured = []
+    for parts in (1, 4):
+        asked = dataclasses.replace(task.optimization, batch_size=12, accumulate_steps=parts)
+        program = programs.make_program(dataclasses.replace(task, optimization=asked), 0)
+        measured.append(jax.jit(program.update)(program.start(), np.int32(0))[1])
+    for name in ("loss", "grad_norm", "token_accuracy"):
+        np.testing.assert_allclose(measured[1][name], measured[0][name], rtol=1e-5, err_msg=name)
+
+
 def test_a_batch_in_parts_is_the_batch(averaged):
     directory, _, (arrays, *_) = averaged
     state, measured, _ = updated()

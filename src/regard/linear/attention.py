@@ -80,7 +80,8 @@ def attend(
         initial: the state to go on from; None is a state of zeros.
         return_state: also return the state after the last token.
         chunk: tokens evaluated together, a power of two; 1 is the recurrence, token by token. It changes
-            rounding, speed and memory only: gradients keep one state per chunk. None picks.
+            rounding, speed and memory only: gradients keep one state per chunk. None picks. NaN or infinity
+            in a valid token may reach all rows of its chunk, and all that follow, of other documents too.
         precision: of the matrix products, as in `jax.lax.dot_general`.
 
     Returns:

@@ -62,25 +62,25 @@ class Sampling:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             self._set_number(name, float, np.number, "a number")
         self._set_number("top_k", int, np.integer, "an integer")
-        known = {name: number for name, number in vars(self).items() if isinstance(number, int | float)}
-        temperature = 0.0 if self.temperature is None else known.get("temperature", 1.0)
+        numbers = {name: number for name, number in vars(self).items() if isinstance(number, int | float)}
+        temperature = 0.0 if self.temperature is None else numbers.get("temperature", 1.0)
         if self.temperature is None or not (temperature == 0 or 1e-20 <= temperature < math.inf):
             raise ValueError(
                 "temperature: expected a finite number of at least 1e-20, by which logits are divided, or 0,"
                 f" which takes the most probable token; got {self.temperature}"
             )
-        if (count := known.get("top_k", 1)) < 1:
+        if (count := numbers.get("top_k", 1)) < 1:
             raise ValueError(f"top_k: expected at least 1, got {count}; leave it out to keep all tokens")
-        if "top_k" in known:
+        if "top_k" in numbers:
             object.__setattr__(self, "top_k", min(count, LARGEST))  # more than any vocabulary
-        if known.get("min_p") == 0:
+        if numbers.get("min_p") == 0:
             object.__setattr__(self, "min_p", None)
-            del known["min_p"]
+            del numbers["min_p"]
         for name in ("top_p", "min_p"):
-            if not 0 < known.get(name, 1) <= 1:
-                got = f"got {known[name]}; leave it out to keep all"
+            if not 0 < numbers.get(name, 1) <= 1:
+                got = f"got {numbers[name]}; leave it out to keep all"
                 raise ValueError(f"{name}: expected a number in (0, 1], {got}")
-        if not 1e-20 <= (penalty := known.get("repetition_penalty", 1)) <= 1e20:
+        if not 1e-20 <= (penalty := numbers.get("repetition_penalty", 1)) <= 1e20:
             raise ValueError(f"repetition_penalty: expected 1e-20 to 1e20, got {penalty}; 1 is none")
         idle = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) is not None]
         if self.greedy and idle:

@@ -143,7 +143,9 @@ def find_period(config: Any) -> int:
         if 2 * period <= len(layers) and layers[period:] == layers[:-period]:
             return period
     if len(layers) > 1:
-        raise ValueError("config: expected layers that are alike or take turns, or scan_layers=False")
+        raise ValueError(
+            "config: expected layers that are alike or take turns at least twice, or scan_layers=False"
+        )
     return 1
 
 

@@ -119,7 +119,8 @@ def index_scores(
     """
     query, key, weights, scale = _check(query, key, weights, scale)
     if indices is None:
-        return _score("...td,...sd->...ts", query, key, weights, scale)
+        run, spec = partial(_score, "...td,...sd->...ts"), PartitionSpec(*_divide_rows(query), None)
+        return run_with_specs(run, (query, key, weights, scale), spec)
     chosen = _check_indices(indices, (*query.shape[:-3], query.shape[-2]))
     return run_with_specs(_score_chosen, (query, key, weights, scale, chosen), _divide_rows(query))
 
@@ -199,7 +200,8 @@ def _divide_rows(query: Array) -> PartitionSpec:
 def _pair_tokens(inputs: Any, mask: Any, **offsets: Any) -> Problem:
     """Return the call, of one head, whose mask and positions say which keys a query may choose."""
     demand_whole("readouts")
-    query, key = inputs[0][..., :1, :, :], inputs[1][..., None, :, :]
+    shape, key = inputs[0].shape, inputs[1][..., None, :, :]
+    query = jnp.zeros((*shape[:-3], 1, *shape[-2:]), key.dtype)  # no slice of heads, which may be divided
     return canonicalize(query, key, key, mask=mask, **offsets)
 
 
@@ -389,10 +391,9 @@ def _average_weights(subscripts: str, rows: Any, key: Array, scale: Any, keep: A
         head_query = jax.lax.dynamic_index_in_dim(query, number, keepdims=False)
         products = jnp.einsum(subscripts, head_query, head_key, preferred_element_type=sums)
         scores = products * jnp.asarray(scale, sums)
-        if keep is None:
-            return jax.nn.softmax(scores, axis=-1)
-        weights = jax.nn.softmax(jnp.where(keep, scores, jnp.finfo(sums).min), axis=-1)
-        return jnp.where(keep, weights, 0)
+        scores = scores if keep is None else jnp.where(keep, scores, jnp.finfo(sums).min)
+        weights = jax.nn.softmax(scores, axis=-1)
+        return weights if keep is None else jnp.where(keep, weights, 0)
 
     numbers = jnp.arange(query.shape[0], dtype=jnp.int32)
     total, _ = jax.lax.scan(lambda total, n: (total + weigh(n), None), weigh(numbers[0]), numbers[1:])

@@ -221,14 +221,17 @@ def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "", places: Any 
     """Put a checkpoint's arrays below the path `prefix` into a template of their shapes and dtypes.
 
     Where `places`, a pytree of shardings like it, is given, every process reads its parts of every array, and
-    all must call this; else arrays are whole, on JAX's default device.
+    all must call this; else arrays are whole, on JAX's default device. A moving average of the parameters
+    that only the template has begins as they are; one that only the checkpoint has is left out.
     """
     expected = {f"{prefix}{name}": (leaf.shape, leaf.dtype) for name, leaf in _leaves(template).items()}
     saved = {name: kind for name, kind in checkpoint.kinds.items() if name.startswith(prefix)}
-    if not prefix and len(expected) != len(saved) and _drop_average(expected) == _drop_average(saved):
-        remedy = "leave out ema_decay" if len(expected) > len(saved) else "give the ema_decay of its run"
-        holds = "no" if len(expected) > len(saved) else "a"
-        raise CheckpointError(f"{checkpoint.path} holds {holds} moving average of the parameters; {remedy}")
+    sources = {name: name for name in expected}
+    if not prefix and _drop_average(expected) == expected:
+        saved = _drop_average(saved)
+    elif not prefix and _drop_average(saved) == saved:
+        sources = {name: name.replace("average/", "params/", 1) for name in expected}
+        saved = {name: saved[source] for name, source in sources.items() if source in saved} | saved
     differences = [
         f"  {name}: expected {_describe(expected.get(name))}, found {_describe(saved.get(name))}"
         for name in sorted(expected.keys() | saved.keys())
@@ -240,12 +243,19 @@ def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "", places: Any 
         lines = "\n".join(differences)
         raise CheckpointError(f"{checkpoint.path} holds another model or optimizer:\n{lines}")
     if places is None:
-        arrays = {name: jax.numpy.asarray(checkpoint.arrays[name]) for name in expected}
+        # Copied where two have one source, as both are donated to the first update.
+        arrays = {
+            name: jax.numpy.array(checkpoint.arrays[source], copy=name != source)
+            for name, source in sources.items()
+        }
     else:
         placed = zip(expected.items(), jax.tree.leaves(places), strict=True)
-        arrays = checkpoint.read(
-            {name: jax.ShapeDtypeStruct(*kind, sharding=sharding) for (name, kind), sharding in placed}
-        )
+        shapes = {name: jax.ShapeDtypeStruct(*kind, sharding=sharding) for (name, kind), sharding in placed}
+        begun = {source: name for name, source in sources.items() if name != source}
+        arrays = checkpoint.read({name: shape for name, shape in shapes.items() if name == sources[name]})
+        if begun:
+            copies = checkpoint.read({source: shapes[name] for source, name in begun.items()})
+            arrays |= {begun[source]: copy for source, copy in copies.items()}
     return jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in expected])
 
 

@@ -134,20 +134,23 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
     differentiate = jax.value_and_grad(compute_loss, has_aux=True)
 
     def accumulate(params: Any, batch: Batch, rng: jax.Array) -> Any:
-        """Differentiate parts of a batch one after the other; average all they give."""
+        """Differentiate parts of a batch one after the other; average all they give, by their weights."""
         count = optimization.accumulate_steps
         if count == 1:
             return differentiate(params, batch, rng)
         # Every count-th row is one part's: a device has its share of each.
         parts = jax.tree.map(lambda rows: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1), batch)
 
-        def add(total: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+        weights = jax.lax.map(lambda part: jnp.asarray(task.weigh(part), jnp.float32), parts)
+        shares = weights / weights.sum()
+
+        def add(total: Any, part: tuple[Batch, jax.Array, jax.Array]) -> tuple[Any, None]:
             terms = differentiate(params, divide(part[0]), jax.random.fold_in(rng, part[1]))
-            return jax.tree.map(lambda partial_sum, term: partial_sum + term / count, total, terms), None
+            return jax.tree.map(lambda partial_sum, term: partial_sum + term * part[2], total, terms), None
 
         term_shapes = jax.eval_shape(differentiate, params, jax.tree.map(lambda rows: rows[0], parts), rng)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), term_shapes)
-        return jax.lax.scan(add, zeros, (parts, jnp.arange(count)))[0]
+        return jax.lax.scan(add, zeros, (parts, jnp.arange(count), shares))[0]
 
     def update(state: State, index: jax.Array, fed: Any = ()) -> tuple[State, Metrics]:
         batch_rng = jax.random.fold_in(make_stream(seed, TRAINING), index)

@@ -22,7 +22,8 @@ from regard.training import checkpoints, compilation, locks, metrics, run_config
 from regard.training.run_configs import RunConfig
 
 SEEDS = range(-(2**63), 2**63)
-FREE = ("optimization.", "cadence.", "seed")  # settings that may differ where a run starts from another one
+# Settings that may differ where a run starts from another one.
+FREE = ("optimization.", "cadence.", "seed", "model.scan_layers", "model.remat")
 ANOTHER, REOPEN = "give another directory=", "open it again: open_run(...)"
 OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures", "profile")
 

@@ -240,14 +240,15 @@ class Optimization(Settings):
     batch_size: Count = 128
     """Examples per update."""
     accumulate_steps: Count = 1
-    """Equal parts of a batch whose gradients are averaged one part after the other, in the memory of one."""
+    """Equal parts of a batch whose gradients are averaged, by their tokens where these differ, one part after
+    the other, in the memory of one."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Dtype that updates compute in; parameters, optimizer and sums stay float32, and so does evaluation."""
     learning_rate: Annotated[float, POSITIVE] = 3e-3
     """Peak learning rate."""
     schedule: Literal["cosine", "linear", "exponential", "stable", "constant"] = "cosine"
     """Learning rate after the warm-up: cosine or linear down to 0, exponential to a hundredth, stable until a
-    fifth of the steps is left and then linear to 0, or constant."""
+    fifth of the updates after the warm-up is left and then linear to 0, or constant."""
     warmup_steps: Annotated[int, at_least(0), MOST] = 0
     """Updates over which the learning rate rises linearly from 0."""
     clip_norm: Annotated[float, NOT_NEGATIVE] = 1.0

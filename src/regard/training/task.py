@@ -131,6 +131,13 @@ class Task(Settings, abc.ABC):
     def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Return the mean loss on a batch, and metrics; the model's mode decides about dropout."""
 
+    def weigh(self, batch: Batch) -> float | jax.Array:
+        """Return the weight of what `measure` gives for one of `accumulate_steps` parts among the others.
+
+        Where its means are of other numbers of terms in parts of as many rows, that is the number of terms.
+        """
+        return 1.0
+
     def evaluate(self, model: nnx.Module, batch: Batch) -> Metrics:
         """Return the metrics that count, `loss` and the goal's among them, of a model in evaluation mode."""
         loss, metrics = self.measure(model, batch)

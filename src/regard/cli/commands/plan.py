@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -127,10 +129,14 @@ class Plan(Command):
             raise UsageError(f"--model plans a whole training step; leave out {flags}, for attention alone")
         name, _, changes = model.partition(",")
         try:
-            config = preset(name).config
+            chosen = preset(name)
         except KeyError as error:
             raise UsageError(str(error.args[0])) from error
-        config = _change(config, changes, remat="full" if self.remat else None, scan_layers=True)
+        if chosen.kind != "decoder":
+            raise UsageError(
+                f"--model: expected a decoder, as steps of others are not planned; {name} is none"
+            )
+        config = _change(chosen.config, changes, remat="full" if self.remat else None, scan_layers=True)
         names = ("length", "batch", "devices", "chip", "accumulate_steps")
         same = {name: getattr(self, name) for name in names}
         precision = {} if self.dtype is None else {"precision": self.dtype}
@@ -181,13 +187,15 @@ def spell_training(step: Step, config: Any) -> str:
 
 
 def _change(config: Any, text: str, **changes: Any) -> Any:
-    """Return a config with fields changed as in num_layers=4,num_heads=8."""
+    """Return a config with fields changed as in num_layers=4,rotary_base=1e6,scan_layers=false."""
     for word in filter(None, text.split(",")):
         name, _, value = word.partition("=")
-        if not hasattr(config, name) or not value.isdecimal():
-            expected = "fields of TransformerConfig with whole numbers, such as num_layers=4"
+        changes[name] = None
+        with contextlib.suppress(ValueError):
+            changes[name] = json.loads(value.lower())
+        if not hasattr(config, name) or not isinstance(changes[name], int | float):
+            expected = "fields of TransformerConfig with a number, true or false, such as num_layers=4"
             raise UsageError(f"--model: expected {expected}; got {word!r}")
-        changes[name] = int(value)
     num_layers = changes.get("num_layers", config.num_layers)
     changes.setdefault("dense_layers", tuple(layer for layer in config.dense_layers if layer < num_layers))
     return replace(config, **changes)

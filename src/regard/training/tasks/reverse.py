@@ -79,6 +79,9 @@ class Reverse(MarkedTask):
         target = batch["target"]
         return measure_tokens(self.read(model, batch), target, target != self.pad_token)
 
+    def weigh(self, batch: Batch) -> Array:
+        return jnp.sum(batch["target"] != self.pad_token, dtype=jnp.float32)
+
     def evaluate(self, model: nnx.Module, batch: Batch) -> Metrics:
         """Measure a model; sequences count as right only when greedy generation writes them alone."""
         loss, _ = self.measure(model, batch)
