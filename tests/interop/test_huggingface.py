@@ -544,6 +544,24 @@ def test_the_decoder_of_an_encoder_decoder_has_as_many_layers_as_its_config_says
     assert (written["num_layers"], written["num_decoder_layers"]) == (1, 3)
 
 
+def test_a_folder_says_which_tokens_end_a_text(tmp_path):
+    folder = fill(tmp_path, "llama")
+    assert huggingface.load(folder).stop_tokens == (2,)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
+    assert huggingface.load(folder).stop_tokens == (5, 7)
+    (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    loaded = huggingface.load(folder)
+    assert_refused((lambda: loaded.stop_tokens, "expected a token or a list of them as eos_token_id"))
+
+
+def test_special_tokens_beyond_a_small_vocabulary_are_none():
+    """What transformers takes where none are given is of the published vocabulary."""
+    for size, expected in ((101, [None] * 5), (50_368, [])):
+        config = dataclasses.replace(PRESETS["modernbert-base"].config, vocab_size=size)
+        written = write_settings("modernbert", config)
+        assert [value for name, value in written.items() if name.endswith("_token_id")] == expected
+
+
 KINDS = {"minilm-l6": "bert", "vit": "vit", "gemma-2-2b": "gemma2", "gemma-3-1b": "gemma3_text"}
 KINDS |= {"qwen3-30b-a3b": "qwen3_moe", "qwen3-next-80b-a3b": "qwen3_next"}
 KINDS |= {"deepseek-v3": "deepseek_v3", "gpt-oss-20b": "gpt_oss"}

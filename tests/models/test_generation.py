@@ -12,7 +12,16 @@ from jax import export
 
 from layer_oracle import build_drawn, draw
 from refusals import assert_refused
-from regard.models import Decoder, Encoder, EncoderDecoder, Sampling, TransformerConfig, generate, stream
+from regard.models import (
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    Sampling,
+    TransformerConfig,
+    beam_search,
+    generate,
+    stream,
+)
 from regard.models.prompts import TextCache, canonicalize
 from regard.models.sampling import row_keys
 from test_sampling import adjust_plainly
@@ -332,6 +341,27 @@ def test_one_exported_program_writes_after_prompts_of_any_number_and_length(name
         found, expected = (call(prompts, np.array(lengths, np.int32)) for call in (program.call, write))
         np.testing.assert_array_equal(found.tokens, expected.tokens)
         np.testing.assert_allclose(found.log_probabilities, expected.log_probabilities, rtol=1e-4, atol=1e-5)
+
+
+def test_no_way_of_writing_takes_a_token_that_a_bias_bars():
+    """Of each prompt another half of the vocabulary, with and without a draft, drawn, greedy and by beams."""
+    model, vocab_size = build(), build().config.vocab_size
+    barred = np.arange(vocab_size) % 2 == np.arange(len(PROMPTS))[:, None] % 2
+    bias = np.where(barred, np.float32(-np.inf), np.float32(0))
+    options = {"max_tokens": N, "rng": jax.random.key(1)}
+    texts = [
+        generate(model, PROMPTS, sampling=Sampling(temperature=heat, logit_bias=bias), draft=draft, **options)
+        for heat in (0.0, 1.3)
+        for draft in (None, model)
+    ]
+    np.testing.assert_array_equal(texts[0].tokens, texts[1].tokens)
+    beams = beam_search(model, PROMPTS, num_beams=3, max_tokens=N, logit_bias=bias)
+    assert np.all(np.asarray(beams.scores) > -np.inf)
+    np.testing.assert_array_equal(
+        beam_search(model, PROMPTS, num_beams=1, max_tokens=N, logit_bias=bias).tokens[:, 0], texts[0].tokens
+    )
+    for tokens in (*(text.tokens for text in texts), *np.moveaxis(np.asarray(beams.tokens), 1, 0)):
+        assert not np.take_along_axis(barred, np.asarray(tokens), axis=1).any()
 
 
 def test_a_serialized_program_takes_settings_and_stop_tokens_of_every_request():

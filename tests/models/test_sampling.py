@@ -129,6 +129,22 @@ def test_tokens_removed_by_minus_infinity_are_never_chosen():
     np.testing.assert_allclose(probabilities(jnp.asarray(banned), settings, seen).sum(-1), 1, rtol=1e-6)
 
 
+def test_a_bias_is_added_before_all_else():
+    logits, seen = draw_logits(8), jnp.ones((B, V), bool)
+    bias = np.where(np.random.default_rng(1).random((B, V)) < 0.7, np.float32(-np.inf), np.float32(0.5))
+    settings = {"temperature": 0.7, "top_k": 4, "repetition_penalty": 1.3}
+    for given in (bias, bias[0]):
+        expected = sampling.adjust(jnp.asarray(logits + given), Sampling(**settings), seen)
+        got = sampling.adjust(jnp.asarray(logits), Sampling(**settings, logit_bias=given), seen)
+        np.testing.assert_array_equal(got, expected)
+        greedy = sampling.choose(jnp.asarray(logits), Sampling(logit_bias=given))
+        assert greedy.tolist() == (logits + given).argmax(-1).tolist()
+    nothing = np.full(V, -np.inf, np.float32)
+    assert sampling.choose(jnp.asarray(logits), Sampling(logit_bias=nothing)).tolist() == [-1] * B
+    with pytest.raises(ValueError, match=r"logit_bias: expected shape \(31,\) or \(5, 31\), got \(4, 31\)"):
+        sampling.choose(jnp.asarray(logits), Sampling(logit_bias=bias[:4]))
+
+
 def test_numbers_may_be_traced_where_settings_are_made():
     logits, seen = jnp.asarray(draw_logits(7)), jnp.ones((B, V), bool)
     numbers = {"temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.3}

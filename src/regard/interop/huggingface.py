@@ -61,6 +61,8 @@ class Pretrained:
     """config.json as it stands."""
     directory: Path
     """The folder that the weights came from."""
+    generation: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """generation_config.json as it stands; empty where there is none."""
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
@@ -69,7 +71,7 @@ class Pretrained:
 
     def name_tokens(self, entry: str) -> tuple[int, ...]:
         """Return the tokens that an entry names: one, several or none; generation_config.json comes first."""
-        value = (self.settings | read_object(self.directory / DEFAULTS)).get(entry)
+        value = (self.settings | self.generation).get(entry)
         tokens = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token) is int for token in tokens):
             raise ValueError(
@@ -158,7 +160,8 @@ def load(
     ]
     model = nnx.merge(graph, nnx.from_flat_state(leaves))
     model.eval()
-    return Pretrained(model, config, read_tokenizer(directory), model_type, settings, directory)
+    tokenizer, generation = read_tokenizer(directory), read_object(directory / DEFAULTS)
+    return Pretrained(model, config, tokenizer, model_type, settings, directory, generation)
 
 
 def save(

@@ -13,12 +13,13 @@ import jax.numpy as jnp
 
 from regard.arguments import LARGEST, guided, whole_number
 from regard.axes import Array, ArrayLike, Bool, Float, Int, Size
+from regard.engine.call.canonicalization import float_array
 from regard.engine.call.problem import accumulation_dtype
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.prefill import Structure, merge_model, read_prompts, split_model
 from regard.models.prompts import Request, TextCache, canonicalize, sort_stops, vocabulary_size
-from regard.models.sampling import are_sound
+from regard.models.sampling import add_bias, are_sound
 from regard.records import record
 
 
@@ -75,6 +76,7 @@ def beam_search(
     max_tokens: int,
     length_penalty: float = 1.0,
     stop_tokens: Sequence[int] | ArrayLike = (),
+    logit_bias: ArrayLike | None = None,
     lengths: ArrayLike | None = None,
     start_token: int | None = None,
     capacity: Size | None = None,
@@ -98,6 +100,7 @@ def beam_search(
         max_tokens: tokens per text at most, at least 1.
         length_penalty: 0 compares log-probabilities of whole texts, 1 those per token; more favours long.
         stop_tokens: tokens that end a text, in which they are kept.
+        logit_bias: as in `Sampling`; scores are of the logits with it.
 
     Returns:
         Texts, lengths, scores and ends, `(batch, num_beams, ...)`, sorted by score, in float32 at least.
@@ -131,7 +134,8 @@ def beam_search(
             f" with each of {vocab_size} tokens; got {num_beams}"
         )
     stops = sort_stops(stop_tokens, vocab_size)
-    return _search(*split_model(model), request, stops, float(length_penalty), num_beams)
+    bias = None if logit_bias is None else float_array("logit_bias", logit_bias, 1)
+    return _search(*split_model(model), request, stops, bias, float(length_penalty), num_beams)
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "num_beams"))
@@ -140,6 +144,7 @@ def _search(
     arrays: list[Any],
     request: Request,
     stops: Array,
+    bias: Any,
     penalty: Array | float,
     num_beams: int,
 ) -> Beams:
@@ -153,7 +158,9 @@ def _search(
     ended = Beams(tokens, jnp.zeros((batch, width), jnp.int32), none, jnp.zeros((batch, width), bool))
     # One empty beginning per prompt; the other beams hold nothing yet.
     search = Search(tokens, none.at[:, 0].set(0), ended, jnp.ones(batch, bool), jnp.int32(0))
-    search, _ = _extend(search, model.predict(hidden)[rows, 0], stops, penalty)
+    logits = add_bias(model.predict(hidden)[:, 0], bias)
+    search, _ = _extend(search, logits[rows], stops, penalty)
+    bias = bias if bias is None or bias.ndim == 1 else bias[rows]
 
     def is_open(state: tuple[Any, Search]) -> Array:
         return (state[1].step < request.max_tokens) & jnp.any(state[1].searching)
@@ -162,7 +169,7 @@ def _search(
         cache, search = state
         newest = jax.lax.dynamic_index_in_dim(search.live, search.step - 1, axis=2, keepdims=False)
         hidden, cache = model.read(newest.reshape((-1, 1)), cache)
-        search, parents = _extend(search, model.predict(hidden)[:, 0], stops, penalty)
+        search, parents = _extend(search, add_bias(model.predict(hidden)[:, 0], bias), stops, penalty)
         origin = (parents + width * jnp.arange(batch, dtype=jnp.int32)[:, None]).reshape(-1)
         return jax.tree.map(lambda leaf: leaf[origin], cache), search
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +14,10 @@ import numpy as np
 
 from regard.arguments import LARGEST, check_kind, guided, read_size
 from regard.axes import Array, ArrayLike, Bool, Float, Int, Size
+from regard.engine.call.canonicalization import float_array
 from regard.engine.call.problem import accumulation_dtype
 from regard.masks.grid import is_concrete
+from regard.models.thresholds import keep_largest
 from regard.records import exportable
 
 NO_TOKEN = -1
@@ -29,7 +30,7 @@ NO_TOKEN = -1
 class Sampling:
     """Settings by which a token is chosen from logits; the default takes the most probable one.
 
-    score = repetition_penalty(logits) / temperature
+    score = repetition_penalty(logits + logit_bias) / temperature
     allowed = min_p(top_p(top_k(score)))
     token ~ softmax(allowed)
 
@@ -43,8 +44,8 @@ class Sampling:
 
     Example:
         >>> from regard.models import Sampling
-        >>> Sampling(temperature=0.8, top_p=0.95)
-        Sampling(temperature=0.8, top_k=None, top_p=0.95, min_p=None, repetition_penalty=None)
+        >>> Sampling(temperature=0.8, top_p=0.95, logit_bias=[0.0, 0.0, -float("inf")]).top_p
+        0.95
     """
 
     temperature: float | Array = 0.0
@@ -57,6 +58,8 @@ class Sampling:
     """Only tokens at least this many times as probable as the most probable one, in (0, 1]; 0 is None."""
     repetition_penalty: float | Array | None = None
     """Positive logits of tokens seen are divided by it, from 1e-20 to 1e20, negative ones multiplied."""
+    logit_bias: ArrayLike | None = None
+    """Added to the logits before all else, `(V,)` or `(batch, V)`, one row per prompt; -inf bars a token."""
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
@@ -82,6 +85,8 @@ class Sampling:
                 raise ValueError(f"{name}: expected a number in (0, 1], {got}")
         if not 1e-20 <= (penalty := numbers.get("repetition_penalty", 1)) <= 1e20:
             raise ValueError(f"repetition_penalty: expected 1e-20 to 1e20, got {penalty}; 1 is none")
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", float_array("logit_bias", self.logit_bias, 1))
         idle = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) is not None]
         if self.greedy and idle:
             raise ValueError(
@@ -118,6 +123,17 @@ class Sampling:
         if made.temperature is None:
             object.__setattr__(made, "temperature", 0.0)
         return made
+
+
+def add_bias(logits: Float[Array, "*B V"], bias: Any) -> Float[Array, "*B V"]:
+    """Add a bias `(V,)`, or `(batch, V)` with a row for each along the first axis; None is none."""
+    if bias is None:
+        return logits
+    bias, vocab_size = jnp.asarray(bias, logits.dtype), logits.shape[-1]
+    if bias.shape not in ((vocab_size,), (logits.shape[0], vocab_size)):
+        rows = (logits.shape[0], vocab_size)
+        raise ValueError(f"logit_bias: expected shape {rows[1:]} or {rows}, got {bias.shape}")
+    return logits + bias.reshape((*bias.shape[:-1], *(1,) * (logits.ndim - bias.ndim), vocab_size))
 
 
 def repetition_penalty(
@@ -192,7 +208,7 @@ def top_k(logits: Float[Array, "*B V"], count: int | Array) -> Float[Array, "*B 
     vocab_size = logits.shape[-1]
     least = min(count, vocab_size) if isinstance(count, int) else jnp.asarray(count, jnp.int32)
     least = jnp.minimum(least, vocab_size)
-    return _leave(logits, lambda mask: jnp.sum(mask, axis=-1, dtype=jnp.int32) >= least)
+    return keep_largest(logits, lambda mask: jnp.sum(mask, axis=-1, dtype=jnp.int32) >= least)
 
 
 def top_p(logits: Float[Array, "*B V"], share: float | Array) -> Float[Array, "*B V"]:
@@ -220,7 +236,7 @@ def top_p(logits: Float[Array, "*B V"], share: float | Array) -> Float[Array, "*
     # A share that rounds to 0 would be reached without a token.
     least = jnp.maximum(jnp.asarray(share, probability.dtype), jnp.finfo(probability.dtype).tiny)
     zero = jnp.zeros_like(probability)
-    return _leave(logits, lambda mask: jnp.sum(jnp.where(mask, probability, zero), axis=-1) >= least)
+    return keep_largest(logits, lambda mask: jnp.sum(jnp.where(mask, probability, zero), axis=-1) >= least)
 
 
 def min_p(logits: Float[Array, "*B V"], share: float | Array) -> Float[Array, "*B V"]:
@@ -250,9 +266,9 @@ def min_p(logits: Float[Array, "*B V"], share: float | Array) -> Float[Array, "*
 def adjust(
     logits: Float[Array, "*B V"], sampling: Sampling, seen: Bool[Array, "*B V"] | None = None
 ) -> Float[Array, "*B V"]:
-    """Apply settings to logits: repetition penalty, temperature, top-k, top-p, min-p, in this order.
+    """Apply settings to logits: bias, repetition penalty, temperature, top-k, top-p, min-p, in this order.
 
-    Probabilities are those of the tokens that the one before left. At temperature 0 only the penalty applies.
+    Probabilities are those of the tokens that the one before left. At temperature 0 the first two apply.
 
     Args:
         logits: of the next token.
@@ -270,6 +286,7 @@ def adjust(
         [[-inf, 6.0, 4.0]]
     """
     check_kind("sampling", sampling, Sampling)
+    logits = add_bias(logits, sampling.logit_bias)
     if sampling.repetition_penalty is not None and seen is not None:
         logits = repetition_penalty(logits, seen, sampling.repetition_penalty)
     if sampling.greedy:
@@ -315,8 +332,8 @@ def choose(
     """
     # Few digits would make many tokens equal, and the noise coarse.
     logits = logits.astype(accumulation_dtype(logits))
-    is_sound = are_sound(logits)
     adjusted = adjust(logits, sampling, seen)
+    is_sound = are_sound(logits) & jnp.any(adjusted > -jnp.inf, axis=-1)
     if not sampling.greedy:
         if rng is None:
             use = "row_keys(jax.random.key(0), batch)"
@@ -377,24 +394,3 @@ def _draw_apart(keys: Array) -> Array:
         return keys
     draw = functools.partial(jax.random.bits, shape=(2,), dtype=jnp.uint32)
     return jax.random.wrap_key_data(jax.lax.map(draw, keys) if keys.ndim else draw(keys), impl="threefry2x32")
-
-
-def _leave(logits: Array, enough: Callable[[Array], Array]) -> Array:
-    """Leave the largest logits that are `enough`: those above the greatest threshold that lets enough pass.
-
-    The threshold is found bit by bit; from some thousand tokens on, sorting takes longer.
-    """
-    # A bit set may only rise with the number: negative floats count down, and have the highest bit.
-    wide = logits.astype(accumulation_dtype(logits))
-    word = jnp.uint64 if wide.dtype == jnp.float64 else jnp.uint32
-    bits = jax.lax.bitcast_convert_type(jnp.where(wide == 0, jnp.zeros_like(wide), wide), word)
-    size = 8 * np.dtype(word).itemsize
-    highest = np.array(1 << (size - 1), word)
-    order = jnp.where(bits >= highest, ~bits, bits | highest)
-
-    def try_bit(index: Array, threshold: Array) -> Array:
-        raised = threshold | (highest >> index.astype(word))
-        return jnp.where(enough(order >= raised[..., None]), raised, threshold)
-
-    threshold = jax.lax.fori_loop(0, size, try_bit, jnp.zeros(logits.shape[:-1], word))
-    return jnp.where(order >= threshold[..., None], logits, jnp.full_like(logits, -jnp.inf))

@@ -22,7 +22,8 @@ def probabilities(logits: Float[Array, "*B V"], sampling: Sampling, seen: Any = 
         law = jax.nn.one_hot(jnp.argmax(adjusted, axis=-1), logits.shape[-1], dtype=logits.dtype)
     else:
         law = jax.nn.softmax(adjusted, axis=-1)
-    return jnp.where(are_sound(logits)[..., None], law, jnp.zeros_like(law))
+    is_sound = are_sound(logits) & jnp.any(adjusted > -jnp.inf, axis=-1)
+    return jnp.where(is_sound[..., None], law, jnp.zeros_like(law))
 
 
 def acceptance(target: Float[Array, "*B V"], draft: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
