@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard.cli import text_models
 from regard.engine.flash import measurements
-from regard.interop import huggingface_configs
+from regard.interop import huggingface, huggingface_configs
 from regard.interop.weight_files import WeightFileError, open_weights
 from regard.training import checkpoints, locks, loop, runs, tasks, token_files
 from regard.training.history import training_document
@@ -245,13 +244,14 @@ def config_of_a_pretrained_model(folder):
 
 @reader
 def tokens_that_end_a_text(folder):
-    path = folder / text_models.DEFAULTS
+    path = folder / huggingface.DEFAULTS
 
     def read(document):
         path.write_text(json.dumps(document))
-        settings = text_models.read_object(path)
+        generation = huggingface.read_object(path)
+        loaded = huggingface.Pretrained(None, None, None, "llama", {}, folder, generation)
         for name in ("eos_token_id", "bos_token_id"):
-            text_models._read_tokens(folder, settings, name)
+            loaded.name_tokens(name)
 
     free = ("=*", "*=absent", "*=null", "*_id=[[]]", "*=3")
     return Reader({"eos_token_id": [1, 2], "bos_token_id": 0}, read, ValueError, free)

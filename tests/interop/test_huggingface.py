@@ -25,7 +25,7 @@ from regard.interop.families.entries import IGNORED
 from regard.interop.huggingface_configs import write_settings
 from regard.interop.weight_files import WeightFileError, open_weights, write_weights
 from regard.interop.weight_maps import name_tensors, parameter_paths
-from regard.models import PRESETS, Decoder, EncoderDecoder
+from regard.models import PRESETS, Decoder
 from regard.positions import DynamicNTK, Linear, Llama3, YaRN
 
 LLAMA = {
@@ -534,14 +534,11 @@ def test_a_config_says_the_parameters_of_its_model(tmp_path, name):
     loaded = huggingface.load(fill(tmp_path, name))
     fresh = nnx.eval_shape(lambda: type(loaded.model)(loaded.config, rngs=nnx.Rngs(0)))
     assert {*parameter_paths(fresh)} == {*parameter_paths(loaded.model)}
-
-
-def test_the_decoder_of_an_encoder_decoder_has_as_many_layers_as_its_config_says():
-    config = huggingface.read_config({**draw_tensors("t5")[0], "num_layers": 1, "num_decoder_layers": 3})[1]
-    model = nnx.eval_shape(lambda: EncoderDecoder(config, rngs=nnx.Rngs(0)))
-    assert (len(model.encoder.stack.blocks), len(model.decoder.blocks)) == (1, 3)
-    written = write_settings("t5", config)
-    assert (written["num_layers"], written["num_decoder_layers"]) == (1, 3)
+    if name == "t5":
+        settings = {**draw_tensors("t5")[0], "num_layers": 1, "num_decoder_layers": 3}
+        written = write_settings("t5", config := huggingface.read_config(settings)[1])
+        assert (config.num_layers, config.num_decoder_layers) == (1, 3)
+        assert (written["num_layers"], written["num_decoder_layers"]) == (1, 3)
 
 
 def test_a_folder_says_which_tokens_end_a_text(tmp_path):
@@ -555,7 +552,6 @@ def test_a_folder_says_which_tokens_end_a_text(tmp_path):
 
 
 def test_special_tokens_beyond_a_small_vocabulary_are_none():
-    """What transformers takes where none are given is of the published vocabulary."""
     for size, expected in ((101, [None] * 5), (50_368, [])):
         config = dataclasses.replace(PRESETS["modernbert-base"].config, vocab_size=size)
         written = write_settings("modernbert", config)

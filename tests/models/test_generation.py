@@ -12,16 +12,8 @@ from jax import export
 
 from layer_oracle import build_drawn, draw
 from refusals import assert_refused
-from regard.models import (
-    Decoder,
-    Encoder,
-    EncoderDecoder,
-    Sampling,
-    TransformerConfig,
-    beam_search,
-    generate,
-    stream,
-)
+from regard import models
+from regard.models import Decoder, Encoder, EncoderDecoder, Sampling, TransformerConfig, generate, stream
 from regard.models.prompts import TextCache, canonicalize
 from regard.models.sampling import row_keys
 from test_sampling import adjust_plainly
@@ -344,49 +336,37 @@ def test_one_exported_program_writes_after_prompts_of_any_number_and_length(name
 
 
 def test_no_way_of_writing_takes_a_token_that_a_bias_bars():
-    """Of each prompt another half of the vocabulary, with and without a draft, drawn, greedy and by beams."""
-    model, vocab_size = build(), build().config.vocab_size
-    barred = np.arange(vocab_size) % 2 == np.arange(len(PROMPTS))[:, None] % 2
+    model, rng = build(), jax.random.key(1)
+    barred = np.arange(model.config.vocab_size) % 2 == np.arange(len(PROMPTS))[:, None] % 2
     bias = np.where(barred, np.float32(-np.inf), np.float32(0))
-    options = {"max_tokens": N, "rng": jax.random.key(1)}
-    texts = [
-        generate(model, PROMPTS, sampling=Sampling(temperature=heat, logit_bias=bias), draft=draft, **options)
-        for heat in (0.0, 1.3)
-        for draft in (None, model)
-    ]
-    np.testing.assert_array_equal(texts[0].tokens, texts[1].tokens)
-    beams = beam_search(model, PROMPTS, num_beams=3, max_tokens=N, logit_bias=bias)
-    assert np.all(np.asarray(beams.scores) > -np.inf)
-    np.testing.assert_array_equal(
-        beam_search(model, PROMPTS, num_beams=1, max_tokens=N, logit_bias=bias).tokens[:, 0], texts[0].tokens
-    )
-    for tokens in (*(text.tokens for text in texts), *np.moveaxis(np.asarray(beams.tokens), 1, 0)):
+    texts = []
+    for heat, draft in ((0.0, None), (0.0, model), (1.3, None), (1.3, model)):
+        options = {"sampling": Sampling(temperature=heat, logit_bias=bias), "draft": draft, "rng": rng}
+        texts.append(generate(model, PROMPTS, max_tokens=N, **options).tokens)
+    for width in (1, 3):
+        beams = models.beam_search(model, PROMPTS, num_beams=width, max_tokens=N, logit_bias=bias)
+        assert np.all(beams.scores > -np.inf)
+        texts += jnp.unstack(beams.tokens, axis=1)
+    for tokens in texts:
         assert not np.take_along_axis(barred, np.asarray(tokens), axis=1).any()
+    for same in (texts[1], texts[4]):
+        np.testing.assert_array_equal(same, texts[0])
 
 
 def test_a_serialized_program_takes_settings_and_stop_tokens_of_every_request():
-    model = build()
+    model, rng, stops = build(), jax.random.key(3), jnp.array([5, 7])
 
-    def write(prompts, rng, temperature, top_p, stop_tokens):
-        settings = Sampling(temperature=temperature, top_p=top_p, repetition_penalty=1.1)
-        return generate(
-            model, prompts, max_tokens=N, sampling=settings, rng=rng, stop_tokens=stop_tokens
-        ).tokens
+    def serve(prompts, settings, stop_tokens):
+        options = {"sampling": settings, "rng": rng, "stop_tokens": stop_tokens}
+        return generate(model, prompts, max_tokens=N, **options).tokens
 
-    def serve(prompts, rng, settings, stop_tokens):
-        return generate(
-            model, prompts, max_tokens=N, sampling=settings, rng=rng, stop_tokens=stop_tokens
-        ).tokens
-
-    rng, stops = jax.random.key(3), jnp.array([5, 7])
-    settings = Sampling(temperature=1.3, top_p=0.8, repetition_penalty=1.1)
-    expected = serve(SOURCE, rng, settings, stops)
-    for call, arguments in ((write, (1.3, 0.8)), (serve, (settings,))):
-        call = jax.jit(call)
-        program = export.deserialize(export.export(call)(SOURCE, rng, *arguments, stops).serialize())
-        np.testing.assert_array_equal(program.call(SOURCE, rng, *arguments, stops), expected)
-    wider = dataclasses.replace(settings, temperature=3.0)
-    assert np.any(program.call(SOURCE, rng, wider, stops) != expected)
+    write = lambda prompts, heat, stops: serve(prompts, Sampling(temperature=heat, top_p=0.8), stops)
+    settings = Sampling(temperature=1.3, top_p=0.8)
+    for call, asked, other in ((write, 1.3, 9.0), (serve, settings, Sampling(temperature=9.0, top_p=0.8))):
+        program = export.deserialize(export.export(jax.jit(call))(SOURCE, asked, stops).serialize())
+        expected = serve(SOURCE, settings, stops)
+        np.testing.assert_array_equal(program.call(SOURCE, asked, stops), expected)
+        assert np.any(program.call(SOURCE, other, stops) != expected)
 
 
 def test_an_exported_program_has_its_own_capacity_and_a_draft_but_no_chunks():

@@ -1,11 +1,14 @@
 """Sampling against its definitions in float64 NumPy, and its frequencies against their probabilities."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from oracle import assert_as_exact
+from refusals import assert_refused
 from regard.models import Sampling, sampling
 from regard.models.speculation import probabilities
 
@@ -115,34 +118,23 @@ def test_unhealthy_logits_choose_no_token():
 
 
 def test_tokens_removed_by_minus_infinity_are_never_chosen():
-    """As the functions here remove them; the rest have the probabilities of a draw among themselves."""
     logits, seen = draw_logits(6), jnp.ones((B, V), bool)
-    banned = np.where(logits > np.sort(logits)[:, -4:-3], np.float32(-np.inf), logits)
-    settings = Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.3)
-    adjusted = sampling.adjust(jnp.asarray(banned), settings, seen)
-    allowed = np.isfinite(adjust_plainly(banned, seen, settings, np.float64))
+    barred = np.where(logits > np.sort(logits)[:, -4:-3], np.float32(-np.inf), np.float32(0))
+    settings, rest = (
+        Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.3),
+        jnp.asarray(logits + barred),
+    )
+    adjusted = sampling.adjust(rest, settings, seen)
+    allowed = np.isfinite(adjust_plainly(logits + barred, seen, settings, np.float64))
     np.testing.assert_array_equal(np.isfinite(adjusted), allowed)
-    assert sampling.choose(jnp.asarray(banned), Sampling()).tolist() == banned.argmax(-1).tolist()
+    biased = dataclasses.replace(settings, logit_bias=barred)
+    np.testing.assert_array_equal(sampling.adjust(jnp.asarray(logits), biased, seen), adjusted)
+    assert sampling.choose(rest, Sampling()).tolist() == rest.argmax(-1).tolist()
     token = sampling.choose(adjusted, Sampling(temperature=1.0), rng=sampling.row_keys(jax.random.key(2), B))
-    assert np.all(token >= 0)
     assert np.all(allowed[np.arange(B), token])
-    np.testing.assert_allclose(probabilities(jnp.asarray(banned), settings, seen).sum(-1), 1, rtol=1e-6)
-
-
-def test_a_bias_is_added_before_all_else():
-    logits, seen = draw_logits(8), jnp.ones((B, V), bool)
-    bias = np.where(np.random.default_rng(1).random((B, V)) < 0.7, np.float32(-np.inf), np.float32(0.5))
-    settings = {"temperature": 0.7, "top_k": 4, "repetition_penalty": 1.3}
-    for given in (bias, bias[0]):
-        expected = sampling.adjust(jnp.asarray(logits + given), Sampling(**settings), seen)
-        got = sampling.adjust(jnp.asarray(logits), Sampling(**settings, logit_bias=given), seen)
-        np.testing.assert_array_equal(got, expected)
-        greedy = sampling.choose(jnp.asarray(logits), Sampling(logit_bias=given))
-        assert greedy.tolist() == (logits + given).argmax(-1).tolist()
-    nothing = np.full(V, -np.inf, np.float32)
-    assert sampling.choose(jnp.asarray(logits), Sampling(logit_bias=nothing)).tolist() == [-1] * B
-    with pytest.raises(ValueError, match=r"logit_bias: expected shape \(31,\) or \(5, 31\), got \(4, 31\)"):
-        sampling.choose(jnp.asarray(logits), Sampling(logit_bias=bias[:4]))
+    np.testing.assert_allclose(probabilities(rest, settings, seen).sum(-1), 1, rtol=1e-6)
+    nothing = Sampling(logit_bias=np.full(V, -np.inf, np.float32))
+    assert sampling.choose(jnp.asarray(logits), nothing).tolist() == [-1] * B
 
 
 def test_numbers_may_be_traced_where_settings_are_made():
@@ -150,16 +142,16 @@ def test_numbers_may_be_traced_where_settings_are_made():
     numbers = {"temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.3}
     adjust = jax.jit(lambda numbers: sampling.adjust(logits, Sampling(**numbers), seen))
     expected = sampling.adjust(logits, Sampling(**numbers), seen)
-    np.testing.assert_allclose(adjust(numbers), expected, rtol=1e-6)
-    typed = {
-        name: np.asarray(number, np.float16 if name == "min_p" else None) for name, number in numbers.items()
-    }
-    np.testing.assert_allclose(adjust(typed), expected, rtol=1e-6)
+    for given in (numbers, {name: np.asarray(number) for name, number in numbers.items()}):
+        np.testing.assert_allclose(adjust(given), expected, rtol=1e-6)
     assert Sampling(temperature=jnp.float32(1.0), top_k=jnp.asarray(3)).top_k == 3
-    with pytest.raises(TypeError, match="top_k: expected an integer, got"):
-        jax.eval_shape(lambda count: Sampling(temperature=1.0, top_k=count), 1.5)
-    with pytest.raises(TypeError, match="temperature: expected a number, got"):
-        Sampling(temperature=jnp.ones(3))
+    traced = lambda count: jax.eval_shape(lambda count: Sampling(temperature=1.0, top_k=count), count)
+    short = lambda: sampling.adjust(logits, Sampling(logit_bias=np.zeros((4, V), np.float32)))
+    assert_refused(
+        (lambda: traced(1.5), "top_k: expected an integer, got", TypeError),
+        (lambda: Sampling(temperature=jnp.ones(3)), "temperature: expected a number, got", TypeError),
+        (short, r"logit_bias: expected shape \(31,\) or \(5, 31\), got \(4, 31\)"),
+    )
 
 
 def test_settings_out_of_range_are_refused():

@@ -143,8 +143,6 @@ def test_a_branch_goes_on_elsewhere_with_other_settings_of_training(whole, half,
 
 
 def test_a_branch_may_loop_over_layers_keep_less_and_begin_or_end_an_average(half, tmp_path):
-    """Parameters are the same; an average begins as they are, and one that is not asked for is left out."""
-
     def go_on(name, source, task):
         train(tmp_path / name, task, resume=str(source))
         return checkpoints.load_newest(tmp_path / name / "checkpoints")[0].arrays

@@ -42,7 +42,6 @@ def averaged(tmp_path_factory):
 
 
 def test_parts_with_other_numbers_of_tokens_are_weighed_by_them():
-    """Rows of many lengths, whose padding counts nowhere: a mean of the parts' means is another loss."""
     sizes = {"d_model": 8, "num_heads": 2, "d_ff": 12, "num_layers": 1, "dropout_rate": 0.0}
     task = tasks.Reverse(model=dataclasses.replace(tasks.Reverse().model, **sizes))
     measured = []

@@ -17,9 +17,9 @@ from regard.engine.call.canonicalization import float_array
 from regard.engine.call.problem import accumulation_dtype
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.logits import add_bias, are_sound
 from regard.models.prefill import Structure, merge_model, read_prompts, split_model
 from regard.models.prompts import Request, TextCache, canonicalize, sort_stops, vocabulary_size
-from regard.models.sampling import add_bias, are_sound
 from regard.records import record
 
 

@@ -17,7 +17,7 @@ from regard.axes import Array, ArrayLike, Bool, Float, Int, Size
 from regard.engine.call.canonicalization import float_array
 from regard.engine.call.problem import accumulation_dtype
 from regard.masks.grid import is_concrete
-from regard.models.thresholds import keep_largest
+from regard.models.logits import add_bias, are_sound, keep_largest
 from regard.records import exportable
 
 NO_TOKEN = -1
@@ -123,17 +123,6 @@ class Sampling:
         if made.temperature is None:
             object.__setattr__(made, "temperature", 0.0)
         return made
-
-
-def add_bias(logits: Float[Array, "*B V"], bias: Any) -> Float[Array, "*B V"]:
-    """Add a bias `(V,)`, or `(batch, V)` with a row for each along the first axis; None is none."""
-    if bias is None:
-        return logits
-    bias, vocab_size = jnp.asarray(bias, logits.dtype), logits.shape[-1]
-    if bias.shape not in ((vocab_size,), (logits.shape[0], vocab_size)):
-        rows = (logits.shape[0], vocab_size)
-        raise ValueError(f"logit_bias: expected shape {rows[1:]} or {rows}, got {bias.shape}")
-    return logits + bias.reshape((*bias.shape[:-1], *(1,) * (logits.ndim - bias.ndim), vocab_size))
 
 
 def repetition_penalty(
@@ -342,11 +331,6 @@ def choose(
         adjusted = adjusted + draw(_draw_apart(rng)).astype(logits.dtype)
     token = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
     return jnp.where(is_sound, token, jnp.int32(NO_TOKEN))
-
-
-def are_sound(logits: Float[Array, "*B V"]) -> Bool[Array, "*B"]:
-    """Return where there is a token to choose: no logit is NaN or inf, and not all are -inf."""
-    return jnp.all(logits < jnp.inf, axis=-1) & jnp.any(logits > -jnp.inf, axis=-1)
 
 
 def row_keys(rng: ArrayLike, batch: Size) -> Array:

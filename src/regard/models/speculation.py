@@ -8,9 +8,10 @@ import jax.numpy as jnp
 
 from regard.axes import Array, Float
 from regard.engine.call.problem import accumulation_dtype
+from regard.models.logits import are_sound
 from regard.models.prefill import Structure, merge_model, read_prompts
 from regard.models.prompts import Request
-from regard.models.sampling import NO_TOKEN, Sampling, adjust, are_sound
+from regard.models.sampling import NO_TOKEN, Sampling, adjust
 from regard.models.writing import Rules, State, Writing, mark_tokens, write, write_on
 
 

@@ -1,11 +1,12 @@
 """Write the reference numbers of tests/interop/test_parity.py with PyTorch and transformers; run by hand.
 
     python -m venv /tmp/torch && /tmp/torch/bin/pip install torch transformers safetensors
-    /tmp/torch/bin/python tests/interop/parity/make_references.py [name ...]
+    /tmp/torch/bin/python tests/interop/parity/make_references.py [name ...] [new_name=config.json ...]
 
-Each file holds the config as transformers writes it, the names and shapes of the tensors it writes, and what
-its model returns in float64 for weights drawn from their names (`../drawn_weights.py`), with the error of its
-own float32. Written with torch 2.13 and transformers 5.23 and 5.24.
+Each file holds the config as transformers writes it, from which it is made again, the names and shapes of the
+tensors it writes, and what its model returns in float64 for weights drawn from their names
+(`../drawn_weights.py`), with the error of its own float32. Written with torch 2.13 and transformers 5.23 and
+5.24.
 """
 
 # ruff: noqa: T201
@@ -24,111 +25,7 @@ from torch.overrides import TorchFunctionMode
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import drawn_weights
 
-LLAMA = {
-    "vocab_size": 61, "hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 2,
-    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-LATENT = {
-    "kv_lora_rank": 11, "qk_rope_head_dim": 4, "qk_nope_head_dim": 7, "v_head_dim": 5,
-    "num_experts_per_tok": 3, "moe_intermediate_size": 11,
-}  # fmt: skip
-T5 = {
-    "vocab_size": 61, "d_model": 24, "d_kv": 6, "d_ff": 37, "num_layers": 2, "num_heads": 3,
-    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 11,
-    "decoder_start_token_id": 0,
-}  # fmt: skip
-
-# name: (model, tokens per row, config)
-MODELS = {
-    "bert": (transformers.BertModel, 13, transformers.BertConfig(
-        vocab_size=67, hidden_size=24, num_hidden_layers=3, num_attention_heads=3, intermediate_size=37,
-        max_position_embeddings=19,
-    )),
-    "gpt2": (transformers.GPT2LMHeadModel, 11, transformers.GPT2Config(
-        vocab_size=71, n_embd=30, n_layer=2, n_head=5, n_inner=41, n_positions=17, bos_token_id=1,
-        eos_token_id=2,
-    )),
-    "llama": (transformers.LlamaForCausalLM, 13, transformers.LlamaConfig(
-        **LLAMA, rope_parameters={
-            "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0, "original_max_position_embeddings": 23},
-    )),
-    "mistral": (transformers.MistralForCausalLM, 17, transformers.MistralConfig(
-        **{**LLAMA, "hidden_size": 36, "num_key_value_heads": 3}, sliding_window=5,
-    )),
-    "qwen2": (transformers.Qwen2ForCausalLM, 11, transformers.Qwen2Config(
-        **LLAMA, use_sliding_window=True, sliding_window=4, max_window_layers=1,
-        rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
-    )),
-    "qwen3": (transformers.Qwen3ForCausalLM, 13, transformers.Qwen3Config(
-        **LLAMA, head_dim=10, tie_word_embeddings=True, rope_parameters={
-            "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16},
-    )),
-    "gemma2": (transformers.Gemma2ForCausalLM, 13, transformers.Gemma2Config(
-        **LLAMA, head_dim=10, sliding_window=4, query_pre_attn_scalar=7, attn_logit_softcapping=5.0,
-        final_logit_softcapping=3.0,
-    )),
-    "gemma3_text": (transformers.Gemma3ForCausalLM, 13, transformers.Gemma3TextConfig(
-        **{**LLAMA, "num_hidden_layers": 3}, head_dim=10, rms_norm_eps=0.001, sliding_window=4,
-        sliding_window_pattern=3, query_pre_attn_scalar=7, rope_parameters={
-            "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
-    )),
-    "qwen3_moe": (transformers.Qwen3MoeForCausalLM, 13, transformers.Qwen3MoeConfig(
-        **{**LLAMA, "num_hidden_layers": 3}, head_dim=10, num_experts=7, num_experts_per_tok=3,
-        moe_intermediate_size=11, mlp_only_layers=[1],
-    )),
-    "qwen3_5_text": (transformers.Qwen3_5ForCausalLM, 13, transformers.Qwen3_5TextConfig(
-        **{**LLAMA, "num_hidden_layers": 3}, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=6,
-        linear_key_head_dim=5, linear_value_head_dim=7, linear_conv_kernel_dim=3,
-        layer_types=["linear_attention", "linear_attention", "full_attention"],
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
-    )),
-    "qwen3_next": (transformers.Qwen3NextForCausalLM, 13, transformers.Qwen3NextConfig(
-        **{**LLAMA, "num_hidden_layers": 4}, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=6,
-        linear_key_head_dim=5, linear_value_head_dim=7, num_experts=7, num_experts_per_tok=3,
-        moe_intermediate_size=11, shared_expert_intermediate_size=13, mlp_only_layers=[1],
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
-    )),
-    "deepseek_v3": (transformers.DeepseekV3ForCausalLM, 13, transformers.DeepseekV3Config(
-        **{**LLAMA, "num_key_value_heads": 6}, **LATENT, q_lora_rank=13, n_routed_experts=8, n_group=4,
-        topk_group=2, first_k_dense_replace=1, n_shared_experts=2, rope_parameters={
-            "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7,
-            "original_max_position_embeddings": 16},
-    )),
-    "deepseek_v32": (transformers.DeepseekV32ForCausalLM, 13, transformers.DeepseekV32Config(
-        **{**LLAMA, "num_key_value_heads": 6}, **LATENT, q_lora_rank=13, n_routed_experts=8, n_group=4,
-        topk_group=2, first_k_dense_replace=1, index_topk=5, index_n_heads=19, index_head_dim=6,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-    )),
-    "kimi_linear": (transformers.KimiLinearForCausalLM, 13, transformers.KimiLinearConfig(
-        **{**LLAMA, "num_hidden_layers": 3, "num_key_value_heads": 6}, **LATENT, num_local_experts=7,
-        linear_head_dim=5, linear_num_heads=3,
-        layer_types=["linear_attention", "full_attention", "linear_attention"],
-    )),
-    "gpt_oss": (transformers.GptOssForCausalLM, 17, transformers.GptOssConfig(
-        **{**LLAMA, "intermediate_size": 11}, head_dim=10, sliding_window=5, num_local_experts=5,
-        num_experts_per_tok=2, swiglu_limit=0.75, rope_parameters={
-            "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
-            "truncate": False, "original_max_position_embeddings": 16},
-    )),
-    "modernbert": (transformers.ModernBertModel, 13, transformers.ModernBertConfig(
-        vocab_size=67, hidden_size=24, intermediate_size=37, num_hidden_layers=4, num_attention_heads=3,
-        max_position_embeddings=64, norm_eps=0.001, local_attention=6, pad_token_id=0, bos_token_id=1,
-        cls_token_id=1, eos_token_id=2, sep_token_id=2, rope_parameters={
-            "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
-    )),
-    "t5": (transformers.T5ForConditionalGeneration, 13, transformers.T5Config(**T5)),
-    "t5_gated": (transformers.T5ForConditionalGeneration, 13,
-        transformers.T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
-    "vit": (transformers.ViTModel, None, transformers.ViTConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=37,
-        image_size=(12, 20), patch_size=4,
-    )),
-}  # fmt: skip
-
+ATTENTION = "deepseek_v4_attention"
 STEP = 4  # of so many positions, hidden states and weights of the first are stored
 GRADIENTS = [  # of llama
     "model.embed_tokens.weight", "model.layers.0.self_attn.k_proj.weight", "model.norm.weight",
@@ -207,9 +104,16 @@ def write(name, facts, arrays):
     print(f"{name}: {path.stat().st_size / 1024:.1f} KiB")
 
 
-def reference_model(name):
+def reference_model(name, path):
     """Load drawn weights the way users load a checkpoint, in float64 and in float32."""
-    build, length, config = MODELS[name]
+    if path:
+        settings, length = json.loads(Path(path).read_text()), 13
+    else:
+        facts, stored = drawn_weights.read_reference(name)
+        settings = facts["config"]
+        length = stored["input input_ids"].shape[1] if name != "vit" else None
+    build = getattr(transformers, settings["architectures"][0])
+    config = build.config_class.from_dict(settings)
     config._attn_implementation = "eager"
     with tempfile.TemporaryDirectory() as folder:
         build(config).save_pretrained(folder)
@@ -289,5 +193,6 @@ def reference_attention(name):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
-    for wanted in sys.argv[1:] or [*MODELS, "deepseek_v4_attention"]:
-        (reference_model if wanted in MODELS else reference_attention)(wanted)
+    for wanted in sys.argv[1:] or [*drawn_weights.NAMES, ATTENTION]:
+        name, _, path = wanted.partition("=")
+        reference_attention(name) if name == ATTENTION else reference_model(name, path)

@@ -1,13 +1,30 @@
-"""The largest logits of a row, down to a threshold that is found without sorting."""
+"""Logits: a bias on them, whether there is a token to choose, and the largest of a row."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.axes import Array
+from regard.axes import Array, Bool, Float
 from regard.engine.call.problem import accumulation_dtype
+
+
+def add_bias(logits: Float[Array, "*B V"], bias: Any) -> Float[Array, "*B V"]:
+    """Add a bias `(V,)`, or `(batch, V)` with a row for each along the first axis; None is none."""
+    if bias is None:
+        return logits
+    bias, vocab_size = jnp.asarray(bias, logits.dtype), logits.shape[-1]
+    if bias.shape not in ((vocab_size,), (logits.shape[0], vocab_size)):
+        rows = (logits.shape[0], vocab_size)
+        raise ValueError(f"logit_bias: expected shape {rows[1:]} or {rows}, got {bias.shape}")
+    return logits + bias.reshape((*bias.shape[:-1], *(1,) * (logits.ndim - bias.ndim), vocab_size))
+
+
+def are_sound(logits: Float[Array, "*B V"]) -> Bool[Array, "*B"]:
+    """Return where there is a token to choose: no logit is NaN or inf, and not all are -inf."""
+    return jnp.all(logits < jnp.inf, axis=-1) & jnp.any(logits > -jnp.inf, axis=-1)
 
 
 def keep_largest(logits: Array, enough: Callable[[Array], Array]) -> Array:
