@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,6 @@ from regard.engine.call.canonicalization import float_array, read_scale
 from regard.engine.call.hooks import called_by
 from regard.engine.dispatch.placement import place_here
 from regard.layers.choices import (
-    NormKind,
     check_choice,
     check_counts,
     check_initializers,
@@ -80,7 +79,7 @@ class MultiHeadAttention(nnx.Module):
         rotary: how queries and keys are turned by their positions. None means not at all.
         query_key_norm: whether every head's queries and keys go through an RMSNorm first (`query_norm` and
             `key_norm`, one for all heads), which bounds the scores.
-        norm_kind, norm_epsilon: of these norms, as in `EncoderBlock`.
+        norm_kind, norm_epsilon: of these norms: "rms" or "zero_centered_rms", as in `EncoderBlock`.
         sinks: whether each head has a learned logit, `sinks`, that joins the softmax and reads nothing.
         output_gate: whether what the heads have read is multiplied by sigmoid(query Wz + bz), feature by
             feature, before Wo: `gate_projection`, as in Qwen3.5.
@@ -162,7 +161,7 @@ class MultiHeadAttention(nnx.Module):
         self.gate_projection = linear(d_model, width, use_bias=use_bias) if output_gate else None
         output_bias = use_bias if output_bias is None else output_bias
         self.output_projection = linear(width, d_model, use_bias=output_bias) if project_output else None
-        check_choice("norm_kind", norm_kind, get_args(NormKind))
+        check_choice("norm_kind", norm_kind, ("rms", "zero_centered_rms"))
         norm = functools.partial(build_norm, head_dim, norm_kind, epsilon=norm_epsilon, **shared)
         self.query_norm = norm() if query_key_norm else None
         self.key_norm = norm() if query_key_norm else None
