@@ -91,7 +91,7 @@ assert_refused(
     (lambda: run(viewer), "class_token: expected whole sequences"),
     (lambda: run(padded, tokens), "positions, beside lengths: expected whole sequences"),
     (lambda: run(lambda x: readouts.read(x, x).max_weight), "readouts: expected whole sequences"),
-    (lambda: run(lambda x: readouts.choose_keys(x[:, None], x, count=3)), "readouts: expected whole"),
+    (lambda: run(lambda x: readouts.index_scores(x[:, None], x)), "readouts: expected whole"),
     (lambda: run(delta, x[:, :8]), "x: expected at least 3 tokens on each device.* got 1", ValueError),
     error=NotImplementedError,
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from refusals import assert_refused
-from regard.training import checkpoints, runs, tasks
+from regard.training import checkpoints, programs, runs, tasks
 from regard.training.checkpoints import CheckpointError
 from regard.training.runs import RunError
 from small_runs import assert_same_run, snapshot, tiny_copy, train
@@ -147,10 +147,7 @@ def test_a_branch_may_loop_over_layers_keep_less_and_begin_or_end_an_average(hal
         train(tmp_path / name, task, resume=str(source))
         return checkpoints.load_newest(tmp_path / name / "checkpoints")[0].arrays
 
-    (before, _), looped = (
-        checkpoints.load_newest(half / "checkpoints"),
-        {"scan_layers": True, "remat": "full"},
-    )
+    before, looped = checkpoints.load_newest(half / "checkpoints")[0], {"scan_layers": True, "remat": "full"}
     task = tiny_copy(steps=10, model=dataclasses.replace(tiny_copy().model, **looped), ema_decay=0.75)
     plain, averaged = go_on("plain", half, tiny_copy(steps=10)), go_on("averaged", half, task)
     names = [name.removeprefix("params/") for name in plain if name.startswith("params/")]
@@ -162,6 +159,12 @@ def test_a_branch_may_loop_over_layers_keep_less_and_begin_or_end_an_average(hal
         np.testing.assert_allclose(averaged[f"average/{name}"], mean, rtol=1e-5, atol=1e-7)
     ended = go_on("ended", tmp_path / "averaged", tiny_copy(steps=11))
     assert {*ended} == {*plain}
+    for source, asked in ((half, task), (tmp_path / "averaged", tiny_copy())):  # as on a mesh
+        start = checkpoints.load_newest(source / "checkpoints")[0]
+        shapes = programs.make_program(asked, 0).shapes
+        places = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), shapes)
+        placed, whole = (checkpoints.fit(start, shapes, places=each) for each in (places, None))
+        jax.tree.map(np.testing.assert_array_equal, placed, whole)
 
 
 def test_a_branch_needs_a_checkpoint_of_the_same_model(half, tmp_path):

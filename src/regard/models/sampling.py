@@ -322,7 +322,7 @@ def choose(
     # Few digits would make many tokens equal, and the noise coarse.
     logits = logits.astype(accumulation_dtype(logits))
     adjusted = adjust(logits, sampling, seen)
-    is_sound = are_sound(logits) & jnp.any(adjusted > -jnp.inf, axis=-1)
+    is_sound = are_sound(add_bias(logits, sampling.logit_bias))
     if not sampling.greedy:
         if rng is None:
             use = "row_keys(jax.random.key(0), batch)"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from regard.axes import Array, Float
 from regard.engine.call.problem import accumulation_dtype
-from regard.models.logits import are_sound
+from regard.models.logits import add_bias, are_sound
 from regard.models.prefill import Structure, merge_model, read_prompts
 from regard.models.prompts import Request
 from regard.models.sampling import NO_TOKEN, Sampling, adjust
@@ -23,7 +23,7 @@ def probabilities(logits: Float[Array, "*B V"], sampling: Sampling, seen: Any = 
         law = jax.nn.one_hot(jnp.argmax(adjusted, axis=-1), logits.shape[-1], dtype=logits.dtype)
     else:
         law = jax.nn.softmax(adjusted, axis=-1)
-    is_sound = are_sound(logits) & jnp.any(adjusted > -jnp.inf, axis=-1)
+    is_sound = are_sound(add_bias(logits, sampling.logit_bias))
     return jnp.where(is_sound[..., None], law, jnp.zeros_like(law))
 
 

@@ -199,7 +199,6 @@ def _divide_rows(query: Array) -> PartitionSpec:
 
 def _pair_tokens(inputs: Any, mask: Any, **offsets: Any) -> Problem:
     """Return the call, of one head, whose mask and positions say which keys a query may choose."""
-    demand_whole("readouts")
     shape, key = inputs[0].shape, inputs[1][..., None, :, :]
     query = jnp.zeros((*shape[:-3], 1, *shape[-2:]), key.dtype)  # no slice of heads, which may be divided
     return canonicalize(query, key, key, mask=mask, **offsets)
@@ -231,6 +230,7 @@ def _check_indices(indices: Any, shape: tuple[int, ...]) -> Array:
 
 def _check(query: Any, key: Any, weights: Any, scale: Any) -> tuple[Array, Array, Any, Any]:
     """Return query (*B, H, T, D), key (*B, S, D), weights (*B, H, T) or None, and the scale, as arrays."""
+    demand_whole("readouts")
     query, key = float_array("query", query, 3), float_array("key", key, 2)
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(f"key: expected rows of {query.shape[-1]} numbers, as query; got {key.shape[-1]}")

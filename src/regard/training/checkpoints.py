@@ -243,19 +243,21 @@ def fit(checkpoint: Checkpoint, template: Any, *, prefix: str = "", places: Any 
         lines = "\n".join(differences)
         raise CheckpointError(f"{checkpoint.path} holds another model or optimizer:\n{lines}")
     if places is None:
-        # Copied where two have one source, as both are donated to the first update.
-        arrays = {
-            name: jax.numpy.array(checkpoint.arrays[source], copy=name != source)
-            for name, source in sources.items()
-        }
+        held = {name: jax.numpy.asarray(checkpoint.arrays[name]) for name in sources.values()}
     else:
         placed = zip(expected.items(), jax.tree.leaves(places), strict=True)
         shapes = {name: jax.ShapeDtypeStruct(*kind, sharding=sharding) for (name, kind), sharding in placed}
-        begun = {source: name for name, source in sources.items() if name != source}
-        arrays = checkpoint.read({name: shape for name, shape in shapes.items() if name == sources[name]})
-        if begun:
-            copies = checkpoint.read({source: shapes[name] for source, name in begun.items()})
-            arrays |= {begun[source]: copy for source, copy in copies.items()}
+        # Orbax reads all that there is: an average that is left out, too.
+        averages = {name: name.replace("average/", "params/", 1) for name in checkpoint.kinds.keys() - saved}
+        held = checkpoint.read(
+            {source: shapes[name] for name, source in sources.items()}
+            | {name: shapes[param] for name, param in averages.items()}
+        )
+    # Copied where two have one source, as both are donated to the first update.
+    arrays = {
+        name: held[source] if name == source else jax.numpy.copy(held[source])
+        for name, source in sources.items()
+    }
     return jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in expected])
 
 
