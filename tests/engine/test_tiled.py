@@ -393,3 +393,19 @@ def test_the_backward_pass_knows_the_softcap_the_scale_and_the_sink_beyond_one_t
     (found, found_grad), (expected, grad) = (jax.jit(jax.value_and_grad(f))(query) for f in (ours, by_hand))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     np.testing.assert_allclose(*(jnp.vdot(one, tangent) for one in (found_grad, grad)), rtol=2e-4, atol=1e-4)
+
+
+def test_an_entropy_that_nobody_differentiates_changes_no_bit_of_one_gradient():
+    """As a cotangent of zeros it would be another program."""
+    query, key, value, cotangent = draw((2, 4, 517, 16), (2, 2, 517, 16), (2, 2, 517, 16), (2, 4, 517, 16))
+    for wrt in (0, 1):
+
+        def gradient(aux, wrt=wrt):
+            def loss(*call):
+                return jnp.vdot(
+                    attend(*call, mask=masks.causal(), aux=(*aux, "lse"), backend="tiled")[0], cotangent
+                )
+
+            return jax.jit(jax.grad(loss, wrt))(query, key, value)
+
+        np.testing.assert_array_equal(gradient(("entropy",)), gradient(()))

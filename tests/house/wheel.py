@@ -33,8 +33,10 @@ def run(*command, where):
 
 def main(folder):
     (wheel,) = Path(folder).resolve().glob("*.whl")
-    (metadata,) = zipfile.Path(wheel).glob("*.dist-info/METADATA")
-    if LOCAL_LINK.search(metadata.read_text()):
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        description = archive.read(metadata).decode()
+    if LOCAL_LINK.search(description):
         sys.exit("expected no link into the repository in what a package index shows of README")
     version = ".".join(map(str, sys.version_info[:2]))
     constraints = ROOT / "constraints" / f"python{version}.txt"

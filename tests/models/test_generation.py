@@ -13,7 +13,16 @@ from jax import export
 from layer_oracle import build_drawn, draw
 from refusals import assert_refused
 from regard import models
-from regard.models import Decoder, Encoder, EncoderDecoder, Sampling, TransformerConfig, generate, stream
+from regard.models import (
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    Sampling,
+    TransformerConfig,
+    beam_search,
+    generate,
+    stream,
+)
 from regard.models.prompts import TextCache, canonicalize
 from regard.models.sampling import row_keys
 from test_sampling import adjust_plainly
@@ -227,6 +236,28 @@ def test_a_cache_counts_as_its_layers_do():
         model.start_cache(1, 4, chunk=-3)
     with pytest.raises(ValueError, match=r"memory: expected \(batch, S, 12\), got shape \(5, 12\)"):
         build_pair().start_cache(jnp.ones((5, 12)), 4)
+
+
+def test_a_cache_of_int8_is_small_and_near_however_it_is_read():
+    model = build(**WINDOWED)
+    small = functools.partial(generate, model, PROMPTS, max_tokens=N, cache_dtype="int8")
+    written = small(return_cache=True, capacity=MAX)
+    assert written.rows() == small(chunk=3, draft=model).rows()
+    size = lambda cache: sum(leaf.nbytes for leaf in jax.tree.leaves(cache.layers[-1]))
+    assert 0 < size(written.cache.model) <= 0.5 * size(model.start_cache(3, MAX)), "with scales"
+    by_hand, text = model.start_cache(3, MAX, dtype=np.int8), jnp.asarray(SOURCE)
+    near = model.predict(nnx.jit(type(model).read)(model, text, by_hand)[0])
+    whole = read_whole(model, text)
+    assert 1e-4 < abs(near - whole).max() < 0.03 * abs(whole).max()
+    latent = build(latent_dim=4, positions="rotary", latent_rotary_dim=2)
+    assert_refused(
+        (lambda: small(cache_dtype="bfloat16"), "cache_dtype: expected None, .* or int8; got bfloat16"),
+        (lambda: small(cache=written.cache), "cache_dtype: expected None with a cache, whose first call"),
+        (
+            lambda: beam_search(latent, PROMPTS, num_beams=2, max_tokens=3, cache_dtype="int8"),
+            "cache_dtype: expected None for latent attention",
+        ),
+    )
 
 
 def ask(model, prompts, lengths=None, max_tokens=2, start_token=None, **options):

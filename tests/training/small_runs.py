@@ -32,9 +32,9 @@ def tiny_copy(**changes):
     return tasks.Copy(optimization=settings.Optimization(**optimization), **{**chosen, **changes})
 
 
-def train(directory, task, *, seed=0, resume="auto", force=False, fresh=False, **options):
+def train(directory, task, *, seed=0, resume="auto", new_data=False, force=False, fresh=False, **options):
     """Opens a run and trains it, by the programs of an earlier run of these settings unless `fresh`."""
-    run = runs.open_run(directory, task, seed=seed, resume=resume, force=force)
+    run = runs.open_run(directory, task, seed=seed, resume=resume, new_data=new_data, force=force)
     with contextlib.nullcontext() if fresh else share_programs():
         return loop.train(run, **options)
 

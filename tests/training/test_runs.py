@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from refusals import assert_refused
-from regard.training import checkpoints, programs, runs, tasks
+from regard.training import checkpoints, programs, runs, settings, tasks
 from regard.training.checkpoints import CheckpointError
 from regard.training.runs import RunError
 from small_runs import assert_same_run, snapshot, tiny_copy, train
@@ -52,6 +52,10 @@ def test_other_settings_are_listed_and_refused(run):
     assert all(words in message for words in told), message
     assert ("seed: it has 0, asked for 3" in message, "vocab_size" in message) == (True, False)
     refuse(run, RunError, "holds a run already", resume="never")
+    runs.open_run(run, seldom := tiny_copy(cadence=settings.Cadence(evaluate_every=9))).begin({})
+    assert tasks.from_settings("copy", json.loads((run / "config.json").read_text())["settings"]) == seldom, (
+        "which changes no number"
+    )
 
 
 def test_a_directory_of_something_else_is_refused_also_with_force(tmp_path):

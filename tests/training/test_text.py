@@ -17,6 +17,7 @@ from layer_oracle import build_drawn
 from refusals import assert_refused
 from regard.cli.command_words import parse_arguments
 from regard.training import checkpoints, corpora, runs, settings, tasks, token_files, vocabularies
+from regard.training.runs import RunError
 from regard.training.tasks.text import cut_windows, number_documents
 from small_runs import Killer, assert_same_run, begin, read_lines, snapshot, stop_after, train
 
@@ -333,8 +334,8 @@ def test_text_shorter_than_a_row_is_refused(task):
         _ = dataclasses.replace(task, length=100_000).tokens
 
 
-def paired(files):
-    return small(files, vocab_size=271)
+def paired(files, vocab_size=271):
+    return small(files, vocab_size=vocab_size)
 
 
 def test_a_run_keeps_what_it_needs_and_goes_on_with_it_after_a_kill(corpus, tmp_path, monkeypatch):
@@ -432,6 +433,25 @@ def test_a_branch_takes_the_tokens_of_its_source(stopped, tmp_path, monkeypatch)
     run.begin(run.task.keep())
     assert len(run.task.make_batch(jax.random.key(0), 3)["inputs"]) == 3
     assert all((tmp_path / "branch" / name).read_bytes() == (directory / name).read_bytes() for name in KEPT)
+
+
+def test_a_branch_on_other_data_keeps_the_tokenizer_alone(stopped, tmp_path, monkeypatch):
+    directory, files, task = stopped
+    monkeypatch.setattr(vocabularies, "train_pairs", None)
+    (files / "00.txt").write_text("changed\n")
+    branch, other = tmp_path / "branch", dataclasses.replace(task, length=task.length + 4)
+    with pytest.raises(RunError, match=r"length: it has 19, asked for 23\n.*, or give new_data=True"):
+        runs.open_run(branch, other, resume=str(directory))
+    with pytest.raises(RunError, match=r"vocab_size: it has 271, asked for 272\nask for the same [a-z ]*$"):
+        runs.open_run(branch, paired(files, vocab_size=272), resume=str(directory), new_data=True)
+    with pytest.raises(RunError, match="new_data=True needs resume="):
+        runs.open_run(branch, other, new_data=True)
+    for _ in range(2):  # again after a kill before the first checkpoint
+        run = runs.open_run(branch, other, resume=str(directory), new_data=True)
+        run.begin(run.task.keep())
+    assert (run.start.step, run.note) == (1, f"other data than in {directory}: length")
+    assert [(branch / name).read_bytes() == (directory / name).read_bytes() for name in KEPT] == [True, False]
+    assert train(branch, other, resume=str(directory), new_data=True).status == "finished"
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def run_generating(command: Generate, console: Console) -> int:
 def _limit(command: Generate, text_model: TextModel) -> dict[str, Any]:
     """Return the options that begin and end a text."""
     ends = {"stop_tokens": text_model.stop_tokens, "start_token": text_model.start_token}
-    return {"max_tokens": command.max_tokens, **ends}
+    return {"max_tokens": command.max_tokens, "cache_dtype": command.cache_dtype, **ends}
 
 
 def _check(command: Generate) -> dict[str, Any]:

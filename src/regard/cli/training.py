@@ -35,7 +35,7 @@ def run_training(command: Train, console: Console) -> int:
     with expected_errors(), enough_memory(command.task.name, SMALLER):
         task = tasks.shrink(command.task) if command.smoke else command.task
         deployment = choose_deployment(command, task)
-        options = {name: getattr(command, name) for name in ("seed", "resume", "force")}
+        options = {name: getattr(command, name) for name in ("seed", "resume", "new_data", "force")}
         if deployment is not None:
             options |= {"mesh": deployment.name, "outer": deployment.outer}
         run = open_together(directory, task, **options)

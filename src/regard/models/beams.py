@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from regard.arguments import LARGEST, guided, whole_number
 from regard.axes import Array, ArrayLike, Bool, Float, Int, Size
@@ -82,6 +83,7 @@ def beam_search(
     capacity: Size | None = None,
     chunk: int | None = None,
     padding: str = "right",
+    cache_dtype: DTypeLike | None = None,
     cache: TextCache | None = None,
 ) -> Beams:
     """Find likely texts: at every step, go on with the `num_beams` likeliest beginnings of each prompt.
@@ -94,8 +96,8 @@ def beam_search(
     was going on counts as found, too. One beam is greedy writing; as many as there are texts are exhaustive.
 
     Args:
-        model, prompts, lengths, start_token, capacity, chunk, padding, cache: as in `generate`. The cache
-            stays as it is: to go on with a text found, give it with the prompts and the same cache.
+        model, prompts, lengths, start_token, capacity, chunk, padding, cache_dtype, cache: as in `generate`.
+            The cache stays as it is: to go on with a text found, give it with the prompts and the same cache.
         num_beams: W, how many beginnings go on, and how many texts are returned, at least 1.
         max_tokens: tokens per text at most, at least 1.
         length_penalty: 0 compares log-probabilities of whole texts, 1 those per token; more favours long.
@@ -124,7 +126,7 @@ def beam_search(
         raise TypeError(f"length_penalty: expected a number, got {length_penalty!r}")
     if not math.isfinite(length_penalty):
         raise ValueError(f"length_penalty: expected a finite number, got {length_penalty}")
-    sizes = {"max_tokens": max_tokens, "capacity": capacity, "chunk": chunk}
+    sizes = {"max_tokens": max_tokens, "capacity": capacity, "chunk": chunk, "cache_dtype": cache_dtype}
     options = {"lengths": lengths, "start_token": start_token, "padding": padding, "cache": cache}
     request = canonicalize(model, prompts, **options, **sizes)
     vocab_size = vocabulary_size(model)

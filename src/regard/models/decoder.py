@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 import regard.masks as masks
 from regard.arguments import guided
@@ -81,7 +82,13 @@ class Decoder(nnx.Module):
         return predict_tokens(self.config, self.head, self.trunk.embedding, hidden)
 
     def start_cache(
-        self, batch: Size, capacity: Size, *, chunk: Size | None = None, rewind: int = 0
+        self,
+        batch: Size,
+        capacity: Size,
+        *,
+        chunk: Size | None = None,
+        rewind: int = 0,
+        dtype: DTypeLike | None = None,
     ) -> DecodingCache:
         """Make room for tokens that `read` will read.
 
@@ -90,15 +97,18 @@ class Decoder(nnx.Module):
             capacity: tokens per row, prompt included. Blocks with a window keep no more than they need.
             chunk: most tokens that one `read` will read; None means any number.
             rewind: most tokens that `rewind` will take back beside those of the last `read`.
+            dtype: int8 keeps keys and values in bytes, as in `KVCache.create`; None, as a call has them.
 
         Returns:
             An empty cache.
 
         Raises:
-            TypeError, ValueError: sizes that are no integers of at least 1, a negative rewind.
+            TypeError, ValueError: sizes that are no integers of at least 1, a negative rewind, another dtype,
+                int8 for latent attention.
         """
+        options = {"rewind": rewind, "dtype": dtype}
         chunk = capacity if chunk is None else chunk
-        return self.trunk.stack.start_cache(self.trunk.embedding, batch, capacity, chunk, rewind=rewind)
+        return self.trunk.stack.start_cache(self.trunk.embedding, batch, capacity, chunk, **options)
 
     def read(
         self, tokens: ArrayLike, cache: DecodingCache, counts: ArrayLike | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from regard.arguments import guided
 from regard.axes import Array, ArrayLike, Float, Size
@@ -118,7 +119,12 @@ class EncoderDecoder(nnx.Module):
         return predict_tokens(self.config, self.head, self._target_embedding, hidden)
 
     def start_cache(
-        self, memory: Array, capacity: Size, *, source_lengths: ArrayLike | None = None
+        self,
+        memory: Array,
+        capacity: Size,
+        *,
+        source_lengths: ArrayLike | None = None,
+        dtype: DTypeLike | None = None,
     ) -> DecodingCache:
         """Make room for target tokens that `read` will read against a memory.
 
@@ -126,12 +132,14 @@ class EncoderDecoder(nnx.Module):
             memory: encoded source, `(batch, S, M)`; its keys and values are computed once, here.
             capacity: target tokens per row, at least 1.
             source_lengths: as in a call.
+            dtype: of target tokens, as in `Decoder.start_cache`.
 
         Returns:
             An empty cache.
 
         Raises:
-            TypeError, ValueError: a capacity that is no such integer, a memory or lengths of the wrong shape.
+            TypeError, ValueError: a capacity that is no such integer, a memory or lengths of the wrong shape,
+                another dtype.
         """
         if memory.ndim != 3:
             raise ValueError(f"memory: expected (batch, S, {self.config.d_model}), got shape {memory.shape}")
@@ -141,7 +149,7 @@ class EncoderDecoder(nnx.Module):
         lengths = check_lengths("source_lengths", source_lengths, memory.shape[:1], longest)
         lengths = None if lengths is None else jnp.asarray(self.encoder.hidden_lengths(lengths))
         sizes = (memory.shape[0], capacity, capacity)
-        return self.decoder.start_cache(self._target_embedding, *sizes, remembered, lengths)
+        return self.decoder.start_cache(self._target_embedding, *sizes, remembered, lengths, dtype=dtype)
 
     def read(
         self, tokens: ArrayLike, cache: DecodingCache, counts: ArrayLike | None = None

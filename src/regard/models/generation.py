@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from regard.arguments import guided, whole_number
 from regard.axes import Array, ArrayLike, Size
@@ -38,6 +39,7 @@ def generate(
     capacity: Size | None = None,
     chunk: int | None = None,
     padding: str = "right",
+    cache_dtype: DTypeLike | None = None,
     cache: Any = None,
     return_cache: bool = False,
     draft: Decoder | EncoderDecoder | None = None,
@@ -77,6 +79,8 @@ def generate(
         capacity: places per row in the cache; equal ones spare new compilations. None means as needed.
         chunk: tokens of the prompt that are read at once, for less memory; None means all.
         padding: "right" or "left": the side of an array of prompts on which rows shorter than it are padded.
+        cache_dtype: int8 keeps keys and values in a byte each, with a scale for each token and head, for a
+            quarter of float32's memory, at the cost of rounding; None keeps what a call computes.
         cache: `cache` of an earlier call, whose rows go on with these prompts, which may be empty.
         return_cache: whether the result has a `cache`, of the draft, too; `capacity` is then that of the
             whole conversation.
@@ -107,7 +111,7 @@ def generate(
     Reference: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023, algorithm
     1; Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling", 2023.
     """
-    sizes = {"max_tokens": max_tokens, "capacity": capacity, "chunk": chunk}
+    sizes = {"max_tokens": max_tokens, "capacity": capacity, "chunk": chunk, "cache_dtype": cache_dtype}
     text = {"lengths": lengths, "start_token": start_token, "padding": padding, "cache": cache, **sizes}
     choice = (sampling, stop_tokens, rng, pad_token, return_cache)
     start, write = _canonicalize(model, prompts, text, choice, draft, draft_tokens)
@@ -163,6 +167,7 @@ def stream(
     capacity: Size | None = None,
     chunk: int | None = None,
     padding: str = "right",
+    cache_dtype: DTypeLike | None = None,
     cache: Any = None,
     return_cache: bool = False,
     draft: Decoder | EncoderDecoder | None = None,
@@ -174,7 +179,7 @@ def stream(
         burst: tokens per step, after the first token, and with a draft at least so many. More cost less each.
         return_cache: whether the iterator has a `cache` at its end.
         model, prompts, max_tokens, sampling, stop_tokens, rng, lengths: as in `generate`.
-        start_token, capacity, chunk, padding, cache, draft, draft_tokens: as in `generate`.
+        start_token, capacity, chunk, padding, cache_dtype, cache, draft, draft_tokens: as in `generate`.
 
     Returns:
         An iterator over lists with the new tokens of each row; joined they are `generate(...).rows()`.
@@ -191,7 +196,7 @@ def stream(
         [1, 2, 2]
     """
     burst = min(whole_number("burst", burst, 1), whole_number("max_tokens", max_tokens, 1))
-    sizes = {"max_tokens": max_tokens, "capacity": capacity, "chunk": chunk}
+    sizes = {"max_tokens": max_tokens, "capacity": capacity, "chunk": chunk, "cache_dtype": cache_dtype}
     text = {"lengths": lengths, "start_token": start_token, "padding": padding, "cache": cache, **sizes}
     choice = (sampling, stop_tokens, rng, 0, return_cache)
     start, write = _canonicalize(model, prompts, text, choice, draft, draft_tokens)

@@ -52,10 +52,12 @@ def read_prompts(model: Any, request: Request) -> tuple[Array, Any]:
     elif request.source is None:
         # As many at once, or more where the length of prompts is symbolic.
         most = max(chunk, request.burst) if is_known else chunk + request.burst
-        cache = model.start_cache(batch, capacity, chunk=most, rewind=request.rewind)
+        options = {"rewind": request.rewind, "dtype": request.cache_dtype}
+        cache = model.start_cache(batch, capacity, chunk=most, **options)
     else:
         memory = model.encoder(jnp.asarray(request.source), lengths=request.source_lengths)
-        cache = model.start_cache(memory, capacity, source_lengths=request.source_lengths)
+        options = {"source_lengths": request.source_lengths, "dtype": request.cache_dtype}
+        cache = model.start_cache(memory, capacity, **options)
     counts = None if counts is None else jnp.asarray(counts)
 
     def read_chunk(carry: tuple[Any, Any], piece: tuple[Array, Any]) -> tuple[tuple[Any, Any], None]:

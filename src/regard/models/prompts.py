@@ -16,7 +16,7 @@ from regard.masks.grid import is_concrete
 from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.padding import check_lengths, check_range
-from regard.models.stack import DecodingCache
+from regard.models.stack import DecodingCache, read_cache_dtype
 from regard.records import record, static
 
 # Lists of prompts are padded to a multiple of this, so that prompts of similar lengths share a program.
@@ -63,6 +63,7 @@ class Request:
     chunk: Size = static()  # tokens of the prompt read at once
     burst: int = static()  # tokens that the cache has room to read at once while writing, in later calls too
     rewind: int = static()  # tokens that it can take back which were read one by one
+    cache_dtype: Any = static()  # int8; or None, that of a call
 
 
 def canonicalize(
@@ -73,6 +74,7 @@ def canonicalize(
     start_token: int | None,
     capacity: Size | None,
     chunk: int | None,
+    cache_dtype: Any = None,
     cache: Any = None,
     padding: str = "right",
     burst: int = 1,
@@ -86,7 +88,8 @@ def canonicalize(
         check_token("start_token", start_token, vocab_size)
     check_choice("padding", padding, ("right", "left"))
     if cache is not None:
-        _check_cache(model, cache, start_token, capacity)
+        _check_cache(model, cache, start_token=start_token, capacity=capacity, cache_dtype=cache_dtype)
+    cache_dtype = read_cache_dtype("cache_dtype", cache_dtype, model.config)
     source = source_lengths = counts = None
     if isinstance(model, EncoderDecoder):
         if start_token is None:
@@ -149,10 +152,11 @@ def canonicalize(
         )
     if not return_cache:  # a later call may write more
         burst, rewind = min(burst, max_tokens), min(rewind, max_tokens - 1)
-    return Request(start, counts, source, source_lengths, cache, max_tokens, capacity, chunk, burst, rewind)
+    sizes = (max_tokens, capacity, chunk, burst, rewind)
+    return Request(start, counts, source, source_lengths, cache, *sizes, cache_dtype)
 
 
-def _check_cache(model: Any, cache: Any, start_token: int | None, capacity: Size | None) -> None:
+def _check_cache(model: Any, cache: Any, **of_first: Any) -> None:
     """Raise for a cache that no text of this model can go on with."""
     if not isinstance(cache, TextCache):
         raise TypeError(
@@ -161,7 +165,7 @@ def _check_cache(model: Any, cache: Any, start_token: int | None, capacity: Size
         )
     if not isinstance(model, Decoder):
         raise TypeError(f"cache: expected a Decoder to go on with it, got {type(model).__name__}")
-    for name, option in (("start_token", start_token), ("capacity", capacity)):
+    for name, option in of_first.items():
         if option is not None:
             raise ValueError(f"{name}: expected None with a cache, whose first call had it; leave it out")
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.export import is_symbolic_dim
+from jax.typing import DTypeLike
 
 import regard.masks as masks
 import regard.scores as scores
@@ -152,23 +153,31 @@ class Stack(nnx.Module):
         return (x if self.final_norm is None else self.final_norm(x)), tuple(seen)
 
     def start_cache(
-        self, embedding: nnx.Module, batch: Size, capacity: Size, chunk: Size, *memory: Any, rewind: int = 0
+        self,
+        embedding: nnx.Module,
+        batch: Size,
+        capacity: Size,
+        chunk: Size,
+        *memory: Any,
+        rewind: int = 0,
+        dtype: DTypeLike | None = None,
     ) -> DecodingCache:
         """Make room for `capacity` tokens read in chunks of up to `chunk`; windows bound it.
 
         Windows keep as many tokens more as `rewind` takes back. Keys and values keep the dtype that they have
-        in a call on what `embedding` returns.
+        in a call on what `embedding` returns, unless they are to be int8.
         """
+        asked = read_cache_dtype("dtype", dtype, self.config)
         rewind, batch = whole_number("rewind", rewind, 0), read_size("batch", batch)
         capacity, chunk = read_size("capacity", capacity), read_size("chunk", chunk)
-        dtype = self._stream_dtype(embedding, batch, *memory[:1])
+        stream_dtype = self._stream_dtype(embedding, batch, *memory[:1])
 
         def start(number: int) -> KVCache | DeltaCache:
             block: Any = self.blocks[number]
             if isinstance(block, DeltaBlock):
                 cache, delta = block.delta.start_cache(batch), block.delta
                 projections = (delta.query_projection, delta.key_projection, delta.value_projection)
-                recent = cache.recent.astype(jnp.result_type(dtype, *_dtypes(projections)))
+                recent = cache.recent.astype(jnp.result_type(stream_dtype, *_dtypes(projections)))
                 return dataclasses.replace(cache, recent=recent)
             attention = block.attention if isinstance(block, EncoderBlock) else block.self_attention
             window, slots, options = self.config.window(number), capacity, {}
@@ -183,9 +192,8 @@ class Stack(nnx.Module):
             is_known = not is_symbolic_dim(capacity + chunk)
             if window is not None and is_known and rewind + window + max(window, chunk) < capacity:
                 slots, options = rewind + window + max(window, chunk), {"window": window, "spare": rewind}
-            return KVCache.create(
-                batch, heads, slots, *widths, dtype=jnp.result_type(dtype, *_dtypes(projections)), **options
-            )
+            kept_dtype = jnp.result_type(stream_dtype, *_dtypes(projections)) if asked is None else asked
+            return KVCache.create(batch, heads, slots, *widths, dtype=kept_dtype, **options)
 
         layers = tuple(start(number) for number in range(len(self.blocks)))
         return DecodingCache(jnp.zeros(batch, jnp.int32), layers, *memory)
@@ -252,6 +260,17 @@ class Stack(nnx.Module):
             parts.append(masks.sliding_window(window, 0 if self.causal else window))
         parts += [] if mask is None else [mask]
         return functools.reduce(operator.and_, parts) if parts else None
+
+
+def read_cache_dtype(name: str, dtype: DTypeLike | None, config: TransformerConfig) -> Any:
+    """Return int8, or None where keys and values are to stay what a call computes."""
+    if dtype is None:
+        return None
+    if np.dtype(dtype) != np.int8:
+        raise ValueError(f"{name}: expected None, for the dtype of a call, or int8; got {np.dtype(dtype)}")
+    if config.latent_dim is not None:
+        raise ValueError(f"{name}: expected None for latent attention, whose latents are few; got int8")
+    return np.dtype(np.int8)
 
 
 def _dtypes(modules: Any) -> set[Any]:

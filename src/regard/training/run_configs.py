@@ -38,6 +38,21 @@ def read_config(config: Any) -> RunConfig:
     return read_record(RunConfig, config, "config.json")
 
 
+def compare_settings(saved: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, str]:
+    """Describe each setting in which a run differs from what is asked for; of another task, that alone.
+
+    Example:
+        >>> compare_settings({"task": "copy", "model": {"d_ff": 8}}, {"task": "copy", "model": {"d_ff": 16}})
+        {'model.d_ff': 'it has 8, asked for 16'}
+    """
+    from flax.traverse_util import flatten_dict  # with JAX, which settings do without
+
+    saved, asked = flatten_dict(dict(saved), sep="."), flatten_dict(dict(asked), sep=".")
+    names = asked | saved if saved["task"] == asked["task"] else ["task"]
+    pairs = {name: (saved.get(name), asked.get(name)) for name in names}
+    return {name: f"it has {old!r}, asked for {new!r}" for name, (old, new) in pairs.items() if old != new}
+
+
 def read_versions() -> dict[str, str]:
     installed = {package: version for package in PACKAGES if (version := find_version(package))}
     return {"python": platform.python_version()} | installed

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from flax import nnx
-from flax.traverse_util import flatten_dict
 
 from regard.arguments import check_kind, whole_number
 from regard.paths import read_object, read_path
@@ -22,8 +21,9 @@ from regard.training import checkpoints, compilation, locks, metrics, run_config
 from regard.training.run_configs import RunConfig
 
 SEEDS = range(-(2**63), 2**63)
-# Settings that may differ where a run starts from another one.
-FREE = ("optimization.", "cadence.", "seed", "model.scan_layers", "model.remat")
+# Settings that may differ where a run starts from another one; those that may not with new data, either.
+FREE = ("optimization.", "cadence.", "seed", "model.scan_layers", "model.remat", "model.dropout_rate")
+OF_MODEL = ("task", "model.", "vocab_size")
 ANOTHER, REOPEN = "give another directory=", "open it again: open_run(...)"
 OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures", "profile")
 
@@ -129,16 +129,16 @@ class Run:
         except ValueError as error:
             raise RunError(f"{error}; mend or delete that line, then {REOPEN}") from error
         for name, text in (self.task.kept or {}).items():
-            if kept.get(name, text) != text:
+            if text is not None and kept.get(name, text) != text:
                 raise RunError(f"{self.directory / name} is not what the run began with; {ANOTHER}")
         self.clear()
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self.directory / "config.json"
         goes_on = self.start is not None and self.source is None
         written = json.loads(path.read_text(encoding="utf-8")) if goes_on else None
-        layout = {"mesh": self.mesh, "outer": self.outer}
-        if written is None or {name: written.get(name) for name in layout} != layout:
-            config = self._describe(kept) if written is None else written | layout
+        current = {"mesh": self.mesh, "outer": self.outer, "settings": tasks.to_settings(self.task)}
+        if written is None or {name: written.get(name) for name in current} != current:
+            config = self._describe(kept) if written is None else written | current
             metrics.replace_text(path, json.dumps(config, indent=2) + "\n")
         for name, text in kept.items():
             metrics.replace_text(self.directory / name, text)
@@ -188,6 +188,7 @@ def open_run(
     *,
     seed: int = 0,
     resume: str | Path = "auto",
+    new_data: bool = False,
     force: bool = False,
     mesh: str | None = None,
     outer: str | None = None,
@@ -202,7 +203,9 @@ def open_run(
         resume: "auto" goes on from the directory's latest checkpoint; "newest-whole" from the latest that is
             not damaged, for restarts that nobody watches; "never" refuses a directory that holds a run; a
             path (a run directory, or one of its checkpoints) is where to start when this directory has no
-            checkpoint of its own: same task and model, other steps, rates and seeds allowed.
+            checkpoint of its own: same task, data and model, other steps, rates, dropout and seeds allowed.
+        new_data: True if a run that starts from another one may have other data, too: every setting but those
+            of the model. A text keeps its tokenizer.
         force: start again in place of the run that is there; `begin` deletes what Regard wrote of it.
         mesh: the devices' mesh of this session; None means one device.
         outer: the slices that its axes span; None means that there is one slice.
@@ -212,7 +215,7 @@ def open_run(
         The run, ready to `begin`.
 
     Raises:
-        RunError: when the directory holds something else, another task or other settings.
+        RunError: when the directory holds something else, another task or settings other than of the cadence.
         checkpoints.CheckpointError: when a checkpoint is damaged or foreign.
         locks.LockError: when another process trains in the directory.
     """
@@ -220,6 +223,8 @@ def open_run(
     tasks.demand_known(task)
     if (seed := whole_number("seed", seed, SEEDS.start)) not in SEEDS:
         raise RunError(f"seed: expected a number from -2**63 to 2**63 - 1, got {seed}")
+    if new_data and resume in ("auto", "newest-whole", "never"):
+        raise RunError(f"new_data=True needs resume=, the run to start from, got {str(resume)!r}")
     locks.demand_free(directory)
     present = _read_config(directory)
     replaces = (*OWN_ENTRIES, *present[0].keeps) if present is not None and force else ()
@@ -230,9 +235,11 @@ def open_run(
         raise RunError(f"{directory} holds a run already; {remedy}")
     note, newest, damaged = None, None, {}
     if existing is not None:
-        remedy = f"{ANOTHER}, or force=True to delete that run and start again"
-        start = f"{ANOTHER}, with resume={str(directory)!r} to go on from this run there"
-        _demand_same(directory, present, task, seed, remedy, f"{start}, or force=True to delete it")
+        differences = run_configs.compare_settings(*_list_settings(present, task, seed))
+        differences = {name: told for name, told in differences.items() if not name.startswith("cadence.")}
+        start = f", with resume={str(directory)!r} to go on from this run there"
+        start = start if all(name.startswith(FREE) for name in differences) else ""
+        _refuse(directory, differences, f"{ANOTHER}{start}, or force=True to delete it")
         folder, skips = directory / "checkpoints", resume == "newest-whole"
         newest, damaged = checkpoints.load_newest(folder, check=check, skip_damaged=skips)
         changed = run_configs.compare_versions(existing.versions)
@@ -245,7 +252,7 @@ def open_run(
             raise RunError(f"{directory} {was_to}; {remedy}")
         files = None if existing is None or newest is None else _read_kept(directory, task, existing)
         return Run(directory, task.restore(files), seed, newest, note=note, damaged=tuple(damaged), **options)
-    branch = _open_branch(directory, task, seed, read_path("resume", resume), check)
+    branch = _open_branch(directory, task, seed, read_path("resume", resume), new_data, check)
     return replace(branch, **options)
 
 
@@ -292,7 +299,7 @@ def load_model(task: tasks.Task, directory: Path) -> Any:
     return nnx.merge(structure, params, rest)
 
 
-def _read_kept(directory: Path, task: tasks.Task, config: RunConfig) -> dict[str, str]:
+def _read_kept(directory: Path, task: tasks.Task, config: RunConfig) -> dict[str, str | None]:
     """Return the files that the task of a run keeps, text by name; none for a missing one."""
     kept_files = {}
     for path in (directory / name for name in task.keeps):
@@ -347,29 +354,22 @@ def _read_config(directory: Path, remedy: str = ANOTHER) -> tuple[tasks.Task, Ru
         raise RunError(f"{path} {problem}; bring the file back from a copy, or {remedy}") from error
 
 
-def _demand_same(
-    directory: Path, present: Any, task: tasks.Task, seed: int, remedy: str, remedy_of_free: str | None
-) -> None:
-    """Raise with every setting in which a run differs from the one asked for; free ones may have a remedy."""
-    present_task, config = present
-    saved = {"task": config.task, "seed": config.seed, **tasks.to_settings(present_task)}
-    wanted = {"task": task.name, "seed": seed, **tasks.to_settings(task)}
-    saved, asked = flatten_dict(saved, sep="."), flatten_dict(wanted, sep=".")
-    names = [
-        name
-        for name in (asked | saved if config.task == task.name else ["task"])
-        if saved.get(name) != asked.get(name) and (remedy_of_free or not name.startswith(FREE))
-    ]
-    if names:
-        differences = [
-            f"  {name}: it has {saved.get(name)!r}, asked for {asked.get(name)!r}" for name in names
-        ]
-        is_free = all(name.startswith(FREE) for name in names)
-        then = remedy_of_free if is_free and remedy_of_free else remedy
-        raise RunError("\n".join([f"{directory} holds another run:", *differences, then]))
+def _list_settings(present: Any, task: tasks.Task, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a run was begun with, and what is asked for."""
+    saved = {"task": present[1].task, "seed": present[1].seed, **tasks.to_settings(present[0])}
+    return saved, {"task": task.name, "seed": seed, **tasks.to_settings(task)}
 
 
-def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, check: checkpoints.Check) -> Run:
+def _refuse(directory: Path, differences: Mapping[str, str], remedy: str) -> None:
+    """Raise with every setting in which a run differs from the one asked for, if there is any."""
+    if differences:
+        told = [f"  {name}: {difference}" for name, difference in differences.items()]
+        raise RunError("\n".join([f"{directory} holds another run:", *told, remedy]))
+
+
+def _open_branch(
+    directory: Path, task: tasks.Task, seed: int, path: Path, new_data: bool, check: checkpoints.Check
+) -> Run:
     """Open a new run that starts from another run's checkpoint."""
     source = path.parent.parent if path.parent.name == "checkpoints" else path
     present = _read_config(source, "give another resume=")
@@ -378,7 +378,11 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, check
         raise RunError(f"resume: {path} is not a Regard run; give {choices}")
     if source.resolve() == directory.resolve():
         raise RunError(f"resume: {path} is inside the directory itself; to go on in place, leave it out")
-    _demand_same(source, present, task, seed, "ask for the same data and model", None)
+    differences = run_configs.compare_settings(*_list_settings(present, task, seed))
+    differences = {name: told for name, told in differences.items() if not name.startswith(FREE)}
+    of_model = {name: told for name, told in differences.items() if name.startswith(OF_MODEL)}
+    remedy = "" if of_model else ", or give new_data=True to go on with these"
+    _refuse(source, of_model if new_data else differences, f"ask for the same data and model{remedy}")
     checkpoint = checkpoints.load(path, check=check) if path != source else None
     start = checkpoint or checkpoints.load_newest(source / "checkpoints", check=check)[0]
     if start is None:
@@ -386,10 +390,13 @@ def _open_branch(directory: Path, task: tasks.Task, seed: int, path: Path, check
     config, steps = present[1], task.optimization.steps
     if start.step >= steps:
         raise RunError(f"resume: {path} is at step {start.step} already; ask for more steps than {steps}")
-    note = _join_notes(run_configs.compare_versions(config.versions), start.note)
-    return Run(
-        directory, task.restore(_read_kept(source, task, config)), seed, start, source=source, note=note
+    changed = f"other data than in {source}: {', '.join(differences) or 'what the files hold'}"
+    note = _join_notes(
+        run_configs.compare_versions(config.versions), start.note, changed if new_data else None
     )
+    kept = _read_kept(source, task, config)
+    kept |= dict.fromkeys({*task.keeps} - {*task.carries}) if new_data else {}
+    return Run(directory, task.restore(kept), seed, start, source=source, note=note)
 
 
 def _join_notes(*notes: str | None) -> str | None:

@@ -64,7 +64,9 @@ class Task(Settings, abc.ABC):
         reads_rows: True for a task whose training rows `choose` and `fetch` read on the host, between two
             compiled steps, and not `make_batch` within one.
         keeps: names of the files that `keep` may return.
-        kept: the contents of these files as the run began, by name; None for a new run. No setting.
+        carries: those of them that a run on other data takes over from the one that it starts from.
+        kept: the contents of these files as the run began, by name (None: made anew); None for a new run. No
+            setting.
     """
 
     name: ClassVar[str]
@@ -73,6 +75,7 @@ class Task(Settings, abc.ABC):
     writes_text: ClassVar[bool] = False
     reads_rows: ClassVar[bool] = False
     keeps: ClassVar[tuple[str, ...]] = ()
+    carries: ClassVar[tuple[str, ...]] = ()
     example_title: ClassVar[str] = "the first held-out example"
 
     model: Any = Sizes()
@@ -80,9 +83,9 @@ class Task(Settings, abc.ABC):
     cadence: Cadence = Cadence()
     data_seed: DataSeed = 0
     """Seed of the held-out data; training draws from another stream, whatever the seeds."""
-    kept: Mapping[str, str] | None = field(default=None, init=False, repr=False, compare=False)
+    kept: Mapping[str, str | None] | None = field(default=None, init=False, repr=False, compare=False)
 
-    def restore(self, kept: Mapping[str, str] | None) -> Self:
+    def restore(self, kept: Mapping[str, str | None] | None) -> Self:
         """Return this task with the files that it kept when a run began, those that are there."""
         restored = replace(self)  # without what was derived from other files
         object.__setattr__(restored, "kept", kept)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from regard.cli.declaration import Command, Output, conf, option
 
@@ -47,4 +47,6 @@ class Generate(Command):
     """Search the likeliest text, going on with this many at a time."""
     stop: conf.UseAppendAction[tuple[Annotated[str, option("TEXT")], ...]] = ()
     """End before this text; may be given several times."""
+    cache_dtype: Literal[None, "int8"] = None
+    """Keep keys and values of the text in int8, a quarter of float32's memory, at the cost of rounding."""
     output: TextOutput = TextOutput()

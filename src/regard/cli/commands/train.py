@@ -37,7 +37,9 @@ class Train(Command):
     resume: Annotated[str, option("auto|newest-whole|never|DIR")] = "auto"
     """The start: auto goes on from this run's checkpoint; newest-whole from the newest that is not damaged,
     for restarts that nobody watches; never refuses a directory that holds a run; DIR is another run or
-    checkpoint of the same model, from which other steps, rates or seeds go on."""
+    checkpoint of the same model and data, from which other steps, rates, dropout or seeds go on."""
+    new_data: bool = False
+    """Let a run that starts from --resume DIR have other data: other files, a longer --length."""
     profile: Annotated[int, option("STEPS")] = 0
     """Steps, after the first, that are traced into the run's folder profile, for TensorBoard or Perfetto."""
     force: bool = False

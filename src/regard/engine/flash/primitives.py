@@ -274,16 +274,20 @@ def _tangent_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[A
         for name, operand in zip(spec.linear, operands[first:end], strict=True)
         if ad.is_undefined_primal(operand)
     ]
-    of = dataclasses.replace(spec, linear=spec.results, shapes=tuple(wanted))
-    grads = bind(
-        "backward", *operands[:first], *map(ad.instantiate_zeros, cotangents), *operands[end:], spec=of
-    )
+    # Of an entropy that only was asked for nothing is computed: other programs may have other bits.
+    linear = {
+        name: ad.instantiate_zeros(cotangent)
+        for name, cotangent in zip(spec.results, cotangents, strict=True)
+        if name != "entropy" or not isinstance(cotangent, ad.Zero)
+    }
+    of = dataclasses.replace(spec, linear=tuple(linear), shapes=tuple(wanted))
+    grads = bind("backward", *operands[:first], *linear.values(), *operands[end:], spec=of)
     grads = dict(zip((name for name, _ in wanted), grads, strict=True))
-    linear = [
+    summed = [
         None if (grad := grads.get(name)) is None else sum_as(grad, operand.aval)
         for name, operand in zip(spec.linear, operands[first:end], strict=True)
     ]
-    return [None] * first + linear + [None] * (len(operands) - end)
+    return [None] * first + summed + [None] * (len(operands) - end)
 
 
 def _backward_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[Any]:
@@ -294,9 +298,10 @@ def _backward_transpose(cotangents: Leaves, *operands: Any, spec: Spec) -> list[
         return [None] * len(operands)
     of = dataclasses.replace(spec, linear=tuple(spec.shapes[index][0] for index in nonzero), shapes=())
     tangents = bind("tangent", *operands[:first], *_take(cotangents, nonzero), *operands[end:], spec=of)
+    by_name = dict(zip(spec.results, tangents, strict=True))
     linear = [
-        sum_as(tangent, operand.aval) if ad.is_undefined_primal(operand) else None
-        for tangent, operand in zip(tangents, operands[first:end], strict=True)
+        sum_as(by_name[name], operand.aval) if ad.is_undefined_primal(operand) else None
+        for name, operand in zip(spec.linear, operands[first:end], strict=True)
     ]
     return [None] * first + linear + [None] * (len(operands) - end)
 

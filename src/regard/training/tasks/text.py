@@ -78,6 +78,7 @@ class Text(Task):
     shows_sample: ClassVar[bool] = True
     reads_rows: ClassVar[bool] = True
     keeps: ClassVar[tuple[str, ...]] = (TOKENIZER, FACTS)
+    carries: ClassVar[tuple[str, ...]] = (TOKENIZER,)
     _report = staticmethod(lambda what, done, total: None)  # another one while `prepare` is at work
 
     files: tuple[str, ...] = ()
@@ -145,7 +146,7 @@ class Text(Task):
             del vars(self)["_report"]
 
     def _recall(self, name: str) -> str | None:
-        """Return a file that the run kept; None for a new run."""
+        """Return a file that the run kept; None where it is made anew."""
         if self.kept is not None and name not in self.kept:
             raise ValueError(
                 f"{name} of this run is gone; bring it back as it was, or train again in another directory="
