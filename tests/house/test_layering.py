@@ -13,7 +13,7 @@ FLOORS = {
     room: floor
     for floor, rooms in enumerate(
         [
-            "arguments axes wide_sums explicit_meshes manual_meshes loading paths records formulas",
+            "arguments axes wide_sums explicit_meshes manual_meshes closures loading paths records formulas",
             "masks positions theory",
             "scores",
             "engine",

@@ -10,7 +10,7 @@ import pytest
 from flax import linen, nnx
 
 from refusals import assert_refused
-from regard import attend, inspection, masks, positions, scores
+from regard import attend, inspection, masks, positions, readouts, scores
 from regard.engine.call import hooks
 from regard.inspection import tokens
 from regard.inspection.traces import captures, owners, padded
@@ -261,6 +261,9 @@ def test_every_other_model_is_recorded():
     _, trace = inspection.record(model, X, lengths=jnp.array([5, 3]), example=1)
     assert [call.name for call in trace] == ["stack.blocks.0.attention"]
     assert np.all(trace[0].window()[..., 3:] == 0)
+    _, alone = inspection.record(model, X[1:, :3])
+    averages = [readouts.average(call.readout())["entropy"] for call in (trace[0], alone[0])]
+    np.testing.assert_allclose(*averages, rtol=1e-5, err_msg="queries of padding count for nothing")
     assert trace.model == "Encoder"
     x = np.ones((2, 5, 12), np.float32)
     layer = MultiHeadAttention(12, 3, rotary=positions.Rotary(), rngs=nnx.Rngs(0))

@@ -117,6 +117,18 @@ def test_what_is_replaced_or_has_no_weight_adds_nothing_even_where_it_is_no_numb
             found = attend(x, x, value)
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
+    def show(x):
+        with intervene({0: Change(weights=pattern, heads=[1])}):
+            return attend(x, x, x, aux=("weights", "lse"))[1]["weights"]
+
+    shown, (seen,) = inspection.observe(show, ("entropy", "argmax"))(x)
+    np.testing.assert_allclose(shown[1], pattern)
+    assert seen["argmax"][1].tolist() == [0] * 5
+    entropy = [-(row[row > 0] * np.log(row[row > 0])).sum() for row in pattern]
+    np.testing.assert_allclose(seen["entropy"][1], entropy, rtol=1e-5)
+    with pytest.warns(UserWarning, match="captured meanwhile are the weights of queries and keys"):
+        inspection.record(show, x)
+
     # A weight of 0 on a number is differentiable like any other.
     def total(pattern):
         with intervene({0: Change(weights=pattern)}):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,13 +14,17 @@ import numpy as np
 
 from regard.arguments import as_array, check_kind, integers
 from regard.axes import Array, ArrayLike
-from regard.engine.call.hooks import Finish, rewrite
+from regard.engine.call.hooks import Finish, is_watched, rewrite
 from regard.engine.call.problem import Problem
 from regard.engine.softmax.score_rows import score_cells
 from regard.masks.grid import is_concrete
 from regard.records import record
 
 _OPERANDS = ("query", "key", "value")
+_CAPTURED_WEIGHTS = (
+    "weights: what is captured meanwhile are the weights of queries and keys, not these; aux= and observe"
+    " return these, and query= and key= of another run change both"
+)
 
 
 @record
@@ -56,7 +61,9 @@ class Change:
     value: ArrayLike | None = None
     """Values, `(*B, K, S, E)`."""
     weights: ArrayLike | None = None
-    """The pattern, `(*B, H, T, S)`: output = weights value, not normalised; NaN of weight 0 adds nothing."""
+    """The pattern, `(*B, H, T, S)`: output = weights value, not normalised; NaN of weight 0 adds nothing.
+    Weights, entropy and argmax of `attend` and `observe` are of it; a capture, which says so, forms those of
+    queries and keys."""
     output: ArrayLike | Callable[[Array], Array] | None = None
     """The heads' output, `(*B, H, T, E)`, before the output projection: 0.0 switches them off. A function
     makes it of their own: `lambda output: output.mean(-2, keepdims=True)`, their mean over the text."""
@@ -92,8 +99,11 @@ class Change:
         new = {name: getattr(self, name) for name in _OPERANDS if getattr(self, name) is not None}
         mixed = {name: self._mix(name, getattr(call, name), array) for name, array in new.items()}
         problem = dataclasses.replace(call, **mixed)
-        if self.edges is not None and "lse" not in problem.aux:
-            problem = dataclasses.replace(problem, aux=(*problem.aux, "lse"))
+        needed = {"lse": self.edges, "weights": self.weights}
+        more = [name for name, new in needed.items() if new is not None and name not in problem.aux]
+        problem = dataclasses.replace(problem, aux=(*problem.aux, *more)) if more else problem
+        if self.weights is not None and is_watched():
+            warnings.warn(_CAPTURED_WEIGHTS, stacklevel=2)
 
         def finish(output: Array, extra: Any) -> Array:
             if self.edges is not None:
@@ -105,6 +115,7 @@ class Change:
                 read = (rows != 0).any(-2)[..., None]
                 mixed = problem.unfold(rows @ jnp.where(read | jnp.isfinite(values), values, 0))
                 output = self._mix("weights", output, mixed.reshape(output.shape))
+                extra |= self._replace_pattern(problem, extra)
             if self.source is not None:
                 return self._mix("output", output, self._exchange(output))
             if self.output is None:
@@ -112,6 +123,18 @@ class Change:
             return self._mix("output", output, self.output(output) if callable(self.output) else self.output)
 
         return problem, finish
+
+    def _replace_pattern(self, problem: Problem, extra: Any) -> dict[str, Array]:
+        """Return the statistics of weights, with the new ones in place."""
+        if problem.rows is not None or problem.heads is not None:
+            raise ValueError(
+                "weights: expected a call that returns whole rows of all heads, got rows or heads"
+            )
+        weights = self._mix("weights", extra["weights"], self.weights)
+        logs = jnp.log(jnp.where(weights > 0, weights, 1))
+        changed = {"weights": weights, "entropy": -(weights * logs).sum(-1)}
+        changed["argmax"] = jnp.argmax(weights, -1).astype(jnp.int32)
+        return {name: array for name, array in changed.items() if name in extra}
 
     def _take_out(self, problem: Problem, output: Array, lse: Array) -> Array:
         """Take what the edges hand over out of the output."""

@@ -52,6 +52,9 @@ class Combination(Mask):
     def slice_batch(self, take: Take, leading_axes: int) -> Mask:
         return self._map(lambda mask: mask.slice_batch(take, leading_axes))
 
+    def pin(self) -> Mask:
+        return self._map(lambda mask: mask.pin())
+
     def closure_convert(self, grid: Grid) -> Mask:
         return self._map(lambda mask: mask.closure_convert(grid))
 
@@ -187,6 +190,9 @@ class Prepared(Mask, operation="prepare"):
         key = positions_of(self.key_offset).slice_batch(take)
         kinds = take(self.kinds, 2)
         return dataclasses.replace(self, mask=mask, query_offset=query, key_offset=key, kinds=kinds)
+
+    def pin(self) -> Mask:
+        return dataclasses.replace(self, mask=self.mask.pin())
 
     def closure_convert(self, grid: Grid) -> Mask:
         return dataclasses.replace(self, mask=self.mask.closure_convert(grid))

@@ -107,6 +107,10 @@ class Mask:
         """Return the mask of one leading index, whose data keep their rank."""
         return self
 
+    def pin(self) -> Mask:
+        """Return the mask with functions as they are now, by what they compute."""
+        return self
+
     def closure_convert(self, grid: Grid) -> Mask:
         """Return the mask with arrays that its functions close over as leaves, for grids shaped as this."""
         return self
@@ -174,7 +178,7 @@ class Mask:
         num_keys = num_queries if num_keys is None else num_keys
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
         query, key, axes = align_mask(self, num_queries, num_keys, offsets, positions, leading_axes)
-        return _keep_everywhere(self, *_divide(query, key), axes, (num_queries, num_keys))
+        return _keep_everywhere(self.pin(), *_divide(query, key), axes, (num_queries, num_keys))
 
     def tiles(
         self,
@@ -217,7 +221,7 @@ class Mask:
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
         query, key, axes = align_mask(self, num_queries, num_keys, offsets, positions, leading_axes)
         sizes = (num_queries, num_keys, query_block, key_block)
-        return _classify_everywhere(self, *_divide(query, key), axes, sizes)
+        return _classify_everywhere(self.pin(), *_divide(query, key), axes, sizes)
 
     def prepare(
         self,
@@ -260,7 +264,7 @@ class Mask:
         if not isinstance(leading, tuple):
             raise TypeError(f"leading: expected the calls' leading axes, (batch, heads); got {leading!r}")
         num_keys = num_queries if num_keys is None else num_keys
-        mask = self.number_leading(leading)
+        mask = self.number_leading(leading).pin()
         mask.check(leading or None, num_queries, num_keys)
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
         query, key, axes = align_mask(mask, num_queries, num_keys, offsets, positions, len(leading) or None)

@@ -16,8 +16,9 @@ import numpy as np
 
 from regard.arguments import as_array
 from regard.axes import Array, broadcast_shapes
+from regard.closures import Pinned, pin, run_pinned, trace_pinned
 from regard.explicit_meshes import explicit_mesh
-from regard.manual_meshes import run_anywhere, trace_anywhere
+from regard.manual_meshes import run_anywhere
 from regard.masks.data import check_rows
 from regard.masks.grid import Blocks, Grid
 from regard.masks.mask import Mask, Take
@@ -25,6 +26,10 @@ from regard.masks.tile_kinds import TileKind, classify_cells, tile_kind
 from regard.records import record, static
 
 _PAIR, _ALL = ("query", "key"), ("batch", "head", "query", "key")
+# Positions of some queries and keys, to see what a function reads beside them.
+_EXAMPLES = [
+    (np.zeros((rows, 1), np.int32), np.zeros((1, columns), np.int32)) for rows, columns in ((3, 5), (5, 3))
+]
 # What arrays say where one number is needed.
 _SINGLE = "truth value of an array|Only (integer )?scalar arrays|o[fn] traced array"
 TilePromises = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
@@ -44,8 +49,8 @@ def predicate(
             them stands in its place. `query` and `key` are int32 arrays of positions that broadcast against
             each other, `batch` and `head` int32 scalars: the index on the first leading axis of query, 0
             where heads are the only one, and that of the query head. Returns a boolean array that broadcasts
-            to the pairs. It may close over arrays, traced ones too. It is part of the compiled program:
-            define it once, because a new function object compiles again.
+            to the pairs. It may close over arrays, traced ones too. Every call looks at what it reads
+            from around it; programs are kept for what it computes.
         classify: how tiles without work are found. "exact" evaluates fn at every pair once more before the
             call, one row of tiles at a time, and for each batch row and head if fn takes them: T x S work,
             after which empty tiles are skipped and full ones not masked. "partial" finds none: every tile is
@@ -121,7 +126,7 @@ class Predicate(Mask):
     batch: Any  # (B,), numbers of rows; None, not of a call yet, or not asked for
     head: Any  # (*1, H)
     constants: tuple[Any, ...]  # what fn closes over, which may be traced
-    program: Any = static()  # fn as a program that takes it; None, fn itself is called
+    program: Any = static()  # fn as a program that takes them; None, fn itself is called
 
     @property
     def _reads(self) -> set[str]:
@@ -170,11 +175,22 @@ class Predicate(Mask):
                 f" of {np.ndim(self.head)}"
             )
 
+    def pin(self) -> Mask:
+        if isinstance(self.fn, Pinned):
+            return self
+        fn, constants = pin(self.fn, self._call, *((np.int32(0), np.int32(0), *pair) for pair in _EXAMPLES))
+        classifier = self.classifier
+        if callable(classifier):
+            ends = (*_EXAMPLES[0], *_EXAMPLES[0])
+            classifier, read = pin(classifier, classifier, (ends[0], ends[0], ends[1], ends[1]))
+            classifier = Pinned(classifier.fn, object()) if read else classifier
+        return dataclasses.replace(self, fn=fn, classifier=classifier, constants=constants)
+
     def closure_convert(self, grid: Grid) -> Mask:
         number, positions = np.int32(0), (grid.query_position, grid.key_position)
         if self._reads_numbers:
             positions = tuple(jnp.zeros(position.shape[-2:], jnp.int32) for position in positions)
-        program = trace_anywhere(self._call, number, number, *positions)
+        program = trace_pinned(self._call, self.constants, number, number, *positions)
         if not program.consts:
             return self
         return dataclasses.replace(self, constants=tuple(program.consts), program=program.jaxpr)
@@ -238,7 +254,7 @@ class Predicate(Mask):
     def _evaluate(self, batch: Any, head: Any, query: Array, key: Array, shape: tuple[int, ...]) -> Array:
         """Return the function's answer for one batch row and head, checked: booleans, one per pair."""
         if self.program is None:
-            keep = self._call(batch, head, query, key)
+            keep = run_pinned(self._call, self.constants, batch, head, query, key)
         else:
             (keep,) = run_anywhere(self.program, self.constants, batch, head, query, key)
         if keep.dtype != bool:
@@ -281,6 +297,7 @@ def call_closure(name: str, fn: Any, *arguments: Any, **named: Any) -> Any:
 def _closed_over(fn: Any) -> dict[str, Any]:
     """Return the variables that a function reads from around it, by name."""
     variables: dict[str, Any] = {}
+    fn = fn.fn if isinstance(fn, Pinned) else fn
     while isinstance(fn, functools.partial):
         variables |= {f"argument {index}": argument for index, argument in enumerate(fn.args)} | fn.keywords
         fn = fn.func

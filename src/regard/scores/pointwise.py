@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from regard.axes import Array, ArrayLike
+from regard.closures import Pinned, pin, trace_pinned
 from regard.explicit_meshes import explicit_mesh
 from regard.formulas import Formula, Fraction, Function, Number, Symbol, Terms, product
 from regard.manual_meshes import run_anywhere, trace_anywhere
@@ -187,8 +188,8 @@ def modifier(fn: Modify) -> Score:
             `batch` (index on the first leading axis; 0 where heads are the only one), `head` (query head),
             `query_position` and `key_position`. It returns the new score. Arrays that it closes over may be
             traced, and it sees them in the dtype they have; floating-point ones have gradients, which are
-            added up in that dtype: of a table in bfloat16 read `table.astype(score.dtype)[index]`. It is part
-            of the compiled program: define it once, because a new function object compiles again.
+            added up in that dtype: of a table in bfloat16 read `table.astype(score.dtype)[index]`. Every
+            call looks at what it reads from around it; programs are compiled for what it computes.
 
     Returns:
         A score.
@@ -248,17 +249,22 @@ class Modifier(Modified):
     """A modifier as a function of Python's."""
 
     fn: Modify = static()
+    constants: tuple[Any, ...] = ()  # what fn closes over, once it is pinned
+
+    def pin(self) -> Score:
+        if isinstance(self.fn, Pinned):
+            return self
+        return Modifier(*pin(self.fn, self._modify, _arguments(jnp.float32)))
 
     def apply(self, scores: Array, cells: Cells) -> Array:
-        self.closure_convert(scores.dtype)  # refuses what returns no score
+        program = self.closure_convert(scores.dtype)  # refuses what returns no score
+        if self.constants:
+            return program.apply(scores, cells)
         return _map_scores(functools.partial(call_closure, "modifier", self.fn), scores, cells)
 
     def closure_convert(self, dtype: Any) -> Score:
-        shapes = [jax.ShapeDtypeStruct((), dtype), *[jax.ShapeDtypeStruct((), jnp.int32)] * 4]
-        modify = functools.partial(call_closure, "modifier", self.fn)
-        # A program keeps the mesh that it is made in, and computes with no array of another.
-        with use_abstract_mesh(AbstractMesh((), ())):
-            program = trace_anywhere(modify, *shapes)
+        shapes, modify = _arguments(dtype), functools.partial(call_closure, "modifier", self.fn)
+        program = trace_pinned(self._modify, self.constants, *shapes)
         if explicit_mesh(program.consts) is not None:
             program = trace_anywhere(modify, *shapes)  # which says what it cannot compute with
         answers = program.out_avals
@@ -267,8 +273,18 @@ class Modifier(Modified):
             raise TypeError(f"modifier: expected fn to return one floating-point score, got {returned}")
         return HoistedModifier(tuple(map(_fix_dtype, program.consts)), program.jaxpr, self.expression())
 
+    def _modify(self, *arguments: Any) -> Any:
+        # A program keeps the mesh that it is made in, and computes with no array of another.
+        with use_abstract_mesh(AbstractMesh((), ())):
+            return call_closure("modifier", self.fn, *arguments)
+
     def expression(self) -> str:
         return f"modifier({getattr(self.fn, '__qualname__', repr(self.fn))})"
+
+
+def _arguments(dtype: Any) -> list[jax.ShapeDtypeStruct]:
+    """Return the shapes of a modifier's five arguments."""
+    return [jax.ShapeDtypeStruct((), dtype), *[jax.ShapeDtypeStruct((), jnp.int32)] * 4]
 
 
 def _map_scores(modify: Callable[..., Array], scores: Array, cells: Cells) -> Array:

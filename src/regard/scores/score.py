@@ -73,6 +73,10 @@ class Score:
         """Return the queries as they meet the keys."""
         raise NotImplementedError
 
+    def pin(self) -> Score:
+        """Return the score with functions as they are now, by what they compute."""
+        return self
+
     def closure_convert(self, dtype: DTypeLike) -> Score:
         """Return the score with arrays that its functions close over as leaves, for scores of this dtype.
 
@@ -151,6 +155,9 @@ class Chain(Score):
 
     def derivative(self, scores: Array, cells: Cells) -> Array:
         return self.parts[0].derivative(scores, cells)
+
+    def pin(self) -> Score:
+        return Chain(tuple(part.pin() for part in self.parts))
 
     def closure_convert(self, dtype: DTypeLike) -> Score:
         return Chain(tuple(part.closure_convert(dtype) for part in self.parts))

@@ -235,10 +235,9 @@ def open_run(
         raise RunError(f"{directory} holds a run already; {remedy}")
     note, newest, damaged = None, None, {}
     if existing is not None:
-        differences = run_configs.compare_settings(*_list_settings(present, task, seed))
-        differences = {name: told for name, told in differences.items() if not name.startswith("cadence.")}
-        start = f", with resume={str(directory)!r} to go on from this run there"
-        start = start if all(name.startswith(FREE) for name in differences) else ""
+        differences = _compare(present, task, seed, free="cadence.")
+        is_free = all(name.startswith(FREE) for name in differences)
+        start = f", with resume={str(directory)!r} to go on from this run there" if is_free else ""
         _refuse(directory, differences, f"{ANOTHER}{start}, or force=True to delete it")
         folder, skips = directory / "checkpoints", resume == "newest-whole"
         newest, damaged = checkpoints.load_newest(folder, check=check, skip_damaged=skips)
@@ -354,10 +353,12 @@ def _read_config(directory: Path, remedy: str = ANOTHER) -> tuple[tasks.Task, Ru
         raise RunError(f"{path} {problem}; bring the file back from a copy, or {remedy}") from error
 
 
-def _list_settings(present: Any, task: tasks.Task, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a run was begun with, and what is asked for."""
+def _compare(present: Any, task: tasks.Task, seed: int, free: str | tuple[str, ...]) -> dict[str, str]:
+    """Describe each setting, but free ones, in which a run differs from the one asked for."""
     saved = {"task": present[1].task, "seed": present[1].seed, **tasks.to_settings(present[0])}
-    return saved, {"task": task.name, "seed": seed, **tasks.to_settings(task)}
+    asked = {"task": task.name, "seed": seed, **tasks.to_settings(task)}
+    differences = run_configs.compare_settings(saved, asked)
+    return {name: difference for name, difference in differences.items() if not name.startswith(free)}
 
 
 def _refuse(directory: Path, differences: Mapping[str, str], remedy: str) -> None:
@@ -378,9 +379,8 @@ def _open_branch(
         raise RunError(f"resume: {path} is not a Regard run; give {choices}")
     if source.resolve() == directory.resolve():
         raise RunError(f"resume: {path} is inside the directory itself; to go on in place, leave it out")
-    differences = run_configs.compare_settings(*_list_settings(present, task, seed))
-    differences = {name: told for name, told in differences.items() if not name.startswith(FREE)}
-    of_model = {name: told for name, told in differences.items() if name.startswith(OF_MODEL)}
+    differences = _compare(present, task, seed, free=FREE)
+    of_model = {name: text for name, text in differences.items() if name.startswith(OF_MODEL)}
     remedy = "" if of_model else ", or give new_data=True to go on with these"
     _refuse(source, of_model if new_data else differences, f"ask for the same data and model{remedy}")
     checkpoint = checkpoints.load(path, check=check) if path != source else None
@@ -390,13 +390,14 @@ def _open_branch(
     config, steps = present[1], task.optimization.steps
     if start.step >= steps:
         raise RunError(f"resume: {path} is at step {start.step} already; ask for more steps than {steps}")
-    changed = f"other data than in {source}: {', '.join(differences) or 'what the files hold'}"
-    note = _join_notes(
-        run_configs.compare_versions(config.versions), start.note, changed if new_data else None
+    notes, files = (
+        [run_configs.compare_versions(config.versions), start.note],
+        _read_kept(source, task, config),
     )
-    kept = _read_kept(source, task, config)
-    kept |= dict.fromkeys({*task.keeps} - {*task.carries}) if new_data else {}
-    return Run(directory, task.restore(kept), seed, start, source=source, note=note)
+    if new_data:
+        notes.append(f"other data than in {source}: {', '.join(differences) or 'what the files hold'}")
+        files |= dict.fromkeys({*task.keeps} - {*task.carries})
+    return Run(directory, task.restore(files), seed, start, source=source, note=_join_notes(*notes))
 
 
 def _join_notes(*notes: str | None) -> str | None:

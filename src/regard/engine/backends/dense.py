@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from regard.axes import Array
+from regard.closures import reads_arrays
 from regard.engine.call.checkpoint_names import OUTPUT
 from regard.engine.call.problem import Problem
 from regard.engine.call.stores import FEW_QUERIES, LengthFirst, Store, Whole
@@ -67,7 +68,7 @@ def _hoist_closures(problem: Problem) -> Problem | None:
     mask = None if problem.mask is None else problem.mask.closure_convert(problem.grid())
     score = None if problem.score is None else problem.score.closure_convert(problem.accumulation)
     hoisted = dataclasses.replace(problem, mask=mask, score=score)
-    has_closures = len(jax.tree.leaves(hoisted)) > len(jax.tree.leaves(problem))
+    has_closures = len(jax.tree.leaves(hoisted)) > len(jax.tree.leaves(problem)) or reads_arrays(problem)
     return None if has_closures and varying_axes(hoisted) else hoisted
 
 

@@ -59,6 +59,11 @@ def watch(callback: Watcher, *, reads: bool = False) -> Iterator[None]:
         yield
 
 
+def is_watched() -> bool:
+    """Return whether anyone is told of calls now."""
+    return bool(_WATCHERS.get())
+
+
 def is_read() -> bool:
     """Return whether anyone reads arrays of the calls after them."""
     return _READS.get()
@@ -80,17 +85,17 @@ def is_rewriting() -> bool:
 
 
 def rewritten(problem: Problem) -> tuple[Problem, Finish]:
-    """Return the call as it is changed, and what becomes of its output."""
+    """Return the call as it is changed, and what becomes of its output: who only looks at it comes last."""
     global _traced_changes
-    finishes = []
+    finishes: dict[bool, list[Finish]] = {True: [], False: []}
     if _REWRITERS.get() and not is_concrete(problem):
         _traced_changes += 1
-    for rewriter, _ in _REWRITERS.get():
+    for rewriter, one_by_one in _REWRITERS.get():
         problem, finish = rewriter(problem)
-        finishes.append(finish)
+        finishes[one_by_one].append(finish)
 
     def finish_all(output: Array, extra: Any) -> Array:
-        for finish in finishes:
+        for finish in (*finishes[True], *finishes[False]):
             output = finish(output, extra)
         return output
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from regard import masks
 from regard.arguments import as_array, check_kind, whole_number
 from regard.engine.call.hooks import CallEvent, watch
 from regard.engine.dispatch.registry import BACKENDS, choose
@@ -20,6 +21,7 @@ from regard.inspection.traces.sequences import Sequences
 from regard.inspection.traces.slices import count_examples, take_example
 from regard.inspection.traces.trace import Trace, own_versions
 from regard.masks.grid import is_concrete
+from regard.masks.keys import Lengths
 
 
 @contextmanager
@@ -37,7 +39,8 @@ def capture(
         tokens: what sits at the positions: a list of strings or `Tokens`, for all calls whose length it fits;
             or a mapping from a length (an integer), from the beginning of a layer's name ("encoder",
             "decoder") or from "memory", what cross-attention reads, to such. None numbers the positions.
-        example: which example of a batch is kept.
+        example: which example of a batch is kept. Of self-attention, queries behind the end that
+            `masks.lengths` tells are padding, and read nothing there.
         title: of the trace, for people to read; None takes the model's name.
 
     Returns:
@@ -198,6 +201,11 @@ class _Watcher:
 def _keep(seen: CallEvent, example: int) -> Call:
     """Keep the example of a call, before the model is asked for its name."""
     problem = take_example(seen.problem, example)
+    count = _count_tokens(problem, seen.kind)
+    if count < problem.T:  # queries of padding read nothing: their rows would count as the text's
+        real = np.arange(problem.T) < count
+        hidden = masks.segments(np.where(real, 0, 1), np.zeros(problem.S, np.int32))
+        problem = dataclasses.replace(problem, mask=problem.mask & hidden)
     asked = dataclasses.replace(problem, aux=("lse", "max_score"))
     try:
         backend = choose(asked, seen.backend).name
@@ -207,9 +215,19 @@ def _keep(seen: CallEvent, example: int) -> Call:
     error, rate = None, seen.problem.dropout_rate
     if not rate:
         flat = seen.output.reshape((count_examples(seen.problem), *output.shape))
-        error = _difference(np.asarray(flat[example]), np.asarray(output))
+        error = _difference(*(np.asarray(array)[..., :count, :] for array in (flat[example], output)))
     about = {"kind": seen.kind, "backend": seen.backend, "projection": seen.projection}
     return make_call(problem, rows, **about, dropout_rate=rate, output_error=error)
+
+
+def _count_tokens(problem: Problem, kind: str | None) -> int:
+    """Return how many tokens of self-attention are no padding, by the lengths in its mask."""
+    is_text = (
+        kind == "self" and problem.T == problem.S and not problem.query_offset and not problem.key_offset
+    )
+    parts = problem.mask.parts if is_text and problem.mask is not None else ()
+    counts = [np.max(part.bound) for part in parts if isinstance(part, Lengths)]
+    return int(min([problem.T, *counts]))
 
 
 def _difference(ran: np.ndarray, anew: np.ndarray) -> float:

@@ -1,0 +1,131 @@
+"""Functions of callers, known to compiled programs by what they compute, and not by who they are.
+
+A function may read what changes between two calls: a global, an attribute, an array that is written to. A
+program that is kept for the function would go on with what it read first. So calls pin functions: what is
+read is looked at anew, arrays become operands of the program, and it is kept for all functions alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from regard.manual_meshes import run_anywhere, trace_anywhere
+
+_RULED = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+
+
+class Pinned:
+    """A function as it is now, equal to every other of its code that computes the same with its arrays."""
+
+    def __init__(self, fn: Callable[..., Any], key: Hashable):
+        self.fn, self._key = fn, key
+        self.__qualname__ = getattr(fn, "__qualname__", repr(fn))
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self.fn(*arguments, **named)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pinned) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def pin(
+    fn: Callable[..., Any], call: Callable[..., Any], *examples: Sequence[Any]
+) -> tuple[Pinned, tuple[Any, ...]]:
+    """Pin a function that `call` calls; return it, and the arrays that it reads from around it.
+
+    Where these are not the same for all examples of arguments, or vary over manual mesh axes, which a program
+    does not say, the function equals no other, and reads them by itself.
+    """
+    unlike = Pinned(fn, object()), ()
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        return unlike
+    try:
+        program, *others = (trace_anywhere(call, *arguments) for arguments in examples)
+    except Exception:  # which the call itself will raise, and explain
+        return unlike
+    if not all(_are_same(program.consts, other.consts) for other in others):
+        return unlike
+    return Pinned(fn, (_source(fn), _describe(program.jaxpr))), tuple(program.consts)
+
+
+def reads_arrays(tree: Any) -> bool:
+    """Return True where a pinned function of a mask or score has arrays from around it."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: hasattr(node, "constants"))
+    return any(getattr(node, "constants", ()) for node in nodes)
+
+
+def trace_pinned(call: Callable[..., Any], arrays: Sequence[Any], *arguments: Any) -> ClosedJaxpr:
+    """Make a program of a call of a pinned function, whose constants are these arrays."""
+    program = trace_anywhere(call, *arguments)
+    is_alike = [jax.typeof(array).str_short() for array in arrays] == [
+        jax.typeof(constant).str_short() for constant in program.consts
+    ]
+    return ClosedJaxpr(program.jaxpr, list(arrays)) if arrays and is_alike else program
+
+
+def run_pinned(call: Callable[..., Any], arrays: Sequence[Any], *arguments: Any) -> Any:
+    """Call a pinned function with these arrays in place of those around it."""
+    if not arrays:
+        return call(*arguments)
+    program = trace_pinned(call, arrays, *arguments)
+    return run_anywhere(program.jaxpr, program.consts, *arguments)[0]
+
+
+def _are_same(arrays: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(arrays) == len(others) and all(
+        array is other or _describe(array) == _describe(other)
+        for array, other in zip(arrays, others, strict=True)
+    )
+
+
+def _source(fn: Any) -> Any:
+    """Return what all functions of the same code have in common."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = inspect.unwrap(fn)
+    fn = getattr(fn, "__func__", fn)
+    return getattr(fn, "__code__", type(fn))
+
+
+def _describe(part: Any, names: dict[Any, int] | None = None) -> Hashable:
+    """Describe a part of a program so that two are equal only if they compute the same."""
+    if isinstance(part, ClosedJaxpr):
+        return _describe(part.jaxpr), _describe(part.consts)
+    if isinstance(part, Jaxpr):
+        numbers = {var: index for index, var in enumerate((*part.constvars, *part.invars))}
+        lines = []
+        for equation in part.eqns:
+            operands = tuple(_describe(atom, numbers) for atom in equation.invars)
+            for var in equation.outvars:
+                numbers[var] = len(numbers)
+            types = tuple(var.aval for var in equation.outvars)
+            params = equation.params
+            if equation.primitive.name in _RULED:  # its rules are made anew in every trace
+                params = {name: value for name, value in params.items() if isinstance(value, ClosedJaxpr)}
+            lines.append((equation.primitive, operands, types, _describe(params)))
+        inputs = tuple(var.aval for var in (*part.constvars, *part.invars))
+        return inputs, tuple(lines), tuple(_describe(atom, numbers) for atom in part.outvars)
+    if isinstance(part, Literal):
+        return part.aval, _describe(part.val)
+    if names is not None:
+        return names[part]
+    if isinstance(part, dict):
+        return tuple((name, _describe(value)) for name, value in sorted(part.items()))
+    if isinstance(part, list | tuple):
+        return tuple(map(_describe, part))
+    if isinstance(part, np.ndarray | jax.Array) and not isinstance(part, Tracer):
+        if jax.dtypes.issubdtype(part.dtype, jax.dtypes.prng_key):
+            part = jax.random.key_data(part)
+        return part.shape, str(part.dtype), np.asarray(part).tobytes()
+    return part if isinstance(part, Hashable) else object()

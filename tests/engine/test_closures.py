@@ -1,0 +1,79 @@
+"""Functions of masks and scores that read what changes between two calls."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from regard import attend, masks, readouts, scores
+
+BACKENDS = pytest.mark.parametrize(("size", "backend"), [(7, None), (131, "tiled")])
+EXACT = {"rtol": 0, "atol": 2e-6}
+
+
+class State:
+    """What a function reads: arrays, numbers, lists."""
+
+
+def draw(size, seed):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal((2, size, 5)), jnp.float32)
+
+
+@BACKENDS
+def test_every_call_reads_what_is_there_now(size, backend):
+    x, state = draw(size, 0), State()
+    by_array = masks.predicate(lambda query, key: jnp.asarray(state.documents)[query] == state.documents[key])
+    by_number = masks.predicate(lambda query, key: abs(query - key) <= state.width)
+    later = masks.predicate(lambda head, query, key: query - key <= jnp.asarray(state.reach)[head])
+    for step in (1, 2, 1):
+        state.documents, state.width, state.reach = jnp.arange(size) // (3 * step), step, [step, 2 * step]
+        near = masks.sliding_window(step, step)
+        reach = np.array([[[step]], [[2 * step]]]) >= np.subtract.outer(range(size), range(size))
+        pairs = ((by_array, masks.segments(state.documents)), (by_number, near), (later, reach))
+        for mask, known in pairs:
+            expected = attend(x, x, x, mask=known)
+            for aux in ((), ("lse",)):
+                found = attend(x, x, x, mask=mask, aux=aux, backend=backend)
+                np.testing.assert_allclose(found[0] if aux else found, expected, **EXACT)
+            np.testing.assert_allclose(
+                readouts.read(x, x, mask=mask).entropy, readouts.read(x, x, mask=known).entropy, **EXACT
+            )
+        np.testing.assert_array_equal(by_number.dense(size), near.dense(size))
+
+
+@BACKENDS
+def test_a_score_that_is_changed_has_its_value_and_its_gradient(size, backend):
+    x, state = draw(size, 0), State()
+    state.table = jnp.zeros((size, size))
+    score = scores.modifier(lambda s, b, h, query, key: s + state.table[query, key])
+    run = lambda x: attend(x, x, x, score=score, backend=backend)
+    run(x)
+
+    def total(table, biased):
+        state.table = table
+        return jnp.sin(attend(x, x, x, bias=table) if biased else run(x)).sum()
+
+    for seed in (1, 2):
+        table = 0.3 * draw(size, seed)[0] @ draw(size, seed)[1].T
+        state.table = table
+        expected = attend(x, x, x, bias=table)
+        np.testing.assert_allclose(run(x), expected, **EXACT)
+        for gradient in (jax.grad(total), jax.jit(jax.grad(total), static_argnums=1)):
+            np.testing.assert_allclose(gradient(table, False), jax.grad(total)(table, True), **EXACT)
+    state.table = table
+    np.testing.assert_allclose(jax.jit(run)(x), expected, **EXACT)
+
+
+def test_functions_that_compute_the_same_share_a_program(caplog):
+    x = draw(53, 0)
+
+    def call(add):
+        relu = lambda s, b, h, query, key: jax.nn.relu(s) + add[query]
+        return attend(
+            x, x, x, score=scores.modifier(relu), mask=masks.predicate(lambda query, key: query >= key)
+        )
+
+    call(jnp.zeros(53))
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        call(jnp.ones(53))
+    assert "Compiling" not in caplog.text
