@@ -51,10 +51,11 @@ def pin(
     if jax.sharding.get_abstract_mesh().manual_axes:
         return unlike
     try:
-        program, *others = (trace_anywhere(call, *arguments) for arguments in examples)
+        programs = [trace_anywhere(call, *arguments) for arguments in examples]
     except Exception:  # which the call itself will raise, and explain
         return unlike
-    if not all(_are_same(program.consts, other.consts) for other in others):
+    program = programs[0]
+    if not all(_are_same(program.consts, other.consts) for other in programs[1:]):
         return unlike
     return Pinned(fn, (_source(fn), _describe(program.jaxpr))), tuple(program.consts)
 

@@ -248,7 +248,8 @@ def test_a_predicate_over_a_known_or_a_traced_array_serves():
 
     def run(allowed):
         mask = masks.predicate(lambda query, key: allowed[key])
-        return parallel.ring_attend(x, x, x, mesh=mesh(seq=4), axis="seq", plan="ring", mask=mask)
+        with parallel.use(mesh(seq=4), "seq", plan="ring"):
+            return attend(x, x, x, mask=mask)
 
     for out in (run(allowed), jax.jit(run)(allowed)):
         np.testing.assert_allclose(out, attend(x, x, x, mask=masks.valid_keys(allowed)), rtol=1e-5, atol=1e-6)

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from regard.axes import Array
@@ -342,13 +341,6 @@ def _refuses_mask(problem: Problem) -> str | None:
         return None
     run = Span(0, 1)
     grid = Grid.tile(run, run, 0, len(problem.leading))
-    leaves, structure = jax.tree.flatten(mask)
-
-    def convert(*leaves: Array) -> list[Any]:
-        return jax.tree.leaves(jax.tree.unflatten(structure, leaves).closure_convert(grid))
-
-    if any(isinstance(array, Tracer) for array in jax.make_jaxpr(convert)(*leaves).consts):
-        return "a predicate closes over a traced array; pass it as masks.from_array or segments"
     try:
         jax.eval_shape(lambda: jax.tree.leaves(mask.slice_grid(grid)))
     except NotImplementedError as error:

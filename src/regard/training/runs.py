@@ -16,13 +16,14 @@ from typing import Any, Self
 from flax import nnx
 
 from regard.arguments import check_kind, whole_number
-from regard.paths import read_object, read_path
+from regard.paths import find_file, read_object, read_path
 from regard.training import checkpoints, compilation, locks, metrics, run_configs, tasks
 from regard.training.run_configs import RunConfig
 
 SEEDS = range(-(2**63), 2**63)
 # Settings that may differ where a run starts from another one; those that may not with new data, either.
 FREE = ("optimization.", "cadence.", "seed", "model.scan_layers", "model.remat", "model.dropout_rate")
+STARTS = "auto, newest-whole, never"
 OF_MODEL = ("task", "model.", "vocab_size")
 ANOTHER, REOPEN = "give another directory=", "open it again: open_run(...)"
 OWN_ENTRIES = ("config.json", "metrics.jsonl", "checkpoints", "figures", "profile")
@@ -204,8 +205,7 @@ def open_run(
             not damaged, for restarts that nobody watches; "never" refuses a directory that holds a run; a
             path (a run directory, or one of its checkpoints) is where to start when this directory has no
             checkpoint of its own: same task, data and model, other steps, rates, dropout and seeds allowed.
-        new_data: True if a run that starts from another one may have other data, too: every setting but those
-            of the model. A text keeps its tokenizer.
+        new_data: True if a run that starts from another one may have other data, too; the tokenizer stays.
         force: start again in place of the run that is there; `begin` deletes what Regard wrote of it.
         mesh: the devices' mesh of this session; None means one device.
         outer: the slices that its axes span; None means that there is one slice.
@@ -313,12 +313,6 @@ def _read_kept(directory: Path, task: tasks.Task, config: RunConfig) -> dict[str
     return kept_files
 
 
-def find_file(directory: Path) -> Path | None:
-    """Return the file that a directory would lie at or below; None where there may be one."""
-    nearest = next((path for path in (directory, *directory.parents) if path.exists()), None)
-    return None if nearest is None or nearest.is_dir() else nearest
-
-
 def _digest(texts: Mapping[str, str]) -> dict[str, str]:
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
@@ -364,8 +358,8 @@ def _compare(present: Any, task: tasks.Task, seed: int, free: str | tuple[str, .
 def _refuse(directory: Path, differences: Mapping[str, str], remedy: str) -> None:
     """Raise with every setting in which a run differs from the one asked for, if there is any."""
     if differences:
-        told = [f"  {name}: {difference}" for name, difference in differences.items()]
-        raise RunError("\n".join([f"{directory} holds another run:", *told, remedy]))
+        lines = [f"  {name}: {difference}" for name, difference in differences.items()]
+        raise RunError("\n".join([f"{directory} holds another run:", *lines, remedy]))
 
 
 def _open_branch(
@@ -375,8 +369,7 @@ def _open_branch(
     source = path.parent.parent if path.parent.name == "checkpoints" else path
     present = _read_config(source, "give another resume=")
     if present is None:
-        choices = "auto, newest-whole, never, a run directory or a checkpoint"
-        raise RunError(f"resume: {path} is not a Regard run; give {choices}")
+        raise RunError(f"resume: {path} is not a Regard run; give {STARTS}, a run directory or a checkpoint")
     if source.resolve() == directory.resolve():
         raise RunError(f"resume: {path} is inside the directory itself; to go on in place, leave it out")
     differences = _compare(present, task, seed, free=FREE)
@@ -387,13 +380,10 @@ def _open_branch(
     start = checkpoint or checkpoints.load_newest(source / "checkpoints", check=check)[0]
     if start is None:
         raise RunError(f"resume: {path} has no checkpoint yet; give one that has, or train it first")
-    config, steps = present[1], task.optimization.steps
-    if start.step >= steps:
+    if start.step >= (steps := task.optimization.steps):
         raise RunError(f"resume: {path} is at step {start.step} already; ask for more steps than {steps}")
-    notes, files = (
-        [run_configs.compare_versions(config.versions), start.note],
-        _read_kept(source, task, config),
-    )
+    notes = [run_configs.compare_versions(present[1].versions), start.note]
+    files = _read_kept(source, task, present[1])
     if new_data:
         notes.append(f"other data than in {source}: {', '.join(differences) or 'what the files hold'}")
         files |= dict.fromkeys({*task.keeps} - {*task.carries})
