@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
@@ -125,8 +126,14 @@ def _describe(part: Any, names: dict[Any, int] | None = None) -> Hashable:
         return tuple((name, _describe(value)) for name, value in sorted(part.items()))
     if isinstance(part, list | tuple):
         return tuple(map(_describe, part))
-    if isinstance(part, np.ndarray | jax.Array) and not isinstance(part, Tracer):
-        if jax.dtypes.issubdtype(part.dtype, jax.dtypes.prng_key):
+    if isinstance(part, Tracer):
+        return object()
+    if isinstance(part, np.ndarray | jax.Array):
+        if jnp.issubdtype(part.dtype, jax.dtypes.prng_key):
             part = jax.random.key_data(part)
         return part.shape, str(part.dtype), np.asarray(part).tobytes()
-    return part if isinstance(part, Hashable) else object()
+    try:
+        hash(part)
+    except TypeError:
+        return object()
+    return part

@@ -1,5 +1,7 @@
 """Functions of masks and scores that read what changes between two calls."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,17 +13,13 @@ BACKENDS = pytest.mark.parametrize(("size", "backend"), [(7, None), (131, "tiled
 EXACT = {"rtol": 0, "atol": 2e-6}
 
 
-class State:
-    """What a function reads: arrays, numbers, lists."""
-
-
 def draw(size, seed):
     return jnp.asarray(np.random.default_rng(seed).standard_normal((2, size, 5)), jnp.float32)
 
 
 @BACKENDS
 def test_every_call_reads_what_is_there_now(size, backend):
-    x, state = draw(size, 0), State()
+    x, state = draw(size, 0), SimpleNamespace()
     by_array = masks.predicate(lambda query, key: jnp.asarray(state.documents)[query] == state.documents[key])
     by_number = masks.predicate(lambda query, key: abs(query - key) <= state.width)
     later = masks.predicate(lambda head, query, key: query - key <= jnp.asarray(state.reach)[head])
@@ -43,7 +41,7 @@ def test_every_call_reads_what_is_there_now(size, backend):
 
 @BACKENDS
 def test_a_score_that_is_changed_has_its_value_and_its_gradient(size, backend):
-    x, state = draw(size, 0), State()
+    x, state = draw(size, 0), SimpleNamespace()
     state.table = jnp.zeros((size, size))
     score = scores.modifier(lambda s, b, h, query, key: s + state.table[query, key])
     run = lambda x: attend(x, x, x, score=score, backend=backend)

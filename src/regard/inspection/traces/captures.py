@@ -13,6 +13,7 @@ import numpy as np
 from regard import masks
 from regard.arguments import as_array, check_kind, whole_number
 from regard.engine.call.hooks import CallEvent, watch
+from regard.engine.call.problem import Problem
 from regard.engine.dispatch.registry import BACKENDS, choose
 from regard.inspection.tokens import Tokens
 from regard.inspection.traces import owners
