@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from regard.explicit_meshes import explicit_mesh
 from regard.manual_meshes import run_anywhere, trace_anywhere
 
 _RULED = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
@@ -45,8 +46,8 @@ def pin(
 ) -> tuple[Pinned, tuple[Any, ...]]:
     """Pin a function that `call` calls; return it, and the arrays that it reads from around it.
 
-    Where these are not the same for all examples of arguments, or vary over manual mesh axes, which a program
-    does not say, the function equals no other, and reads them by itself.
+    Where these are not the same for all examples of arguments, lie on explicit mesh axes, or vary over manual
+    ones, which a program does not say, the function equals no other, and reads them by itself.
     """
     unlike = Pinned(fn, object()), ()
     if jax.sharding.get_abstract_mesh().manual_axes:
@@ -56,9 +57,10 @@ def pin(
     except Exception:  # which the call itself will raise, and explain
         return unlike
     program = programs[0]
-    if not all(_are_same(program.consts, other.consts) for other in programs[1:]):
+    is_alike = all(_are_same(program.consts, other.consts) for other in programs[1:])
+    if not is_alike or explicit_mesh(program.consts) is not None:
         return unlike
-    return Pinned(fn, (_source(fn), _describe(program.jaxpr))), tuple(program.consts)
+    return Pinned(fn, (_source(fn), _describe_equations(program.jaxpr))), tuple(program.consts)
 
 
 def reads_arrays(tree: Any) -> bool:
@@ -67,13 +69,20 @@ def reads_arrays(tree: Any) -> bool:
     return any(getattr(node, "constants", ()) for node in nodes)
 
 
-def trace_pinned(call: Callable[..., Any], arrays: Sequence[Any], *arguments: Any) -> ClosedJaxpr:
+class Program(NamedTuple):
+    """A call of a function as a program."""
+
+    jaxpr: Jaxpr
+    consts: tuple[Any, ...]
+    out_avals: Sequence[Any]
+
+
+def trace_pinned(call: Callable[..., Any], arrays: Sequence[Any], *arguments: Any) -> Program:
     """Make a program of a call of a pinned function, whose constants are these arrays."""
     program = trace_anywhere(call, *arguments)
-    is_alike = [jax.typeof(array).str_short() for array in arrays] == [
-        jax.typeof(constant).str_short() for constant in program.consts
-    ]
-    return ClosedJaxpr(program.jaxpr, list(arrays)) if arrays and is_alike else program
+    types = [[jax.typeof(array).str_short() for array in each] for each in (arrays, program.consts)]
+    consts = arrays if arrays and types[0] == types[1] else program.consts
+    return Program(program.jaxpr, tuple(consts), program.out_avals)
 
 
 def run_pinned(call: Callable[..., Any], arrays: Sequence[Any], *arguments: Any) -> Any:
@@ -102,22 +111,9 @@ def _source(fn: Any) -> Any:
 
 def _describe(part: Any, names: dict[Any, int] | None = None) -> Hashable:
     """Describe a part of a program so that two are equal only if they compute the same."""
-    if isinstance(part, ClosedJaxpr):
-        return _describe(part.jaxpr), _describe(part.consts)
-    if isinstance(part, Jaxpr):
-        numbers = {var: index for index, var in enumerate((*part.constvars, *part.invars))}
-        lines = []
-        for equation in part.eqns:
-            operands = tuple(_describe(atom, numbers) for atom in equation.invars)
-            for var in equation.outvars:
-                numbers[var] = len(numbers)
-            types = tuple(var.aval for var in equation.outvars)
-            params = equation.params
-            if equation.primitive.name in _RULED:  # its rules are made anew in every trace
-                params = {name: value for name, value in params.items() if isinstance(value, ClosedJaxpr)}
-            lines.append((equation.primitive, operands, types, _describe(params)))
-        inputs = tuple(var.aval for var in (*part.constvars, *part.invars))
-        return inputs, tuple(lines), tuple(_describe(atom, numbers) for atom in part.outvars)
+    if isinstance(part, ClosedJaxpr | Jaxpr):
+        jaxpr: Any = getattr(part, "jaxpr", part)
+        return _describe_equations(jaxpr), _describe(getattr(part, "consts", ()))
     if isinstance(part, Literal):
         return part.aval, _describe(part.val)
     if names is not None:
@@ -137,3 +133,20 @@ def _describe(part: Any, names: dict[Any, int] | None = None) -> Hashable:
     except TypeError:
         return object()
     return part
+
+
+def _describe_equations(program: Jaxpr) -> Hashable:
+    """Describe what a program computes of its constants and inputs."""
+    numbers = {var: index for index, var in enumerate((*program.constvars, *program.invars))}
+    lines = []
+    for equation in program.eqns:
+        operands = tuple(_describe(atom, numbers) for atom in equation.invars)
+        for var in equation.outvars:
+            numbers[var] = len(numbers)
+        types = tuple(var.aval for var in equation.outvars)
+        params = equation.params
+        if equation.primitive.name in _RULED:  # its rules are made anew in every trace
+            params = {name: value for name, value in params.items() if isinstance(value, ClosedJaxpr)}
+        lines.append((equation.primitive, operands, types, _describe(params)))
+    inputs = tuple(var.aval for var in (*program.constvars, *program.invars))
+    return inputs, tuple(lines), tuple(_describe(atom, numbers) for atom in program.outvars)

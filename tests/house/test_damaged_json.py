@@ -142,7 +142,7 @@ def config_of_a_run(folder):
 
     free = ("settings/*=absent", "settings={}", "settings/*={}", "versions/*=absent", 'versions/*="x"')
     free += ("versions={}", "kept=absent", "mesh=absent", 'mesh="x"', "continued_from=absent")
-    free += ("outer=absent", 'outer="x"')
+    free += ("outer=absent", 'outer="x"', "settings/cadence/*=[0-9]*")
     return Reader(json.loads(path.read_text()), read, runs.RunError, free)
 
 
