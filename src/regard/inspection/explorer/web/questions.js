@@ -13,7 +13,7 @@ export const CHOOSE_CELL = "Choose a cell of the map first, by a click: a query 
 function drawParts(cell, { score, parts }) {
   /** @param {"th" | "td"} kind @param {string[]} texts */
   const line = (kind, texts) => element("tr", {}, ...texts.map((text) => element(kind, {}, text)));
-  const title = `Head ${cell.call}.${cell.head}, query ${cell.query}, key ${cell.key}: score ${formatNumber(score)}, of which`;
+  const title = `Head ${cell.layer}.${cell.head}, query ${cell.query}, key ${cell.key}: score ${formatNumber(score)}, of which`;
   return element(
     "table",
     { class: "details-table live-why" },
@@ -62,7 +62,7 @@ export function mountQuestions(page, latestOf) {
       page.fail(CHOOSE_CELL);
       return;
     }
-    const cell = { call: place.get("l") ?? "0", head: place.get("h") ?? "0", query, key };
+    const cell = { layer: place.get("l") ?? "0", head: place.get("h") ?? "0", query, key };
     const answer = await ask("why", { text: page.text(place), ...cell }, signal);
     if (!answer) return;
     answered.replaceChildren(drawParts(cell, answer));
@@ -75,7 +75,7 @@ export function mountQuestions(page, latestOf) {
     const answer = await ask("paths", { text: page.text(place), query: place.get("row") ?? "-1" }, signal);
     if (!answer) return;
     /** @type {(edge: PathEdge) => void} */
-    const look = ({ call, head, query, key }) => page.look({ l: call, h: head, row: query, key });
+    const look = ({ layer, head, query, key }) => page.look({ l: layer, h: head, row: query, key });
     const title = `What ‘${shown(answer.tokens[answer.query])}’ (${answer.query}) predicts, and by which heads and tokens`;
     const graph = drawPaths(answer, look);
     answered.replaceChildren(element("h2", {}, title), graph);
