@@ -207,6 +207,8 @@ def test_a_text_stands_beside_itself_without_heads_and_a_cell_is_split_into_its_
         why = "why?text=abc&layer=0&head=0&query=2&key="
         found = json.loads(ask(page, f"{why}1")[1])
         assert (found["score"], found["parts"][0]) == (1.5, ["tokens", "tokens", 2.0])
+        later = why.replace("query=2", "query=0")
+        assert [json.loads(ask(page, f"{cell}1")[1])["permitted"] for cell in (why, later)] == [True, False]
         assert found["python"].endswith("layer=0, head=0, query=2, key=1)")
         assert json.loads(ask(page, f"{why}3")[1]) == {"refused": "key: expected a number below 3"}
         graph = json.loads(ask(page, "paths?text=abc&query=-1")[1])

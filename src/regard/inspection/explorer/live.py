@@ -231,7 +231,9 @@ class _LiveExplorer:
             parts = _ask(self._explain, text, **cell)
         arguments = ", ".join(f"{name}={number}" for name, number in cell.items())
         python = f"inspection.decompose_score(model, tokens, {arguments})"
-        return {"score": parts.score, "parts": parts.largest(MOST_PARTS), "python": python}
+        permitted = bool(call.permit([query], [key])[head, 0, 0])
+        answer = {"score": parts.score, "permitted": permitted, "python": python}
+        return answer | {"parts": parts.largest(MOST_PARTS)}
 
     def _trace_paths(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
         assert self._trace is not None
