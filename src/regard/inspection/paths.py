@@ -106,8 +106,9 @@ def trace_paths(
 
     The derivative takes in all that later layers make of a head's output, but to first order alone: an edge
     that were cut changes the logit by about its total. The direct part is exact: u is the target's column of
-    the matrix that makes logits behind the final norm, whose size is held. It is NaN where a norm follows heads ("post" or "both"), or a
-    layer gates their output, as in Qwen3.5 and Qwen3-Next. Memory is linear in T.
+    the matrix that makes logits behind the final norm, whose size is held. It is NaN where a norm follows
+    heads ("post" or "both"), or a layer gates their output (`output_gate`, as in Qwen3.5 and Qwen3-Next).
+    Memory is linear in T.
 
     Args:
         model, tokens, **options: as in `decompose_score`.
