@@ -56,7 +56,11 @@ def test_a_table_for_people_of_the_last_word_where_there_is_no_it(folder, tmp_pa
     text = "the cat sat because the cat unseen."  # as many pieces as before, whose programs are there
     printed = run(capsys, folder, "--text", text, "--layer", 0, "--out", tmp_path).out
     assert "2 layers of 3 heads; 10 words" in printed
-    assert 'the word that "unseen" reads most' in printed
+    assert 'the other word that "unseen" reads most in every head' in printed
+    assert (
+        'that "cat", no. 1 of 2, reads'
+        in run(capsys, folder, "--text", text, "--word", "cat", "--out", tmp_path).out
+    )
     assert "head  layer 0" in printed
 
 
@@ -69,8 +73,11 @@ def test_decoders_are_read_too(tmp_path, monkeypatch, capsys):
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "llama" / "tokenizer.json"))
-    asked = ["--text", "the cat sat", "--word", "the", "--out", tmp_path, "--json"]
-    printed = run(capsys, tmp_path / "llama", *asked).out
+    asked = ["--text", "the cat sat", "--word", "the", "--out", tmp_path]
+    assert '"the" reads no other word: there is none, or' in run(capsys, tmp_path / "llama", *asked).out
+    again = run(capsys, tmp_path / "llama", "--text", "the cat the sat", *asked[2:]).out
+    assert 'that "the", no. 2 of 2, reads' in again
+    printed = run(capsys, tmp_path / "llama", *asked, "--json").out
     # The first word of a causal model has nobody else to read.
     lines = map(json.loads, printed.splitlines())
     assert {(line["reads"], line["share"]) for line in lines} == {(None, 0.0)}
@@ -81,6 +88,17 @@ def test_decoders_are_read_too(tmp_path, monkeypatch, capsys):
     np.testing.assert_allclose(parts.parts.sum(), parts.score, rtol=1e-4, atol=1e-5)
     paths, target, words = reader.trace("the cat sat", 2)
     assert (PIECES[paths.target], words) == (target, ("the", "cat", "sat"))
+    # Of a hybrid, layers keep the model's numbers.
+    config = dataclasses.replace(config, mixers=("gated_delta", "attention"), delta_head_dim=4)
+    loaded = dataclasses.replace(huggingface.load(tmp_path / "llama"), config=config)
+    monkeypatch.setattr(
+        huggingface, "load", lambda *_: dataclasses.replace(loaded, model=build_drawn(Decoder, config))
+    )
+    printed = run(capsys, tmp_path / "llama", "--text", "the cat sat", "--layer", 1, "--out", tmp_path).out
+    assert "2 layers, 1 with weights, of 3 heads; 3 words" in printed
+    assert "head  layer 1" in printed
+    told = run(capsys, tmp_path / "llama", "--text", "the cat sat", "--layer", 0, code=2).err
+    assert "--layer must be one of those with weights, 1, got 0" in told
 
 
 def test_what_cannot_be_looked_at_is_refused(folder, tmp_path, capsys):

@@ -69,7 +69,7 @@ FOLDERS = {
     " tasks.threshold tasks.copy tasks.reverse tasks.digits tasks.text tasks mesh_specs membership processes"
     " locks checkpoint_files checkpoints run_configs runs sharding head_statistics optimization"
     " programs compiled_updates history work loop",
-    "inspection": "visible_text words tokens contributions rollouts head_search figures.palette"
+    "inspection": "visible_text words call_numbers tokens contributions rollouts head_search figures.palette"
     " figures.canvas figures.cell_axes figures.heatmaps figures.matrices figures.curves"
     " figures.patches figures.atlases figures.head_curves figures explorer.codes"
     " explorer.budgets explorer.mask_outlines explorer.head_records explorer.position_curves"

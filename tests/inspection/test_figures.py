@@ -94,6 +94,11 @@ def test_labels_are_shown_as_they_are():
     assert drawing.axes[0].get_title() == r"\$5 to \$7"
     grid = figures.head_grid(weights(1, 5, 7), head_labels=[r"\$x$"], title="$5 to $7")
     assert (grid.axes[0].get_title(), grid.figure.get_suptitle()) == (r"\\$x\$", r"\$5 to \$7")
+    # What is long is cut, and leaves the picture its room.
+    long = figures.attention_heatmap(np.eye(2), query_labels=["x" * 300, 1], key_labels=[0, "$" * 300])
+    assert shown_labels(long.axes[0].yaxis) == ["x" * 23 + "…", "1"]
+    named = figures.head_history([0], ["y" * 300 + " head 3"], np.ones((1, 1)), label="nats")
+    assert shown_labels(named.axes[0].yaxis) == ["…" + "y" * 32 + " head 3"]
 
 
 def test_the_words_that_matter_are_named_where_few_fit():

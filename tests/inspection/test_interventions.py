@@ -181,6 +181,7 @@ def test_mistakes_are_explained():
         (lambda: change(output=0.0, heads=[3]), r"heads: expected heads in 0\.\.2 of output, got \[3\]"),
         (lambda: change(key=0.0, share=np.ones(2)), "share: expected a number or one for each of 3 heads"),
         (lambda: change(edges=[[0, 5, 1]]), r"edges: expected a head, a query and a key below \[3, 5, 5\]"),
+        (lambda: change(edges=[[0, 1, 1], [2, 0, 1], [0, 1, 1]]), r"each cell once, got \(0, 1, 1\) 2 times"),
         (lambda: change(edges=[[0, 1, 1]], share=np.ones(2)), r"share: .* each of 1 edges, got \(2,\)"),
         (lambda: change(rate=0.5, edges=[[0, 1, 1]]), "edges: expected a call without dropout, .* got .*0.5"),
         (lambda: change(edges=[0, 1]), r"edges: expected rows of head, query and key, .*, got .*\(2,\)"),

@@ -1,5 +1,6 @@
 """The live page: what is typed is read by few programs, and answered to this machine alone."""
 
+import dataclasses
 import json
 import threading
 import time
@@ -144,8 +145,8 @@ def test_heads_get_what_they_wrote_in_another_run_as_by_the_line_of_the_page(kin
 class Model:
     """Reads letters: evenly, but with heads cut; says what it was asked for, and may be made to wait."""
 
-    def __init__(self, layers=1):
-        self.read, self.gate, self.layers = [], threading.Event(), layers
+    def __init__(self, layers=1, first=0):
+        self.read, self.gate, self.layers, self.first = [], threading.Event(), layers, first
         self.gate.set()
 
     def record(self, text, cut=(), by="zero", **source):
@@ -157,7 +158,8 @@ class Model:
         with inspection.capture(tokens=list(text), title=text) as trace:
             for share in ([3, 0], [0.5, 1])[: self.layers]:  # how much each head changes
                 attend(np.reshape(share, (2, 1, 1)) * bool(cut) * x, x, x, mask=masks.causal())
-        return trace
+        calls = [dataclasses.replace(call, layer=call.layer + self.first) for call in trace]
+        return dataclasses.replace(trace, calls=tuple(calls))
 
 
 @pytest.fixture
@@ -202,9 +204,11 @@ def test_a_text_stands_beside_itself_without_heads_and_a_cell_is_split_into_its_
         assert (found["view"], found["tokens"]) == ("view/1-4/", [3, 3])
         assert b"(0.0 0.0:1 from \\u201c\\u003cb\\u003e\\u201d)" in ask(page, "view/1-4/")[1]
         assert 'press "Change a word"' in read(page, "abc", cut="0.0", by="patch")["refused"]
-        why = "why?text=abc&call=0&head=0&query=2&key="
+        why = "why?text=abc&layer=0&head=0&query=2&key="
         found = json.loads(ask(page, f"{why}1")[1])
         assert (found["score"], found["parts"][0]) == (1.5, ["tokens", "tokens", 2.0])
+        later = why.replace("query=2", "query=0")
+        assert [json.loads(ask(page, f"{cell}1")[1])["permitted"] for cell in (why, later)] == [True, False]
         assert found["python"].endswith("layer=0, head=0, query=2, key=1)")
         assert json.loads(ask(page, f"{why}3")[1]) == {"refused": "key: expected a number below 3"}
         graph = json.loads(ask(page, "paths?text=abc&query=-1")[1])
@@ -212,10 +216,18 @@ def test_a_text_stands_beside_itself_without_heads_and_a_cell_is_split_into_its_
         assert (graph["query"], graph["target"], graph["tokens"]) == (2, "<t>", {"1": "b", "2": "c"})
         assert b"3.0:1-1 switched off" in ask(page, "save/1-2/")[1]
         paths = [f"read?text=a&cut={cut}" for cut in ("1", "0.1:x&by=zero", "0.0&by=x", "0.0&cut=0.1")]
-        paths += [f"{why}-1", "why?text=abc&call=0", why.replace("call=0", "call=1") + "1"]
+        paths += [f"{why}-1", "why?text=abc&layer=0", why.replace("layer=0", "layer=1") + "1"]
         for path in (*paths, "paths?text=abc&query=-2", "paths?text=abc"):
             assert ask(page, path)[0] == 400, path
     assert asked[0] == ("abc", {"layer": 0, "head": 0, "query": 2, "key": 1})
+    # Of a hybrid, heads that are cut are those of the layers shown.
+    model = Model(first=2)
+    with live.serve_live(model.record, cuts=True) as page:
+        found = read(page, "abc", cut="2.1", by="zero")
+        assert model.read == ["abc", ("abc", ((0, 1),), "zero")]
+        assert "{0: inspection" in found["python"]
+        assert b"(2.1 switched off)" in ask(page, "view/1-2/")[1]
+        assert read(page, "abc", cut="0.1", by="zero")["refused"].endswith("with weights, 2; got 0.1")
 
 
 def test_texts_are_read_once_shown_alone_or_compared_and_old_ones_dropped(model, monkeypatch):

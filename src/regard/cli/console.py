@@ -96,6 +96,11 @@ def new_table(*headers: str, gap: int = 3) -> Table:
     return table
 
 
+def count_things(count: int, noun: str) -> str:
+    """Return how many things there are, in words: 1 layer, 2,000 layers."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 class Console:
     """The streams of one command; with `json_lines`, objects go to standard output, the text elsewhere."""
 

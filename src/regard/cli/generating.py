@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from regard.cli.commands import Generate
-from regard.cli.console import Console, UsageError, enough_memory, expected_errors
+from regard.cli.console import Console, UsageError, count_things, enough_memory, expected_errors
 from regard.cli.spelling import Ending
 from regard.cli.text_models import TextModel, open_text_model
 from regard.models import Sampling, beam_search, stream
@@ -96,9 +96,9 @@ def _write(
     reason = _name_end(made, ending, text_model, command)
     facts: dict[str, Any] = {"given": command.prompt[number], "text": text, "ids": made, "reason": reason}
     facts |= {"tokens": len(made), "seconds": time.perf_counter() - begun}
-    shown = f"{len(made)} tokens, none"
+    shown = f"{count_things(len(made), 'token')}, none"
     if times:
-        shown = f"{len(made)} tokens, the first after {times[0] - begun:.2f} s with compiling"
+        shown = f"{count_things(len(made), 'token')}, the first after {times[0] - begun:.2f} s with compiling"
     # The first tokens wait for programs to be compiled.
     if len(times) > 2 and times[-1] > times[1]:
         rate = facts["tokens_per_second"] = (len(times) - 2) / (times[-1] - times[1])

@@ -14,10 +14,11 @@ from rich.table import Table
 from regard import inspection, readouts
 from regard.cli import continuation, text_readers
 from regard.cli.commands import Inspect
-from regard.cli.console import Console, UsageError, expected_errors, new_table
+from regard.cli.console import Console, UsageError, count_things, expected_errors, new_table
 from regard.cli.pictures import Picture, draw_trace, save_pictures, shorten_name
 from regard.cli.sources import load_run
 from regard.inspection import Trace, figures
+from regard.inspection.call_numbers import number_calls
 from regard.inspection.traces.files import check_target
 from regard.inspection.words import WordReading, join_pieces
 from regard.models import Decoder
@@ -45,30 +46,41 @@ def run_inspecting(command: Inspect, console: Console, page: Path | None = None)
 
         loaded = huggingface.load(huggingface.find_minilm() if directory is None else directory)
         reading, trace = watch_text(loaded, text)
-        reader = reading.find(_choose_word(command.word, reading))
-    word = reading.words[reader]
-    drawn = len(reading.weights) - 1 if command.layer is None else command.layer
-    if not 0 <= drawn < len(reading.weights):
-        raise UsageError(f"--layer must be in 0..{len(reading.weights) - 1}, got {drawn}")
-    num_layers, num_heads = reading.weights.shape[:2]
+        reader = _choose_reader(command.word, reading)
+    word, num_layers = reading.words[reader], loaded.config.num_layers
+    layers = number_calls(trace.calls)
+    drawn = layers[-1] if command.layer is None else command.layer
+    if drawn not in layers:
+        is_hybrid = layers != [*range(num_layers)]
+        expected = f"one of those with weights, {', '.join(map(str, layers))}"
+        raise UsageError(
+            f"--layer must be {expected if is_hybrid else f'in 0..{num_layers - 1}'}, got {drawn}"
+        )
     best, share = reading.most_read(reader)
     most_read = np.array([*reading.words, None], object)[best]  # -1 is no word
     name = "all-MiniLM-L6-v2" if directory is None else str(directory)
-    size = f"{num_layers} layers of {num_heads} heads; {len(reading.words)} words"
-    console.say(f"{name}: {loaded.kind}, {size}")
-    console.say(f'the word that "{word}" reads most in every head, and the share of its attention\n')
-    for part in _tabulate(most_read, share, console.human.width):
+    weighed = f", {len(layers)} with weights," * (len(layers) != num_layers)
+    heads = count_things(reading.weights.shape[1], "head")
+    size = f"{count_things(num_layers, 'layer')}{weighed} of {heads}"
+    console.say(f"{name}: {loaded.kind}, {size}; {count_things(len(reading.words), 'word')}")
+    alike = [index for index in reading.ordinary if reading.words[index] == word]
+    which = f", no. {alike.index(reader) + 1} of {len(alike)}," * (len(alike) > 1)
+    share_of = "and the share of its attention; special tokens are left out"
+    console.say(f'the other word that "{word}"{which} reads most in every head, {share_of}\n')
+    for part in _tabulate(most_read, share, layers, console.human.width):
         console.say(part)
         console.say()
-    layer, head = np.unravel_index(share.argmax(), share.shape)
-    if best[layer, head] >= 0:
-        amount = f"{share[layer, head]:.2f} in layer {layer}, head {head}"
-        console.say(f'most of all, "{word}" reads "{most_read[layer, head]}": {amount}')
-    drawings = itertools.chain(_draw(reading, reader, drawn, trace.title), draw_trace(trace))
+    number, head = np.unravel_index(share.argmax(), share.shape)
+    if best[number, head] >= 0:
+        amount = f"{share[number, head]:.2f} in layer {layers[number]}, head {head}"
+        console.say(f'most of all, "{word}" reads "{most_read[number, head]}": {amount}')
+    else:
+        console.say(f'"{word}" reads no other word: there is none, or, in a decoder, none before it')
+    drawings = itertools.chain(_draw(reading, reader, layers, drawn, trace.title), draw_trace(trace))
     _write(command, console, trace, drawings, out, page)
-    for layer, head in np.ndindex(best.shape):
-        read, part = most_read[layer, head], float(share[layer, head])
-        console.emit("head", layer=layer, head=head, word=word, reads=read, share=part)
+    for number, head in np.ndindex(best.shape):
+        read, part = most_read[number, head], float(share[number, head])
+        console.emit("head", layer=layers[number], head=head, word=word, reads=read, share=part)
     return 0
 
 
@@ -120,7 +132,7 @@ def _inspect_run(command: Inspect, directory: Path, console: Console, out: Path,
         task, model = load_run(directory)
         trace = task.watch(model, command.text)
         training = history.training_document(directory)
-    layers = f"{len(trace.calls)} attention layer{'s' if len(trace.calls) != 1 else ''}"
+    layers = count_things(len(trace.calls), "attention layer")
     console.say(f"{trace.title}: {type(model).__name__}, {layers}\n")
     table = new_table("attention", "head", "entropy", "largest logit", "reads")
     table.columns[0].no_wrap, table.columns[-1].justify = True, "left"
@@ -162,40 +174,40 @@ def _write(
         console.say(f"next: {continuation.spell_command('view', command.save)}")
 
 
-def _choose_word(asked: str | None, reading: WordReading) -> str:
-    """Return the word asked for; else "it" where the text has one, else its last word."""
-    if asked is not None:
-        return asked
-    words = [word for word, special in zip(reading.words, reading.is_special, strict=True) if not special]
-    written = [word for word in words if word[0].isalnum()] or words
-    return DEFAULT_WORD if DEFAULT_WORD in words else written[-1]
+def _choose_reader(asked: str | None, reading: WordReading) -> int:
+    """Return the word asked for, or "it", the first of several that reads another; else the last word."""
+    words = [reading.words[index] for index in reading.ordinary]
+    if asked is None and DEFAULT_WORD not in words:
+        written = [index for index in reading.ordinary if reading.words[index][0].isalnum()]
+        return (written or reading.ordinary)[-1]
+    alike = reading.find_all(DEFAULT_WORD if asked is None else asked)
+    return next((index for index in alike if (reading.most_read(index)[0] >= 0).any()), alike[0])
 
 
-def _tabulate(most_read: np.ndarray, share: np.ndarray, width: int) -> Iterator[Table]:
+def _tabulate(most_read: np.ndarray, share: np.ndarray, layers: list[int], width: int) -> Iterator[Table]:
     """Lay heads down and layers across, in as many tables as the terminal's width asks for."""
     num_tables = -(-len(share) // max(1, (width - 4) // CELL_WIDTH))
     per_table = -(-len(share) // num_tables)
     for first in range(0, len(share), per_table):
-        layers = range(first, min(first + per_table, len(share)))
+        numbers = range(first, min(first + per_table, len(share)))
         table = new_table(gap=2)
         table.add_column("head", justify="right")
-        for layer in layers:
-            table.add_column(f"layer {layer}", no_wrap=True, max_width=CELL_WIDTH)
+        for number in numbers:
+            table.add_column(f"layer {layers[number]}", no_wrap=True, max_width=CELL_WIDTH)
         for head in range(share.shape[1]):
-            parts = [(most_read[layer, head], share[layer, head]) for layer in layers]
+            parts = [(most_read[number, head], share[number, head]) for number in numbers]
             table.add_row(str(head), *("-" if word is None else f"{part:.2f} {word}" for word, part in parts))
         yield table
 
 
-def _draw(reading: WordReading, reader: int, layer: int, title: str) -> Iterator[Picture]:
+def _draw(reading: WordReading, reader: int, layers: list[int], layer: int, title: str) -> Iterator[Picture]:
     """Draw what the word reads in every head, and every word in the heads of one layer."""
     shown = slice(0, TOKENS_SHOWN)
     words, word = list(reading.words[shown]), reading.words[reader]
-    layers, heads = reading.weights.shape[:2]
     reads = figures.head_grid(
         reading.weights[:, :, reader, shown],
-        head_labels=[f"Layer {number}" for number in range(layers)],
-        query_labels=list(map(str, range(heads))),
+        head_labels=[f"Layer {number}" for number in layers],
+        query_labels=list(map(str, range(reading.weights.shape[1]))),
         key_labels=words,
         title=f'what "{word}" reads: {title}',
     )
@@ -205,6 +217,6 @@ def _draw(reading: WordReading, reader: int, layer: int, title: str) -> Iterator
         if ax.get_xlabel() == "Key position":
             ax.set_xlabel("Word")
     yield "reads", reads
-    weights, title = reading.weights[layer, :, shown, shown], f"layer {layer}: {title}"
+    weights, title = reading.weights[layers.index(layer), :, shown, shown], f"layer {layer}: {title}"
     heads_of_layer = figures.head_grid(weights, query_labels=words, key_labels=words, title=title)
     yield f"heads-layer-{layer}", heads_of_layer

@@ -11,7 +11,7 @@ from rich.padding import Padding
 
 import regard
 from regard import parallel
-from regard.cli.console import LABEL_WIDTH, Console, new_table
+from regard.cli.console import LABEL_WIDTH, Console, count_things, new_table
 from regard.training import runs
 from regard.training.sharding import Deployment
 from regard.training.tasks import Task
@@ -39,7 +39,7 @@ def print_overview(console: Console, run: runs.Run, deployment: Deployment | Non
     data, optimization = task.describe_data(), task.optimization
     rise = f"{optimization.warmup_steps} warm-up steps, then " if optimization.warmup_steps else ""
     rate = f"Adam at {optimization.learning_rate:g}, {rise}{optimization.schedule}"
-    console.note("training", f"{optimization.steps:,} steps of {data.pop('batch')}, {rate}")
+    console.note("training", f"{count_things(optimization.steps, 'step')} of {data.pop('batch')}, {rate}")
     for label, text in data.items():
         console.note(label, text)
     console.note("output", f"{run.directory} ({describe_start(run)})")

@@ -71,9 +71,9 @@ class Change:
     """In place of `output`: the example of the same batch, its first axis, whose output is taken (interchange
     intervention, activation patching); or one for each example. The source itself stays as it is."""
     edges: ArrayLike | None = None
-    """Cells, `(n, 3)`: head, query and key of each, once. What that weight hands over is taken out of the
-    output, the row's other weights stay: exact where `trace_paths` estimates, in linear memory; of a call
-    without dropout. `share` is a number then, or one per edge; `heads` says nothing of them."""
+    """Cells, `(n, 3)`: head, query and key of each, none of them twice. What that weight hands over is taken
+    out of the output, the row's other weights stay: exact where `trace_paths` estimates, in linear memory; of
+    a call without dropout. `share` is a number then, or one per edge; `heads` says nothing of them."""
     share: ArrayLike = 1.0
     """The part of each head that is replaced, 0 to 1: a number, or one per head (of key, value: key head).
     Beside output=0.0 it scales: 1 - share times the head stays, half of it by 0.5, twice by -1."""
@@ -150,6 +150,11 @@ class Change:
         sizes = np.array([count, problem.T, problem.S])
         if is_concrete(ends) and np.any((np.asarray(ends) < 0) | (np.asarray(ends) >= sizes)):
             raise ValueError(f"edges: expected a head, a query and a key below {sizes.tolist()}, got {ends}")
+        if is_concrete(ends):
+            cells, counts = np.unique(np.asarray(ends), axis=0, return_counts=True)
+            if np.any(counts > 1):
+                named = f"{tuple(cells[counts.argmax()].tolist())} {counts.max()} times"
+                raise ValueError(f"edges: expected each cell once, got {named}; share= says how much goes")
 
         def score_edge(edge: Array) -> Array:
             return score_cells(problem, edge[1:2], edge[2:], edge[:1]).reshape(batch)

@@ -50,7 +50,8 @@ def predict_layers(
 
     Returns:
         The trace with `predictions`, of a hybrid also of layers without attention; `contributions` are None
-        where a norm follows heads ("post" or "both").
+        where a norm follows heads ("post" or "both"), or a layer gates their output (`output_gate`, as in
+        Qwen3.5 and Qwen3-Next) before it is projected.
 
     Raises:
         TypeError: a model of another kind; targets that are not integers.

@@ -46,7 +46,8 @@ class Edge:
     total: float
     """Its part of the logit by all ways to it, to first order."""
     direct: float
-    """Its part by no other layer, exactly: 0 but at the query that predicts; NaN if a norm hides it."""
+    """Its part by no other layer, exactly: 0 but at the query that predicts; NaN where a norm or an
+    output gate follows heads, in all layers if in one."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ def trace_paths(
 
     The derivative takes in all that later layers make of a head's output, but to first order alone: an edge
     that were cut changes the logit by about its total. The direct part is exact: u is the target's column of
-    the matrix that makes logits behind the final norm, whose size is held. Memory is linear in T.
+    the matrix that makes logits behind the final norm, whose size is held. It is NaN where a norm follows
+    heads ("post" or "both"), or a layer gates their output (`output_gate`, as in Qwen3.5 and Qwen3-Next).
+    Memory is linear in T.
 
     Args:
         model, tokens, **options: as in `decompose_score`.

@@ -43,7 +43,7 @@ class ScoreParts:
     parts: np.ndarray
     """float64 `(C, C)`: what writer a, by the query, and writer b, by the key, add to the score together."""
     score: float
-    """The score as the model has it, scaled, before softcap, bias and mask."""
+    """The scaled product as the model has it, before score functions, biases and the mask."""
 
     @property
     def by_query(self) -> np.ndarray:
@@ -72,6 +72,9 @@ def decompose_score(
     """Split the score of one query and one key over all that wrote into their residual streams.
 
     score = scale (turn_i(norm(x_i) Wq + bq)) . (turn_j(norm(x_j) Wk + bk)),  x = sum_a x_a
+
+    It is the scaled product, before score functions (a softcap, say), biases and the mask: pairs that may not
+    attend have one, too. `call.permit` of a trace says which pairs may.
 
     Every x_a is what the embedding, a head, a feed-forward branch or a bias wrote at that position. Norms on
     the way have the size that they had, so that all is linear, and the parts sum to the score up to rounding;

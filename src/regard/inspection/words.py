@@ -19,14 +19,22 @@ class WordReading:
     is_special: tuple[bool, ...]  # True for tokens that stand for no text, such as [CLS]
     weights: Float[np.ndarray, "*B W W"]  # share of its attention that a word (row) spends on a word (column)
 
+    @property
+    def ordinary(self) -> list[int]:
+        """The indices of words that stand for text."""
+        return [index for index, special in enumerate(self.is_special) if not special]
+
     def find(self, word: str) -> int:
         """Return the index of a word: its first occurrence, in the case given if there is one."""
-        ordinary = {index: text for index, text in enumerate(self.words) if not self.is_special[index]}
+        return self.find_all(word)[0]
+
+    def find_all(self, word: str) -> list[int]:
+        """Return the indices of a word: in the case given, or, where there is none, in any."""
         for spelled in (str, str.lower):
-            for index, text in ordinary.items():
-                if spelled(text) == spelled(word):
-                    return index
-        expected = ", ".join(dict.fromkeys(ordinary.values()))
+            alike = [index for index in self.ordinary if spelled(self.words[index]) == spelled(word)]
+            if alike:
+                return alike
+        expected = ", ".join(dict.fromkeys(self.words[index] for index in self.ordinary))
         raise ValueError(f"word: expected one of {expected}; got {word!r}")
 
     def most_read(self, reader: int) -> tuple[np.ndarray, np.ndarray]:

@@ -29,14 +29,20 @@ test("names of heads are never cut", () => {
   const long = "a run of many words ".repeat(20);
   const [one, other] = [0, 11].map((c) => [c, 1]);
   const names = [[one], [other], [one, other]].map((heads) =>
-    safeName(long, "png", namedHeads(heads, "mean")),
+    safeName(long, "png", namedHeads([], heads, "mean")),
   );
   assert.match(names[0], /^a-run-of.*-layer-0-head-1\.png$/);
   assert.match(names[2], /-mean-of-heads-0-1-11-1\.png$/);
   assert.equal(new Set(names).size, 3);
   assert.ok(names.every((name) => name.length <= 84));
   const many = Array.from({ length: 9 }, (_, h) => [0, h]);
-  assert.equal(namedHeads(many, "max"), "largest of heads 0.0, 0.1, 0.2, 0.3, 0.4, 0.5 and 3 more");
+  // Of a hybrid, the first call is that of layer 2.
+  const named = namedHeads(
+    [2, 5].map((layer) => ({ layer })),
+    many,
+    "max",
+  );
+  assert.equal(named, "largest of heads 2.0, 2.1, 2.2, 2.3, 2.4, 2.5 and 3 more");
 });
 
 test("NPY files follow the format, aligned to 64 bytes", () => {
@@ -143,7 +149,14 @@ test("a figure is as wide as a column, in letters of print, with a labelled colo
 });
 
 test("Python asks for the window that is seen", () => {
-  const place = { c: 2, heads: [[2, 3]], view: { q0: 8.5, q1: 17.2, k0: 0, k1: 30 }, rows: 61, keys: 29 };
+  const place = {
+    c: 2,
+    calls: [],
+    heads: [[2, 3]],
+    view: { q0: 8.5, q1: 17.2, k0: 0, k1: 30 },
+    rows: 61,
+    keys: 29,
+  };
   const what = { ...place, scale: "power", channel: "mass", name: "a\nimport os" };
   const text = pythonText(what);
   assert.ok(text.includes("call.window(rows=slice(8, 18), columns=slice(0, 29), heads=[3])[0]"));

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { Latest, nextPlace } from "../../../src/regard/inspection/explorer/web/live.js";
 import * as cutting from "../../../src/regard/inspection/explorer/web/live_cutting.js";
+import { tellScore } from "../../../src/regard/inspection/explorer/web/questions.js";
 
 const { CutTarget, cutWords, namesAt, tellPredictions, tokenCosts } = cutting;
 const toggleCut = (cut, place, what) => cutting.toggleCut(cut, namesAt(place, what));
@@ -128,4 +129,14 @@ test("what is predicted is told before and after", () => {
     tellPredictions([before, { ...after, next: [...after.next, ["cat", 0.1], ["log", 0.05]] }, source]),
     "loss 2 → 3, next ‘mat’ 0.5 → ‘dog’ 0.5, ‘mat’ 0.25, ‘log’ 0.05; of the source ‘log’ 0.75",
   );
+});
+
+test("a score is told as what it is, and where no weight comes of it", () => {
+  const [cell, answer] = [
+    { layer: "2", head: "5", query: "1", key: "3" },
+    { score: 1.5, permitted: false },
+  ];
+  const told = "Head 2.5, query 1, key 3: scaled product 1.5, before score functions, biases and the mask.";
+  assert.ok(tellScore(cell, answer).startsWith(`${told} This query may not attend to this key`));
+  assert.equal(tellScore(cell, { ...answer, permitted: true }), `${told} Of it:`);
 });

@@ -355,14 +355,14 @@ test("heads are sorted, filtered and told in words", () => {
   const { sortHeads, numberRange } = heads;
   const labels = [[{ name: "local", value: 0.913, threshold: 0.8 }], [], []];
   const means = { entropy: [0.5, 2, null], distance: [3, 1, 9], zeta: [1, 1, 1] };
-  const trace = { calls: [{ heads: 3, means, labels }] };
+  const trace = { calls: [{ heads: 3, layer: 7, means, labels }] };
   const all = headsOf("0.0", "0.1", "0.2");
   const read = (name, c, h) => trace.calls[c].means[name][h] ?? NaN;
   assert.deepEqual(sortHeads(all, "entropy", read), headsOf("0.1", "0.0", "0.2"));
   assert.deepEqual(sortHeads(all, "-entropy", read), all);
   assert.equal(sortHeads(all, "model", read), all);
   assert.deepEqual(heads.numberNames(trace), ["entropy", "distance", "zeta"]);
-  const sentence = "layer 0 head 0, distance 3 tokens back, entropy 0.5 nats, local 0.91";
+  const sentence = "layer 7 head 0, distance 3 tokens back, entropy 0.5 nats, local 0.91";
   assert.equal(heads.headSentence(trace, 0, 0, "distance"), sentence);
   assert.deepEqual(numberRange("self", [0.2, 0.4], false), [0, 1]);
   assert.deepEqual(numberRange("entropy", [0.2, NaN, 4], false), [0, 4]);
@@ -380,6 +380,7 @@ test("layers are told apart by what differs in their names", () => {
   assert.deepEqual(names("decoder.0.self", "decoder.0.cross"), ["0 · self", "1 · cross (cross)"]);
   assert.deepEqual(names("attention"), ["0"]);
   assert.deepEqual(names("a", "a"), ["0", "1"]);
+  assert.deepEqual(layerNames([2, 2].map((layer) => ({ name: "a", layer }))), ["0", "1"]);
 });
 
 test("keys get as much room as their tokens are long, but for a few", () => {

@@ -2,7 +2,15 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { followPath, layoutPaths, tellEdge } from "../../../src/regard/inspection/explorer/web/paths.js";
 
-const edge = (call, query, key, total, head = 0) => ({ call, head, query, key, total, direct: null });
+const edge = (call, query, key, total, head = 0) => ({
+  call,
+  layer: call + 3,
+  head,
+  query,
+  key,
+  total,
+  direct: null,
+});
 const edges = [
   edge(2, 9, 9, 0.3),
   edge(2, 9, 4, -0.9),
@@ -34,6 +42,6 @@ test("columns are the tokens that take part, in order, and later layers lie abov
 
 test("an edge is told with its tokens, and its direct part where it is known", () => {
   const tokens = { 4: "<b>", 9: "cat" };
-  assert.equal(tellEdge(edges[1], tokens), "Head 2.0: ‘cat’ (9) reads ‘<b>’ (4): −0.9");
+  assert.equal(tellEdge(edges[1], tokens), "Head 5.0: ‘cat’ (9) reads ‘<b>’ (4): −0.9");
   assert.match(tellEdge({ ...edges[1], direct: 0.25 }, tokens), /, of which \+0\.25 directly$/);
 });

@@ -73,6 +73,10 @@ test("the address goes there and back", () => {
   assert.deepEqual(other.plain(), state.plain());
   other.fromHash("#l=1");
   assert.equal(other.toHash(), "l=1&h=0");
+  const hybrid = new State([[2, 5].map((layer) => ({ ...same, layer }))]);
+  hybrid.fromHash("#l=5&h=1&sel=5.1,2.0");
+  assert.deepEqual([hybrid.c, hybrid.selection.join()], [1, "1,1,0,0"]);
+  assert.equal(hybrid.toHash(), "l=5&h=1&sel=5.1,2.0");
 });
 
 test("a hostile address changes nothing it should not", () => {

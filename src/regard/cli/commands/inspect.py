@@ -11,9 +11,9 @@ from regard.cli.declaration import Command, Output, conf, option
 class Inspect(Command):
     """Look into every head of a model at work: a table, figures, and a page to look around in.
 
-    Of a pretrained model of text, the table says which word a word reads most; of a run, how each head
-    reads an example that it was not trained on. Without a model it takes all-MiniLM-L6-v2, a small BERT, from
-    the package that `make pretrained` installs.
+    Of a pretrained model of text, the table says which other word a word reads most, special tokens left out;
+    of a run, how each head reads an example that it was not trained on. Without a model it takes
+    all-MiniLM-L6-v2, a small BERT, from the package that `make pretrained` installs.
 
     Example: regard inspect --text 'The cat sat on the mat because it was tired.'
     """
@@ -26,9 +26,9 @@ class Inspect(Command):
     text: Annotated[str | None, option("TEXT", "a sentence, or held-out text")] = None
     """Text to read, by a pretrained model or a run of text."""
     word: Annotated[str | None, option("WORD", "it, or the last word")] = None
-    """Whose reading is printed."""
+    """Whose reading is printed: of several, that of the first that reads another word."""
     layer: Annotated[int | None, option("N", "the last")] = None
-    """Layer whose heads are drawn."""
+    """Layer whose heads are drawn; of a hybrid, one of those with weights."""
     out: Annotated[Path | None, option("DIR", "out/inspect, or RUN/figures")] = None
     """Folder for figures and the page, explorer.html."""
     format: Literal["png", "svg", "pdf"] = "png"

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
+from regard.inspection.call_numbers import number_calls
 from regard.inspection.explorer import shell
 from regard.inspection.explorer.exact_tiles import IsWanted, demand_reader
 from regard.inspection.explorer.page_document import write_json
@@ -100,6 +101,19 @@ class _Reading(NamedTuple):
     cut: tuple[tuple[int, ...], ...] = ()
     by: str = "zero"
     source: str | None = None
+    names: tuple[str, ...] = ()  # of what is cut, by layers
+
+    def of_calls(self, calls: Sequence[Any]) -> _Reading:
+        """Return the reading that cuts the calls of the layers named."""
+        numbers = number_calls(calls)
+        # Of calls in order, a record may show some.
+        if numbers == [*range(len(calls))]:
+            return self
+        for name, (layer, *_) in zip(self.names, self.cut, strict=True):
+            if layer not in numbers:
+                expected = f"heads of the layers with weights, {', '.join(map(str, numbers))}"
+                raise _TextError(f"cut: expected {expected}; got {name}")
+        return self._replace(cut=tuple((numbers.index(layer), *ends) for layer, *ends in self.cut))
 
     @property
     def python(self) -> str:
@@ -173,6 +187,8 @@ class _LiveExplorer:
     def _read_texts(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
         readings = _parse_readings(question, self._cuts)
         with self._take_turn(is_wanted):
+            calls = self._find_trace(readings[0])[1].calls
+            readings = [reading.of_calls(calls) for reading in readings]
             numbers, recorded = [], []
             for reading in readings:
                 number, trace = self._find_trace(reading)
@@ -203,29 +219,35 @@ class _LiveExplorer:
 
     def _explain_cell(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
         assert self._explain is not None
-        fields = ("text", "call", "head", "query", "key")
-        text, call, head, query, key = _parse_question("why", question, fields)
+        fields = ("text", "layer", "head", "query", "key")
+        text, layer, head, query, key = _parse_question("why", question, fields)
         with self._take_turn(is_wanted):
             calls = self._find_trace(_Reading(text))[1].calls
             demand_reader(is_wanted)
-            if call >= len(calls):
-                raise RefusalError("why: there is no such call")
-            cell = {"layer": calls[call].layer, "head": head, "query": query, "key": key}
+            if layer not in (numbers := number_calls(calls)):
+                raise RefusalError("why: there is no such layer")
+            call = calls[numbers.index(layer)]
+            cell = {"layer": call.layer, "head": head, "query": query, "key": key}
             parts = _ask(self._explain, text, **cell)
         arguments = ", ".join(f"{name}={number}" for name, number in cell.items())
         python = f"inspection.decompose_score(model, tokens, {arguments})"
-        return {"score": parts.score, "parts": parts.largest(MOST_PARTS), "python": python}
+        permitted = bool(call.permit([query], [key])[head, 0, 0])
+        answer = {"score": parts.score, "permitted": permitted, "python": python}
+        return answer | {"parts": parts.largest(MOST_PARTS)}
 
     def _trace_paths(self, question: str, is_wanted: IsWanted) -> dict[str, Any]:
         assert self._trace is not None
         text, query = _parse_question("paths", question, ("text", "query"), r"-1|\d{1,9}")
         with self._take_turn(is_wanted):
+            numbers = number_calls(self._find_trace(_Reading(text))[1].calls)
             paths, target, tokens = _ask(self._trace, text, query)
         edges = [dataclasses.asdict(edge) for edge in paths.connected(most=MOST_EDGES)]
         for edge in edges:
+            edge["layer"] = dict(enumerate(numbers)).get(edge["call"], edge["call"])
             edge["direct"] = edge["direct"] if edge["direct"] == edge["direct"] else None
         positions = {paths.query, *(edge[end] for edge in edges for end in ("query", "key"))}
         answer = {"edges": edges, "query": paths.query, "target": target, "logit": paths.logit}
+        answer["layers"] = numbers
         answer["tokens"] = {position: tokens[position] for position in sorted(positions)}
         return answer | {"python": f"inspection.trace_paths(model, tokens, query={paths.query})"}
 
@@ -235,10 +257,16 @@ class _LiveExplorer:
         if reading.source is not None:
             cut["source"] = reading.source
             how += f" “{self._find_trace(_Reading(reading.source))[1].title}”"
-        trace = _ask(self._record, reading.text, **cut)
+        try:
+            trace = _ask(self._record, reading.text, **cut)
+        except _TextError as error:
+            # A record names calls, not layers.
+            for ends, name in zip(reading.cut, reading.names, strict=True):
+                if str(error).endswith(end := f"got {_spell_cut(*ends)}"):
+                    raise _TextError(f"{str(error).removesuffix(end)}got {name}") from error
+            raise
         if cut:
-            spelled = " ".join(_spell_cut(*ends) for ends in reading.cut)
-            trace = dataclasses.replace(trace, title=f"{trace.title} ({spelled} {how})")
+            trace = dataclasses.replace(trace, title=f"{trace.title} ({' '.join(reading.names)} {how})")
         return next(self._numbers), trace
 
     @contextmanager
@@ -287,7 +315,7 @@ def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
     if len(texts) not in (1, 2) or len(parts) != len(texts) + len(others) or not others.keys() <= expected:
         raise RefusalError(f"read: expected text=... once or twice{' and cut, by' * bool(cuts)}")
     cut = _parse_cut(others.get("cut", ""))
-    by = others.get("by", "zero")
+    by, names = others.get("by", "zero"), tuple(itertools.starmap(_spell_cut, cut))
     if cut and by not in cuts:
         raise RefusalError(f"by: expected one of {', '.join(cuts)}")
     if not cut:
@@ -295,8 +323,8 @@ def _parse_readings(query: str, cuts: Sequence[str]) -> list[_Reading]:
     if by == "patch":
         if len(texts) == 1:
             raise _TextError('by: "patch" takes heads\' output from a second text: press "Change a word"')
-        return [_Reading(texts[0]), _Reading(texts[0], cut, by, texts[1]), _Reading(texts[1])]
-    return [_Reading(texts[0]), _Reading(texts[-1], cut, by)]
+        return [_Reading(texts[0]), _Reading(texts[0], cut, by, texts[1], names), _Reading(texts[1])]
+    return [_Reading(texts[0]), _Reading(texts[-1], cut, by, names=names)]
 
 
 def _parse_question(kind: str, question: str, names: Sequence[str], number: str = r"\d{1,9}") -> tuple:
@@ -315,5 +343,5 @@ def _parse_cut(cut: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(map(int, re.split(r"[.:-]", name))) for name in names)
 
 
-def _spell_cut(call: int, head: int, *ends: int) -> str:
-    return f"{call}.{head}" + ":" * bool(ends) + "-".join(map(str, ends))
+def _spell_cut(layer: int, head: int, *ends: int) -> str:
+    return f"{layer}.{head}" + ":" * bool(ends) + "-".join(map(str, ends))

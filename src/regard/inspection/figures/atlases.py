@@ -75,7 +75,8 @@ def head_atlas(
     side = min(THUMBNAIL, LARGEST / max(across, len(grids)))
     panel = (max(across * side, 1.2), max(len(grids) * side, 1.2))
     # Long names of layers need room before the panel gets its size.
-    target, panels = canvas.open_panel(ax, panel, title, room=(2.5, 1.5))
+    room = max(2.5, canvas.measure_room([canvas.shorten_name(name) for name in layer_labels or ()]))
+    target, panels = canvas.open_panel(ax, panel, title, room=(room, 1.5))
     half, shades = (1 - GAP) / 2, _shades(scale)
     images = []
     for layer, grid in enumerate(grids):

@@ -30,6 +30,8 @@ from regard.paths import read_path, replacing
 DPI = 160
 TITLE_SIZE, LABEL_SIZE, TICK_SIZE = 10.0, 9.0, 8.0
 BAR_WIDTH, ROW_GAP = 0.12, 0.3  # inches
+LONGEST_LABEL, LONGEST_NAME = 24, 40  # characters: of a token, as the page shows it; of a layer or head
+LETTER = 0.11  # inches, of the widest one in a label
 Size = tuple[float, float]  # width and height in inches
 Arrow = Literal["max", "min", "neither"]  # of a colour bar
 
@@ -219,17 +221,22 @@ def open_panel(
     ax: Axes | None, size: Size, title: str | None = None, room: Size = (0.0, 0.0)
 ) -> tuple[Axes, Panels]:
     """Return the caller's axes, or new ones with some more room around them until they are fitted."""
-    roomy = size[0] + room[0], size[1] + room[1]
-    target = open_panels(None, roomy, 1, 1, 1, None).axes[0] if ax is None else ax
+    target = open_panels(None, size, 1, 1, 1, None, room).axes[0] if ax is None else ax
     set_title(target, title)
     return target, Panels((target,), size, ax is None)
 
 
 def open_panels(
-    fig: Figure | SubFigure | None, size: Size, count: int, rows: int, columns: int, title: str | None
+    fig: Figure | SubFigure | None,
+    size: Size,
+    count: int,
+    rows: int,
+    columns: int,
+    title: str | None,
+    room: Size = (0.0, 0.0),
 ) -> Panels:
-    """Return panels row by row, in the caller's figure or a new one, under a common title."""
-    whole = (columns * size[0] + 1.2, rows * (size[1] + ROW_GAP) + 0.4)
+    """Return panels row by row, in the caller's figure or a new one with more room, under a common title."""
+    whole = (columns * size[0] + 1.2 + room[0], rows * (size[1] + ROW_GAP) + 0.4 + room[1])
     # Pyplot does not know it: no window and no leak.
     sheet = fig or Figure(figsize=whole, dpi=DPI, layout="constrained")
     if title:
@@ -298,7 +305,25 @@ def read_labels(
         return [counted.format(index) for index in range(count)]
     if len(labels) != count:
         raise ValueError(f"{name}: expected {count} labels, one a {what}, got {len(labels)}")
-    return [literal(label) for label in labels]
+    return [literal(shorten_name(label)) for label in labels]
+
+
+def shorten(label: object) -> str:
+    """Return the label of a token as the page shows it: what is long loses its end."""
+    text = show_text(label)
+    return text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 1]}…"
+
+
+def shorten_name(name: object) -> str:
+    """Return the name of a layer or head: what is long keeps its end, which tells it from others."""
+    text = show_text(name)
+    return text if len(text) <= LONGEST_NAME else f"…{text[1 - LONGEST_NAME :]}"
+
+
+def measure_room(labels: Sequence[str] | None) -> float:
+    """Return the inches that long labels need beside a panel until it is fitted; 0 for short ones."""
+    longest = max(map(len, labels or ()), default=0)
+    return LETTER * longest if longest > LONGEST_LABEL // 2 else 0.0
 
 
 def describe(value: object, array: NDArray) -> str:

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from regard.arguments import whole_number
-from regard.inspection.figures.canvas import TICK_SIZE, literal
+from regard.inspection.figures.canvas import TICK_SIZE, literal, shorten_name
 
 QUERY_LABEL, KEY_LABEL, WEIGHT_LABEL = "Query position", "Key position", "Attention weight"
 MATRIX_LABELS: dict[str, Any] = {"xlabel": KEY_LABEL, "ylabel": QUERY_LABEL}
@@ -25,7 +25,7 @@ def mark_positions(
 ) -> None:
     """Set whole-number ticks, never one between two cells; or the labels, as many as fit."""
     if labels is not None:
-        name_positions(axis, labels)
+        name_positions(axis, [shorten_name(label) for label in labels])
     elif size <= most:
         axis.set_ticks(range(start, start + size))
     else:

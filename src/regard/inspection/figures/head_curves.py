@@ -154,7 +154,8 @@ def head_history(
         expected = f"shape {(len(names), len(steps))}, a row a name and a column a step"
         raise ValueError(f"values: expected {expected}, got {matrix.shape}")
     panel = (PANEL_SIZE[0], min(max(ROW_HEIGHT * len(names), 0.8), TALLEST))
-    target, panels = canvas.open_panel(ax, panel, title)
+    room = canvas.measure_room([canvas.shorten_name(name) for name in names])
+    target, panels = canvas.open_panel(ax, panel, title, room=(room, 0.0))
     finite = np.where(np.isfinite(matrix), matrix, np.nan)
     image = target.imshow(finite, cmap=palette.weight_colors(), aspect="auto", interpolation="nearest")
     shown = range(0, len(steps), -(-len(steps) // 8))

@@ -44,7 +44,8 @@ def attention_heatmap(
     Args:
         weights: shape (T, S), values in [0, 1]; any array NumPy can read, bfloat16 included.
         ax: where to draw; None makes a figure of its own.
-        query_labels, key_labels: T and S labels instead of positions, such as tokens; never read as formulas.
+        query_labels, key_labels: T and S labels instead of positions, such as tokens; never read as formulas,
+            and shown in 24 characters.
         title: text above the picture.
         vmax: the weight that gets the last colour, in (0, 1]. Lower it for long rows, whose weights are all
             small; the colour bar then ends in an arrow where weights lie above it.
@@ -74,8 +75,9 @@ def attention_heatmap(
     _check_weights(matrix, vmax, scale)
     canvas.read_labels(query_labels, "query_labels", len(matrix), "query")
     canvas.read_labels(key_labels, "key_labels", matrix.shape[1], "key")
-    target, panels = canvas.open_panel(ax, cell_axes.matrix_size(*matrix.shape), title)
-    image = _show_matrix(panels, target, matrix, (query_labels, key_labels), vmax, scale)
+    labels, room = _shorten_labels(query_labels, key_labels)
+    target, panels = canvas.open_panel(ax, cell_axes.matrix_size(*matrix.shape), title, room)
+    image = _show_matrix(panels, target, matrix, labels, vmax, scale)
     target.set(**cell_axes.MATRIX_LABELS)
     bar = _add_colorbar(panels, image, matrix, vmax, scale)
     panels.fit()
@@ -132,9 +134,9 @@ def head_grid(
     canvas.read_labels(key_labels, "key_labels", S, "key")
     names = canvas.read_labels(head_labels, "head_labels", heads, "head", "Head {}")
     rows, columns = cell_axes.grid_shape(heads, columns)
-    labels = (query_labels, key_labels)
+    labels, room = _shorten_labels(query_labels, key_labels)
     size = _panel_size(T, S, columns, max(len(side) for side in (*labels, ()) if side is not None))
-    panels = canvas.open_panels(fig, size, heads, rows, columns, title)
+    panels = canvas.open_panels(fig, size, heads, rows, columns, title, room)
     # Panels share their labels, so that what is large in any of them is named.
     largest = np.nan_to_num(stack).max(0)
     images = []
@@ -148,11 +150,19 @@ def head_grid(
     return panels.finish(images=tuple(images), colorbar=bar)
 
 
+def _shorten_labels(
+    *sides: Sequence[object] | None,
+) -> tuple[list[list[str] | None], tuple[float, float]]:
+    """Return labels of queries and keys as they are shown, and the room that they need beside and below."""
+    labels = [None if side is None else [canvas.shorten(label) for label in side] for side in sides]
+    return labels, (canvas.measure_room(labels[0]), canvas.measure_room(labels[1]))
+
+
 def _show_matrix(
     panels: canvas.Panels,
     ax: Axes,
     matrix: NDArray,
-    labels: tuple[Sequence[object] | None, Sequence[object] | None],
+    labels: Sequence[Sequence[str] | None],
     vmax: float,
     scale: Scale,
     largest: NDArray | None = None,

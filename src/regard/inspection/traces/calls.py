@@ -97,7 +97,8 @@ class Call(CallRecord):
         query_tokens, key_tokens: what sits at the queries and keys.
         positions: of the layer, where they are known.
         output_error: largest difference of the output from that computed anew; None with dropout.
-        value_norms: `(H, S)` `|v_s Wo_h|`, the length of what a weight of 1 adds; None where it is not known.
+        value_norms: `(H, S)` `|v_s Wo_h|`, the length of what a weight of 1 adds; None where it is not known,
+            as of layers that gate what heads read (`output_gate`).
         run: number of the model's run among those of a capture, from 1; None where it is not known.
         stored: statistics from a file.
 

@@ -21,7 +21,8 @@ class Predictions:
     probabilities: np.ndarray  # (L, T, k) float32, of them
     targets: np.ndarray  # (T,) int32, the tokens whose logits `contributions` are parts of
     contributions: np.ndarray | None = None
-    """(calls, H, T) float32, what each head adds to the logit of the target; None where it is no sum."""
+    """(calls, H, T) float32, what each head adds to the logit of the target; None where a norm or a gate
+    follows heads, so that it is no sum of such parts."""
     next_log_probability: np.ndarray | None = field(default=None, metadata={"optional": True})
     """(T - 1,) float32, of each token that came next, by the whole model: its mean is less the loss."""
 

@@ -1,6 +1,7 @@
 import { colourOf, cssOf, isDark, limitsFor, missing, pageColours, tableFor, toUnit } from "./colours.js";
 import { clear, element, penOf, pixelRatio } from "./dom.js";
 import { insideBrush, numberOf, numberRange, readNumber } from "./heads.js";
+import { layerNumber } from "./passages.js";
 import { formatNumber } from "./scales.js";
 import { Thumbnails } from "./thumbnails.js";
 
@@ -157,7 +158,7 @@ export class AtlasPicture {
       }
       pen.globalAlpha = 1;
       if (!layout.model && side >= ATLAS_NAMED) {
-        const name = `L${c} H${head}`;
+        const name = `L${layerNumber(state.calls(), c)} H${head}`;
         pen.textAlign = "right";
         const wide = pen.measureText(name).width + 4;
         pen.fillStyle = panel;

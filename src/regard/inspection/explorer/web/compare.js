@@ -7,7 +7,7 @@ import { button, chooser, clear, element, emptyState, oncePerFrame, partOf, show
 import { chooseLevel, drawnValues, readBlocks } from "./excerpts.js";
 import { MaskTiles } from "./geometry.js";
 import { heatCanvas, heatLegend, heatPlot } from "./heats.js";
-import { headName } from "./passages.js";
+import { headName, layerNumber } from "./passages.js";
 import { formatNumber } from "./scales.js";
 
 const COMPARE_BLOCKS = 512;
@@ -118,7 +118,7 @@ function compareBuild(host, source, state) {
     const pair = [a, b];
     optionsOf(
       layer,
-      calls.map((call, n) => `${n} · ${call.name}`),
+      calls.map((call, n) => `${layerNumber(calls, n)} · ${call.name}`),
       c,
     );
     optionsOf(
@@ -284,7 +284,7 @@ function compareBuild(host, source, state) {
           : [layerOf(single.one, {}, 0, single.values, signed)];
       panes[0].show(
         { layers, shape: shapeOf(0), read: tell(0) },
-        mode === "swipe" ? `A ${name(a)}  |  B ${name(b)}` : `A − B, ${headName(c, h)}`,
+        mode === "swipe" ? `A ${name(a)}  |  B ${name(b)}` : `A − B, ${headName(calls, c, h)}`,
       );
     } else
       for (const [n, part] of parts.entries())
@@ -321,7 +321,7 @@ function compareBuild(host, source, state) {
     if (cut.length && !heads.hidden) {
       afterCut =
         from < values.length
-          ? `Of the heads after what was cut, ${changes ? `${headName(c, h)} changed most` : "none changed"}.`
+          ? `Of the heads after what was cut, ${changes ? `${headName(traces[a].calls, c, h)} changed most` : "none changed"}.`
           : "No head comes after what was cut: what changes is what the model predicts.";
       plan();
     }
@@ -339,14 +339,16 @@ function compareBuild(host, source, state) {
       /** @param {number} n */
       xText: (n) => String(n),
       /** @param {number} n */
-      yText: (n) => String(n),
+      yText: (n) => String(layerNumber(traces[a].calls, n)),
       height: Math.min(320, Math.max(60, 22 * found.length)),
       note: "Mean over rows, on at most 64 × 64 blocks; a click opens the head. Grey: nothing to compare.",
       /** @param {number} c @param {number} h */
       onPick: (c, h) => state.set({ c, h }),
       table: {
         head: ["head", "bits"],
-        rows: found.flatMap((one, c) => Array.from(one, (bits, h) => [headName(c, h), bits])),
+        rows: found.flatMap((one, c) =>
+          Array.from(one, (bits, h) => [headName(traces[a].calls, c, h), bits]),
+        ),
       },
     };
     if (headPlot) headPlot.update(spec);

@@ -85,7 +85,9 @@ export function mountDetails(host, source, state) {
     table.hidden = !top.length;
     numbers.hidden = false;
     const one =
-      state.selection.length > 1 && !layers ? `${headName(c, h)}, one of ${state.selection.length}: ` : "";
+      state.selection.length > 1 && !layers
+        ? `${headName(state.calls(), c, h)}, one of ${state.selection.length}: `
+        : "";
     const does = layers ? rolledWords(layers) : out ? "reads" : "is read by";
     caption.textContent = `${one}${out ? "Query" : "Key"} ${nameToken(asks, n)} ${does}`;
     head.replaceChildren(

@@ -1,5 +1,6 @@
 // How far two traces are apart: cell by cell, and head by head.
 import { chooseLevel, readBlocks, sharedLevels } from "./excerpts.js";
+import { layerNumber } from "./passages.js";
 
 const DIVERGENCE_BLOCKS = 64;
 
@@ -83,7 +84,8 @@ export function commonLevels(source, [a, b], c, h, channel) {
 export function reasonApart(source, [a, b], c, h) {
   const one = source.document.traces[a]?.calls[c],
     other = source.document.traces[b]?.calls[c];
-  if (!one || !other) return `${one ? "B" : "A"} has no layer ${c}.`;
+  if (!one || !other)
+    return `${one ? "B" : "A"} has no layer ${layerNumber(source.document.traces[one ? a : b]?.calls ?? [], c)}.`;
   if (h >= one.heads || h >= other.heads)
     return `A has ${one.heads} heads here and B ${other.heads}: there is no head ${h} to compare.`;
   if (one.rows !== other.rows || one.keys !== other.keys) {

@@ -1,5 +1,5 @@
 import { button, element } from "./dom.js";
-import { displayToken, headName } from "./passages.js";
+import { displayToken, headName, layerNumber } from "./passages.js";
 import { formatNumber } from "./scales.js";
 import { nameToken, sidesOf } from "./sides.js";
 
@@ -54,14 +54,14 @@ export function mountEffects(host, source, state) {
     lens.caption.textContent = `After ${nameToken(query, row)}, layers would predict`;
     lens.rows.replaceChildren(
       ...Array.from({ length: layers }, (_, l) => {
-        // Heads are numbered by calls: of a hybrid, other layers predict, too.
+        // Of a hybrid, layers without a call predict, too.
         const n = layers > calls.length ? calls.findIndex(({ layer }) => layer === l) : l;
         const at = (l * length + row) * count,
           then = Array.from(tokens.values.subarray(at + 1, at + count), word);
         return element(
           "tr",
           { class: n === c ? "current" : null },
-          element("td", {}, n < 0 ? "linear" : String(n)),
+          element("td", {}, n < 0 ? `${l} linear` : String(layerNumber(calls, n))),
           element("td", {}, word(tokens.values[at])),
           element("td", {}, formatNumber(probabilities.values[at])),
           element("td", {}, ...then.flatMap((one) => [one, " "])),
@@ -88,8 +88,8 @@ export function mountEffects(host, source, state) {
           element(
             "td",
             {},
-            button(headName(l, n), {
-              title: `Show ${headName(l, n)}`,
+            button(headName(calls, l, n), {
+              title: `Show ${headName(calls, l, n)}`,
               press: () => state.set({ c: l, h: n, selection: [[l, n]] }),
             }),
           ),

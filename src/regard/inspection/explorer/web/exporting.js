@@ -29,7 +29,7 @@ async function exportFigure(source, state, most = 1024) {
   const remark = [about, notesOn(state, excerpt.heads)].filter(Boolean).join("; ");
   let largest = 0;
   for (const value of excerpt.values) if (value > largest) largest = value;
-  const which = namedHeads(excerpt.heads, state.aggregate, excerpt.channel);
+  const which = namedHeads(trace.calls, excerpt.heads, state.aggregate, excerpt.channel);
   /**
    * @param {Side} side
    * @returns {(n: number) => string}
@@ -141,6 +141,7 @@ export function exportPython(source, state) {
     call = source.call(t, c);
   return pythonText({
     c,
+    calls: state.calls(),
     heads: [[c, h]],
     view,
     scale,
@@ -167,7 +168,7 @@ export function mountExport(host, source, state) {
     safeName(
       source.document.title || "attention",
       ending,
-      namedHeads(headsTogether(source, state), state.aggregate, state.channel),
+      namedHeads(state.calls(), headsTogether(source, state), state.aggregate, state.channel),
     );
   /**
    * @param {string} text @param {string} title @param {string} ending

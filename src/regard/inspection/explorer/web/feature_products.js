@@ -36,7 +36,7 @@ export function mountProducts(host, source, state) {
     const { query_offset, key_offset } = source.call(t, c);
     section.replaceChildren(
       element("h2", {
-        text: `q · k by feature: query ${row + query_offset}, key ${key + key_offset}, ${headName(c, h)}`,
+        text: `q · k by feature: query ${row + query_offset}, key ${key + key_offset}, ${headName(source.document.traces[t].calls, c, h)}`,
       }),
       svg(
         "svg",

@@ -1,6 +1,6 @@
 // What leaves the page: names, tables, NumPy files and Python, as text or bytes.
 import { channelNoun } from "./heads.js";
-import { headName } from "./passages.js";
+import { headCode, headName } from "./passages.js";
 
 /**
  * A name that every file system takes.
@@ -24,12 +24,13 @@ export function safeName(text, ending, own = "") {
 
 /**
  * The heads of a figure in words.
- * @param {Head[]} heads @param {Aggregate} aggregate @param {Channel} [channel]
+ * @param {Array<{layer?: number}>} calls of their trace @param {Head[]} heads @param {Aggregate} aggregate
+ * @param {Channel} [channel]
  */
-export function namedHeads(heads, aggregate, channel = "mass") {
+export function namedHeads(calls, heads, aggregate, channel = "mass") {
   const shown = channel === "value" ? `, ${channelNoun(channel)}` : "";
-  if (heads.length === 1) return headName(...heads[0]) + shown;
-  const names = heads.slice(0, 6).map((head) => head.join("."));
+  if (heads.length === 1) return headName(calls, ...heads[0]) + shown;
+  const names = heads.slice(0, 6).map((head) => headCode(calls, head));
   const more = heads.length > 6 ? ` and ${heads.length - 6} more` : "";
   return `${aggregate === "max" ? "largest" : "mean"} of heads ${names.join(", ")}${more}${shown}`;
 }
@@ -109,10 +110,10 @@ export function xmlText(text) {
 
 /**
  * Python that draws the same view from the trace, not from this page.
- * @param {Shape & {c: number, heads: Head[], view: View, scale: string, channel: Channel, name: string}} what
+ * @param {Shape & {c: number, calls: Array<{layer?: number}>, heads: Head[], view: View, scale: string, channel: Channel, name: string}} what
  * @returns {string}
  */
-export function pythonText({ c, heads, view, scale, channel, name, rows, keys }) {
+export function pythonText({ c, calls, heads, view, scale, channel, name, rows, keys }) {
   const [q0, q1, k0, k1] = [
     Math.floor(view.q0),
     Math.min(rows, Math.ceil(view.q1)),
@@ -120,7 +121,7 @@ export function pythonText({ c, heads, view, scale, channel, name, rows, keys })
     Math.min(keys, Math.ceil(view.k1)),
   ];
   const h = heads.at(0)?.[1] ?? 0,
-    title = namedHeads([[c, h]], "mean", channel),
+    title = namedHeads(calls, [[c, h]], "mean", channel),
     looks = `scale="${scale === "log" ? "log" : "linear"}", title="${title}"`;
   const whole = q0 === 0 && k0 === 0 && q1 === rows && k1 === keys && rows * keys > 2 ** 22;
   const lines = [

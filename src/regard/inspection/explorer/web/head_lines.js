@@ -5,7 +5,7 @@ import { mountHeadNotes } from "./head_notes.js";
 import { mountHeadSearch } from "./head_search.js";
 import { LINE_STEP, tokenColumn } from "./line_columns.js";
 import { joinLines, LEAST_LINE, readLines, readLinesInto } from "./line_rows.js";
-import { headName } from "./passages.js";
+import { headName, layerNumber } from "./passages.js";
 import { formatNumber } from "./scales.js";
 import { nameToken, sidesOf } from "./sides.js";
 
@@ -154,9 +154,9 @@ export function mountHeadLines(host, source, state) {
         ...heads.map(([c, h], place) =>
           element(
             "th",
-            { scope: "col", "aria-label": headName(c, h) },
+            { scope: "col", "aria-label": headName(state.calls(), c, h) },
             element("i", { class: `lines-swatch series-${place}` }),
-            `L${c} H${h}`,
+            `L${layerNumber(state.calls(), c)} H${h}`,
           ),
         ),
       ),
@@ -226,13 +226,13 @@ export function mountHeadLines(host, source, state) {
           "span",
           { class: "lines-chip" },
           element("i", { class: `lines-swatch series-${place}` }),
-          button(headName(layer, head), {
+          button(headName(state.calls(), layer, head), {
             pressed: layer === c && head === h,
             press: () => state.set({ c: layer, h: head, selection }),
           }),
           heads.length > 1 &&
             button("×", {
-              title: `Leave out ${headName(layer, head)}`,
+              title: `Leave out ${headName(state.calls(), layer, head)}`,
               press: () => {
                 const rest = selection.filter((one) => one[0] !== layer || one[1] !== head);
                 const [at] = layer === c && head === h ? rest : [[c, h]];
@@ -258,7 +258,9 @@ export function mountHeadLines(host, source, state) {
             ["", "add a head"],
             ...others
               .slice(0, 1024)
-              .map(/** @returns {[string, string]} */ ([a, b]) => [`${a}.${b}`, headName(a, b)]),
+              .map(
+                /** @returns {[string, string]} */ ([a, b]) => [`${a}.${b}`, headName(state.calls(), a, b)],
+              ),
           ],
           "",
           (value) => state.set({ selection: [...heads, value.split(".").map(Number)] }),

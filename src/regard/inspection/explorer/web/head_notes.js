@@ -29,12 +29,15 @@ export function writeNotes(notes) {
 }
 
 /**
- * The notes on some heads, for files. @param {Pick<State, "t" | "notes">} state @param {Head[]} heads
+ * The notes on some heads, for files. @param {Pick<State, "t" | "notes" | "calls">} state @param {Head[]} heads
  */
-export function notesOn({ t, notes }, heads) {
-  const all = readNotes(notes);
+export function notesOn(state, heads) {
+  const all = readNotes(state.notes),
+    { t } = state;
   return heads
-    .flatMap(([c, h]) => (all[`${t}.${c}.${h}`] ? `${headName(c, h)}: ${all[`${t}.${c}.${h}`]}` : []))
+    .flatMap(([c, h]) =>
+      all[`${t}.${c}.${h}`] ? `${headName(state.calls(), c, h)}: ${all[`${t}.${c}.${h}`]}` : [],
+    )
     .join("; ");
 }
 
@@ -57,15 +60,16 @@ export function mountHeadNotes(host, state) {
   );
   const show = () => {
     const notes = readNotes(state.notes);
-    partOf(field, "span").textContent = `Note on ${headName(state.c, state.h)}`;
+    partOf(field, "span").textContent = `Note on ${headName(state.calls(), state.c, state.h)}`;
     if (input !== document.activeElement) input.value = notes[place()] ?? "";
     list.replaceChildren(
       ...Object.entries(notes).map(([name, note]) => {
         const [t, c, h] = name.split(".").map(Number);
+        const head = headName(state.shapes[t] ?? [], c, h);
         return element(
           "li",
           {},
-          button(headName(c, h), { title: `Go to ${headName(c, h)}`, press: () => state.set({ t, c, h }) }),
+          button(head, { title: `Go to ${head}`, press: () => state.set({ t, c, h }) }),
           ` ${note}`,
         );
       }),

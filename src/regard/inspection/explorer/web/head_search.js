@@ -144,8 +144,8 @@ export function mountHeadSearch(host, source, state) {
           element(
             "td",
             {},
-            button(headName(one.c, one.h), {
-              title: `Show ${headName(one.c, one.h)}`,
+            button(headName(state.calls(), one.c, one.h), {
+              title: `Show ${headName(state.calls(), one.c, one.h)}`,
               press: () => show([one]),
             }),
           ),

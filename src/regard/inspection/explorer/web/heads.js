@@ -1,3 +1,4 @@
+import { headName } from "./passages.js";
 import { formatNumber } from "./scales.js";
 
 // Numbers of a head: what they are called, their unit, and whether they are shares of 1.
@@ -116,7 +117,7 @@ export function insideBrush(brush, entropy, distance) {
  */
 export function headSentence(trace, c, h, shown) {
   const call = trace.calls[c];
-  const parts = [`layer ${c} head ${h}`];
+  const parts = [headName(trace.calls, c, h)];
   const names = [...new Set([shown, "entropy", "distance"])].filter((name) => call.means?.[name]);
   for (const name of names) {
     const { title, unit } = numberOf(name),

@@ -362,7 +362,7 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
     await open(answer.view, answer.tokens.length > 1, signal);
     const seconds = ((performance.now() - begun) / 1000).toFixed(1);
     const told = answer.predicted ? `; ${tellPredictions(answer.predicted)}` : "";
-    status.textContent = `${answer.tokens.join(" and ")} tokens, ${seconds} s${told}`;
+    status.textContent = `${answer.tokens.join(" and ")} token${String(answer.tokens) === "1" ? "" : "s"}, ${seconds} s${told}`;
     python.textContent = answer.python ?? "";
     python.hidden = !answer.python;
     costs.replaceChildren(...drawCosts(answer.predicted ?? []));

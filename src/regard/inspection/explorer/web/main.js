@@ -107,7 +107,9 @@ function mainHeader(source, state) {
     : null;
   const start = mainStart(source);
   if (start.h !== undefined && !page.start)
-    facts.push(`opened on ${headName(start.c, start.h)}, the first that is stored finer than others`);
+    facts.push(
+      `opened on ${headName(page.traces[0].calls, start.c, start.h)}, the first that is stored finer than others`,
+    );
   return element(
     "header",
     { class: "rg-header" },
@@ -301,7 +303,9 @@ export async function boot(root, { address = true } = {}) {
   const page = source.document;
   for (const named of [page, ...page.traces]) named.title = visibleText(named.title ?? "");
   const state = new State(
-    page.traces.map((trace) => trace.calls.map(({ heads, rows, keys }) => ({ heads, rows, keys }))),
+    page.traces.map((trace) =>
+      trace.calls.map(({ heads, rows, keys, layer }) => ({ heads, rows, keys, layer })),
+    ),
   );
   state.set(mainStart(source));
   const calls = page.traces.flatMap((trace) => trace.calls);

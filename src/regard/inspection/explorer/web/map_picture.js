@@ -14,6 +14,7 @@ import {
   matrixRect,
 } from "./map_layers.js";
 import { hatchPattern, readTheme } from "./map_theme.js";
+import { layerNumber } from "./passages.js";
 import { areRounded, mapSentence } from "./sentences.js";
 import { TILE, TileStore } from "./tiles.js";
 
@@ -193,7 +194,7 @@ export class MapPicture {
         layout.width / 2,
         layout.height / 2,
       );
-      this.words.textContent = call ? `Layer ${state.c} head ${state.h}` : "";
+      this.words.textContent = call ? `Layer ${layerNumber(state.calls(), state.c)} head ${state.h}` : "";
       this.lock.hidden = true;
       return;
     }
@@ -342,12 +343,11 @@ export class MapPicture {
    */
   describe({ level, finest, what, view, plot, waiting }) {
     const { state, source } = this;
-    const calls = source.document.traces[state.t].calls;
     const text = mapSentence({
       ...what,
       left: state.selection.length - what.heads.length,
       rowRank: state.rowRank,
-      calls,
+      calls: source.document.traces[state.t].calls,
       rounded: areRounded(this.source, state.t, what.heads),
       narrow: state.range === "all" && what.channel === "mass" ? this.narrowest() : 0,
       waiting: waiting && Boolean(source.ask),

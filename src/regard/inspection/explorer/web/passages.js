@@ -174,7 +174,21 @@ export function tokenOf(n, size, count, offset) {
   return count > size && offset > 0 && n + offset < count ? n + offset : n;
 }
 
-/** A head as every list counts it, from 0. @param {number} c @param {number} h @returns {string} */
-export function headName(c, h) {
-  return `layer ${c} head ${h}`;
+/**
+ * The numbers that calls go by, wherever they are read or written: those of their layers, where each call is of another
+ * one; else their own.
+ * @param {Array<{layer?: number}>} calls @returns {number[]}
+ */
+export function layerNumbers(calls) {
+  const apart = new Set(calls.map(({ layer }) => layer)).size === calls.length;
+  return calls.map(({ layer }, c) => (apart ? (layer ?? c) : c));
 }
+
+/** @param {Array<{layer?: number}>} calls @param {number} c @returns {number} */
+export const layerNumber = (calls, c) => layerNumbers(calls)[c] ?? c;
+
+/** A head as every list names it. @param {Array<{layer?: number}>} calls @param {number} c @param {number} h */
+export const headName = (calls, c, h) => `layer ${layerNumber(calls, c)} head ${h}`;
+
+/** A head in short: 2.5. @param {Array<{layer?: number}>} calls @param {Head} head */
+export const headCode = (calls, [c, h]) => `${layerNumber(calls, c)}.${h}`;

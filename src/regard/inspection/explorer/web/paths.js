@@ -48,19 +48,20 @@ export function followPath(edges, from, key) {
 /**
  * What an edge says in words. @param {PathEdge} edge @param {Record<number, string>} tokens
  */
-export function tellEdge({ call, head, query, key, total, direct }, tokens) {
+export function tellEdge({ layer, head, query, key, total, direct }, tokens) {
   /** @param {number} value */
   const signed = (value) => `${value > 0 ? "+" : ""}${formatNumber(value)}`;
   const straight = direct === null ? "" : `, of which ${signed(direct)} directly`;
-  return `Head ${call}.${head}: ‘${shown(tokens[query])}’ (${query}) reads ‘${shown(tokens[key])}’ (${key}): ${signed(total)}${straight}`;
+  return `Head ${layer}.${head}: ‘${shown(tokens[query])}’ (${query}) reads ‘${shown(tokens[key])}’ (${key}): ${signed(total)}${straight}`;
 }
 
 /**
  * Draw the graph of an answer. Tab enters it, arrows follow paths, Enter looks at the cell of an edge.
- * @param {{edges: PathEdge[], query: number, target: string, logit: number, tokens: Record<number, string>}} answer
+ * @param {{edges: PathEdge[], query: number, target: string, logit: number, tokens: Record<number, string>,
+ *   layers: number[]}} answer layers: those of the calls
  * @param {(edge: PathEdge) => void} look
  */
-export function drawPaths({ edges, query, target, logit, tokens }, look) {
+export function drawPaths({ edges, query, target, logit, tokens, layers: numbers }, look) {
   const { columns, layers, size, point } = layoutPaths(edges, query);
   const most = Math.max(...edges.map((edge) => Math.abs(edge.total)), 1e-30);
   const told = element("figcaption", { "aria-live": "polite" });
@@ -117,7 +118,7 @@ export function drawPaths({ edges, query, target, logit, tokens }, look) {
     );
   });
   const names = Array.from({ length: layers }, (_, layer) =>
-    svg("text", { x: 8, y: point(query, layer).y - 28 }, `layer ${layer}`),
+    svg("text", { x: 8, y: point(query, layer).y - 28 }, `layer ${numbers[layer] ?? layer}`),
   );
   const top = point(query, layers);
   const goal = `→ ‘${shown(target)}’ ${formatNumber(logit)}`;

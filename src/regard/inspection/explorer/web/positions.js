@@ -1,6 +1,6 @@
 import { element, emptyState } from "./dom.js";
 import { heatPlot } from "./heats.js";
-import { headName } from "./passages.js";
+import { headName, layerNumber } from "./passages.js";
 import { linePlot } from "./plots.js";
 import { formatNumber, rangeOf } from "./scales.js";
 
@@ -13,7 +13,12 @@ const POSITION_PLOTS = 10;
 const positionScope = (place, calls) =>
   place.calls?.length
     ? ` · ${
-        place.calls.length === calls.length ? "every layer" : `layer ${place.calls.slice(0, 8).join(", ")}`
+        place.calls.length === calls.length
+          ? "every layer"
+          : `layer ${place.calls
+              .slice(0, 8)
+              .map((c) => layerNumber(calls, c))
+              .join(", ")}`
       }`
     : "";
 
@@ -171,7 +176,10 @@ export function mountPositions(host, source, state) {
     const parts = await Promise.all(names.map((name) => source.chunk(place[name])));
     const [low, high] = rangeOf(parts.map((part) => part.values)),
       most = Math.max(Math.abs(low), Math.abs(high));
-    const box = section(`Scores of ${headName(place.call, place.head)}, taken apart`, true);
+    const box = section(
+      `Scores of ${headName(source.document.traces[0].calls, place.call, place.head)}, taken apart`,
+      true,
+    );
     box.append(
       element(
         "p",

@@ -1,5 +1,5 @@
 import { element } from "./dom.js";
-import { headName, keysHolding } from "./passages.js";
+import { headCode, headName, keysHolding } from "./passages.js";
 import { linePlot } from "./plots.js";
 import { formatNumber } from "./scales.js";
 
@@ -201,7 +201,14 @@ export function mountProfiles(host, source, state) {
           { length: bins },
           (_, n) => call.query_offset + n * bin + (Math.min(bin, call.rows - n * bin) - 1) / 2,
         );
-        return { call, name: `head ${a}.${b}`, mass: mass?.values ?? [], of, x, bin };
+        return {
+          call,
+          name: `head ${headCode(state.calls(), [a, b])}`,
+          mass: mass?.values ?? [],
+          of,
+          x,
+          bin,
+        };
       }),
     );
     const coverage = await profileCoverage(source, t, c, h);
@@ -258,7 +265,7 @@ export function mountProfiles(host, source, state) {
       (x.at(-1) ?? 0) < keys ? { x: [...x, keys], y: [...y, y.at(-1) ?? NaN] } : { x, y },
     );
     show(3, {
-      title: `Keys that hold 90 % and 99 %${records.length > 1 ? `, ${headName(c, h)}` : ""}`,
+      title: `Keys that hold 90 % and 99 %${records.length > 1 ? `, ${headName(state.calls(), c, h)}` : ""}`,
       xLabel: "keys",
       yLabel: "share of queries",
       xScale: "log",

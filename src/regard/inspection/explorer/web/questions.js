@@ -7,22 +7,36 @@ import { formatNumber } from "./scales.js";
 export const CHOOSE_CELL = "Choose a cell of the map first, by a click: a query and a key.";
 
 /**
- * The score of a cell as a table of the parts that make most of it.
- * @param {Record<string, string>} cell @param {{score: number, parts: Array<[string, string, number]>}} answer
+ * What a score is, in words.
+ * @param {Record<string, string>} cell @param {{score: number, permitted: boolean}} answer
  */
-function drawParts(cell, { score, parts }) {
+export function tellScore({ layer, head, query, key }, { score, permitted }) {
+  const forbidden = permitted
+    ? ""
+    : " This query may not attend to this key: the weight is 0, whatever the product.";
+  return (
+    `Head ${layer}.${head}, query ${query}, key ${key}: scaled product ${formatNumber(score)}, ` +
+    `before score functions, biases and the mask.${forbidden} Of it:`
+  );
+}
+
+/**
+ * The score of a cell as a table of the parts that make most of it.
+ * @param {Record<string, string>} cell
+ * @param {{score: number, permitted: boolean, parts: Array<[string, string, number]>}} answer
+ */
+function drawParts(cell, answer) {
   /** @param {"th" | "td"} kind @param {string[]} texts */
   const line = (kind, texts) => element("tr", {}, ...texts.map((text) => element(kind, {}, text)));
-  const title = `Head ${cell.call}.${cell.head}, query ${cell.query}, key ${cell.key}: score ${formatNumber(score)}, of which`;
   return element(
     "table",
     { class: "details-table live-why" },
-    element("caption", {}, title),
+    element("caption", {}, tellScore(cell, answer)),
     element("thead", {}, line("th", ["written at the query", "written at the key", "adds"])),
     element(
       "tbody",
       {},
-      ...parts.map(([atQuery, atKey, adds]) =>
+      ...answer.parts.map(([atQuery, atKey, adds]) =>
         line("td", [atQuery, atKey, `${adds > 0 ? "+" : ""}${formatNumber(adds)}`]),
       ),
     ),
@@ -62,7 +76,7 @@ export function mountQuestions(page, latestOf) {
       page.fail(CHOOSE_CELL);
       return;
     }
-    const cell = { call: place.get("l") ?? "0", head: place.get("h") ?? "0", query, key };
+    const cell = { layer: place.get("l") ?? "0", head: place.get("h") ?? "0", query, key };
     const answer = await ask("why", { text: page.text(place), ...cell }, signal);
     if (!answer) return;
     answered.replaceChildren(drawParts(cell, answer));
@@ -75,7 +89,7 @@ export function mountQuestions(page, latestOf) {
     const answer = await ask("paths", { text: page.text(place), query: place.get("row") ?? "-1" }, signal);
     if (!answer) return;
     /** @type {(edge: PathEdge) => void} */
-    const look = ({ call, head, query, key }) => page.look({ l: call, h: head, row: query, key });
+    const look = ({ layer, head, query, key }) => page.look({ l: layer, h: head, row: query, key });
     const title = `What ‘${shown(answer.tokens[answer.query])}’ (${answer.query}) predicts, and by which heads and tokens`;
     const graph = drawPaths(answer, look);
     answered.replaceChildren(element("h2", {}, title), graph);
@@ -98,7 +112,7 @@ export function mountQuestions(page, latestOf) {
     element("button", {
       type: "button",
       text: "Why this cell?",
-      title: "Split the score of the chosen query and key over what wrote into their streams (w)",
+      title: "Split the scaled product of the chosen query and key over what wrote into their streams (w)",
       "aria-keyshortcuts": "w",
       hidden: !page.why,
       on: { click: press(askWhy) },

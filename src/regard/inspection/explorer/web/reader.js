@@ -280,7 +280,7 @@ export function mountReader(host, source, state) {
     panes.both?.show(whole);
     panes.query?.show(out ? asking : answering);
     panes.key?.show(out ? answering : asking);
-    const one = state.selection.length > 1 && !layers ? `${headName(c, h)}: ` : "";
+    const one = state.selection.length > 1 && !layers ? `${headName(state.calls(), c, h)}: ` : "";
     const name = n === null ? "" : `${one}${out ? "Query" : "Key"} ${nameToken(asks, n)}`;
     const each = found?.of === "largest" ? ", largest of each" : "";
     const plain = state.fold.includes("plain"),

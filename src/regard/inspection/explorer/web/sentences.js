@@ -1,5 +1,6 @@
 import { shown } from "./dom.js";
 import { channelNoun } from "./heads.js";
+import { headCode, headName } from "./passages.js";
 import { formatNumber } from "./scales.js";
 import { hiddenBlocks } from "./tiles.js";
 
@@ -145,11 +146,11 @@ export function mapSentence({
 }) {
   const names = heads
     .slice(0, 6)
-    .map(([c, h]) => `${c}.${h}`)
+    .map((head) => headCode(calls, head))
     .join(", ");
   const who =
     heads.length === 1
-      ? `Layer ${heads[0][0]} head ${heads[0][1]}${calls[heads[0][0]]?.kind === "cross" ? " (cross-attention)" : ""}`
+      ? `L${headName(calls, ...heads[0]).slice(1)}${calls[heads[0][0]]?.kind === "cross" ? " (cross-attention)" : ""}`
       : `${aggregate === "max" ? "Largest" : "Mean"} of ${heads.length} heads (layer.head ${names}${heads.length > 6 ? ", …" : ""})`;
   const exact = level.queryBlock === 1 && level.keyBlock === 1;
   const what = exact

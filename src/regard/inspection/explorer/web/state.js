@@ -1,4 +1,5 @@
 import { readNotes, writeNotes } from "./head_notes.js";
+import { headCode, layerNumber, layerNumbers } from "./passages.js";
 import { STATE_FIELDS, stateWhole } from "./state_fields.js";
 
 // What is looked at: one record that every view reads and writes, kept in the address so that it can be shared.
@@ -72,7 +73,7 @@ export class State extends EventTarget {
   renewal = 0;
 
   /**
-   * @param {Array<Array<Shape & {heads: number}>>} shapes calls of every trace
+   * @param {Array<Array<Shape & {heads: number, layer?: number}>>} shapes calls of every trace
    * @param {{address?: boolean}} [options] address: follow and write `location.hash`
    */
   constructor(shapes, { address = false } = {}) {
@@ -86,6 +87,11 @@ export class State extends EventTarget {
   /** @returns {Shape & {heads: number}} shape of the call looked at */
   shape() {
     return this.shapes[this.t]?.[this.c] ?? { heads: 0, rows: 0, keys: 0 };
+  }
+
+  /** @returns {Array<Shape & {heads: number, layer?: number}>} those of the calls of the trace looked at */
+  calls() {
+    return this.shapes[this.t] ?? [];
   }
 
   /** @returns {View} the view that shows every cell */
@@ -111,7 +117,7 @@ export class State extends EventTarget {
     };
     const before = [this.t, this.c];
     if ("t" in changes) put("t", stateWhole(changes.t, this.shapes.length - 1));
-    const calls = this.shapes[this.t] ?? [];
+    const calls = this.calls();
     put("c", stateWhole(changes.c, calls.length - 1) ?? stateWhole(this.c, calls.length - 1));
     put("h", stateWhole(changes.h, this.shape().heads - 1) ?? stateWhole(this.h, this.shape().heads - 1));
     const moved = ["t", "c", "h"].some((name) => changed.has(name));
@@ -175,7 +181,7 @@ export class State extends EventTarget {
    */
   cleanSelection(heads) {
     if (!Array.isArray(heads)) return undefined;
-    const calls = this.shapes[this.t] ?? [];
+    const calls = this.calls();
     const kept = heads.filter(
       ([c, h]) =>
         Number.isInteger(c) && Number.isInteger(h) && c >= 0 && h >= 0 && h < (calls[c]?.heads ?? 0),
@@ -207,14 +213,14 @@ export class State extends EventTarget {
     const add = (name, value) =>
       parts.push(`${name}=${encodeURIComponent(value).replaceAll("%2C", ",").replaceAll("%3A", ":")}`);
     if (this.t) add("t", this.t);
-    add("l", this.c);
+    add("l", layerNumber(this.calls(), this.c));
     add("h", this.h);
     if (this.selection.length > 1)
       add(
         "sel",
         this.selection
           .slice(0, 128)
-          .map((head) => head.join("."))
+          .map((head) => headCode(this.calls(), head))
           .join(","),
       );
     const { q0, q1, k0, k1 } = this.view;
@@ -242,10 +248,16 @@ export class State extends EventTarget {
         .exec(text ?? "")
         ?.slice(1)
         .map(Number);
+    const t = said.get("t") ?? "0",
+      layer = said.get("l") ?? "0",
+      layers = layerNumbers(this.shapes[stateWhole(t, this.shapes.length - 1) ?? this.t] ?? []);
+    /** The call of a layer; -1: none. @param {string} text */
+    const callOf = (text) => layers.indexOf(Number(text));
     /** @type {Record<string, any>} */
     const changes = {
-      t: said.get("t") ?? "0",
-      c: said.get("l") ?? "0",
+      t,
+      // What is no layer is brought into range.
+      c: /^\d+$/.test(layer) && callOf(layer) >= 0 ? callOf(layer) : layer,
       h: said.get("h") ?? "0",
       row: said.get("row"),
       key: said.get("key"),
@@ -258,7 +270,9 @@ export class State extends EventTarget {
     changes.notes = writeNotes({ ...readNotes(changes.notes), ...readNotes(this.notes) });
     const heads = (said.get("sel") ?? "").split(",").filter((head) => /^\d{1,4}\.\d{1,4}$/.test(head));
     this.set(changes);
-    const selection = heads.length ? heads.map((head) => head.split(".").map(Number)) : [[this.c, this.h]];
+    const selection = heads.length
+      ? heads.map((head) => head.split(".")).map(([l, h]) => [callOf(l), Number(h)])
+      : [[this.c, this.h]];
     const [q, k] = [range(said.get("q")), range(said.get("k"))];
     const { q1, k1 } = this.whole();
     const view = q || k ? { q0: q?.[0] ?? 0, q1: q?.[1] ?? q1, k0: k?.[0] ?? 0, k1: k?.[1] ?? k1 } : null;

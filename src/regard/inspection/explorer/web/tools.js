@@ -1,9 +1,10 @@
 import { button, chooser, clear, element, partOf, tickbox } from "./dom.js";
 import { numberNames } from "./heads.js";
+import { layerNumber } from "./passages.js";
 
 /**
  * Layers in a list: their numbers, and what of their names tells them apart beyond a number.
- * @param {Array<{name: string, kind: string}>} calls
+ * @param {Array<{name: string, kind: string, layer?: number}>} calls
  * @returns {string[]}
  */
 export function layerNames(calls) {
@@ -27,7 +28,7 @@ export function layerNames(calls) {
     const own = name.slice(front, name.length - back);
     const short = own.length > 24 ? `…${own.slice(-23)}` : own;
     const more = calls.length > 1 && !/^\d*$/.test(own) ? ` · ${short}` : "";
-    return `${n}${more}${calls[n].kind === "cross" ? " (cross)" : ""}`;
+    return `${layerNumber(calls, n)}${more}${calls[n].kind === "cross" ? " (cross)" : ""}`;
   });
 }
 

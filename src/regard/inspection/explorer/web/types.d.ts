@@ -414,6 +414,7 @@ interface Edge extends Cell {
 /** What a head of a layer passes from a key to a query, towards one prediction. */
 interface PathEdge {
   call: number;
+  layer: number;
   head: number;
   query: number;
   key: number;
