@@ -12,6 +12,7 @@ from regard.cli.console import Console, UsageError, expected_errors, new_table
 from regard.cli.continuation import describe_next, spell_command
 from regard.cli.inspecting import run_inspecting
 from regard.cli.training import advance_run
+from regard.paths import find_file
 from regard.training import history, loop, metrics, run_configs, runs, tasks
 
 TASKS = ("threshold", "copy", "reverse", "digits")  # those that take seconds
@@ -22,7 +23,7 @@ def run_demonstration(command: Demo, console: Console) -> int:
     """Train, draw and sum up; return 1 when a task misses its goal or diverges, 130 when interrupted."""
     start = time.perf_counter()
     out = command.out or Path("out") / ("demo-smoke" if command.smoke else "demo")
-    if file := runs.find_file(out):
+    if file := find_file(out):
         raise UsageError(f"--out: expected a directory, or a new name; got {out}, and {file} is a file")
     for folder in (out.absolute(), *out.absolute().parents):
         if runs.is_run(folder):

@@ -21,6 +21,7 @@ from regard.inspection import Trace, figures
 from regard.inspection.traces.files import check_target
 from regard.inspection.words import WordReading, join_pieces
 from regard.models import Decoder
+from regard.paths import find_file
 from regard.training import history, runs
 
 DEFAULT_WORD = "it"
@@ -87,7 +88,7 @@ def watch_text(loaded: Any, text: str) -> tuple[WordReading, Trace]:
 
 def _check_arguments(command: Inspect, out: Path) -> None:
     """Raise for arguments that would be found wrong only after the work is done."""
-    if file := runs.find_file(out):
+    if file := find_file(out):
         raise UsageError(f"{file} is a file; give another --out")
     if command.keep_qk and command.save is None:
         raise UsageError("--keep-qk says what --save keeps; give --save FILE.regard too")

@@ -16,7 +16,7 @@ from typing import Any, Self
 from flax import nnx
 
 from regard.arguments import check_kind, whole_number
-from regard.paths import read_object, read_path
+from regard.paths import find_file, read_object, read_path
 from regard.training import checkpoints, compilation, locks, metrics, run_configs, tasks
 from regard.training.run_configs import RunConfig
 
@@ -314,12 +314,6 @@ def _read_kept(directory: Path, task: tasks.Task, config: RunConfig) -> dict[str
     return kept_files
 
 
-def find_file(directory: Path) -> Path | None:
-    """Return the file that a directory would lie at or below; None where there may be one."""
-    nearest = next((path for path in (directory, *directory.parents) if path.exists()), None)
-    return None if nearest is None or nearest.is_dir() else nearest
-
-
 def _digest(texts: Mapping[str, str]) -> dict[str, str]:
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
@@ -349,6 +343,8 @@ def _read_config(directory: Path, remedy: str = ANOTHER) -> tuple[tasks.Task, Ru
     try:
         config = run_configs.read_config(json.loads(path.read_text(encoding="utf-8")))
         return tasks.from_settings(config.task, config.settings), config
+    except tasks.UnknownTaskError as error:
+        raise RunError(f"{path}: {error}") from error
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         problem = f"is damaged or not Regard's ({type(error).__name__}: {error})"
         raise RunError(f"{path} {problem}; bring the file back from a copy, or {remedy}") from error
