@@ -96,7 +96,7 @@ assert_refused(
     (lambda: run(lambda x: readouts.read(x, x).max_weight), "readouts: expected whole sequences"),
     (lambda: run(lambda x: readouts.index_scores(x[:, None], x)), "readouts: expected whole"),
     (lambda: run(lambda x: attend(x, x, x, query_positions=np.arange(48))), "query_positions: expected none"),
-    (lambda: run(lambda x: attend(x, x, x, mask=masks.segments([0] * 6))), "of the whole sequence", ValueError),
+    (lambda: run(lambda x: attend(x, x, x, mask=masks.segments([0] * 6))), "of the whole", ValueError),
     (lambda: run(delta, x[:, :8]), "x: expected at least 3 tokens on each device.* got 1", ValueError),
     error=NotImplementedError,
 )
