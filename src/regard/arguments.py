@@ -164,6 +164,11 @@ def read_array(name: str, value: Any, dtype: Any = None) -> Any:
     return array if array.size or dtype is not None else array.astype(np.int32)
 
 
+def keep_array(array: Any) -> Any:
+    """Return an array to keep: a copy of NumPy's, which its owner may write into; any other as it is."""
+    return np.array(array) if isinstance(array, np.ndarray) else array
+
+
 def as_array(name: str, expected: str, make: Callable[..., Made], value: Any, *options: Any) -> Made:
     """Return an array made of an argument, or say why none can be."""
     try:

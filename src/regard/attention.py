@@ -10,7 +10,7 @@ from regard.arguments import guided
 from regard.axes import Array, ArrayLike
 from regard.engine.call.canonicalization import canonicalize, check_values
 from regard.engine.call.checkpoint_names import CHECKPOINT_NAMES as CHECKPOINT_NAMES
-from regard.engine.call.hooks import report, rewritten
+from regard.engine.call.hooks import is_hooked, report, rewritten
 from regard.engine.call.options import Options, spell_out
 from regard.engine.call.problem import Problem
 from regard.engine.dispatch.explanation import Explanation, describe
@@ -109,6 +109,11 @@ def attend(
     grouped heads from Ainslie et al., "GQA", 2023; sinks from Xiao et al., "Efficient Streaming Language
     Models with Attention Sinks", 2024, as the learned logits of gpt-oss.
     """
+    placement = active() if backend is None and not is_hooked() else None
+    if placement is not None and placement.divided_here():
+        platform = find_platform(query, key, value)
+        with tracing_for(platform), jax.transfer_guard_host_to_device("allow"):
+            return placement.attend_here(query, key, value, options)
     problem = canonicalize(query, key, value, **options)
     check_values(problem)
     return run_problem(problem, backend)

@@ -34,6 +34,12 @@ def describe_store(path: Path) -> str | None:
     )
 
 
+def find_file(directory: Path) -> Path | None:
+    """Return the file that a directory would lie at or below; None where there may be one."""
+    nearest = next((path for path in (directory, *directory.parents) if path.exists()), None)
+    return None if nearest is None or nearest.is_dir() else nearest
+
+
 def cache_folder() -> Path:
     """Return the folder of what can be made again, under XDG_CACHE_HOME or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regard"

@@ -382,6 +382,35 @@ def test_shapes_make_the_mask_of_their_shape():
             assert (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
+# Of the dtype that is kept as it is.
+OF_OWN_ARRAYS = {
+    "bool": [masks.from_array, masks.valid_keys, lambda data: masks.blocks(data, 2), masks.from_drop],
+    "int32": [
+        lambda data: masks.tree(np.subtract(data, 2, out=data)),
+        lambda data: masks.tree([-1], data[0]),
+        lambda data: masks.segments(DATA, data),
+        lambda data: masks.shared_prefix(data[0], data[1]),
+        lambda data: masks.causal().prepare(4, query_positions=data[0], key_positions=data[1]),
+        lambda data: masks.causal().prepare(4, query_offset=data[0], key_offset=data[1]),
+        masks.segments, masks.lengths, masks.prefix, masks.chosen_keys,
+    ],
+    "float32": [
+        lambda data: scores.alibi(slopes=data[0]), lambda data: scores.softcap(data[0]),
+        lambda data: scores.temperature(data[0]), scores.relative_bias, scores.bilinear,
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "make"), [(dtype, make) for dtype, makes in OF_OWN_ARRAYS.items() for make in makes]
+)
+def test_what_is_made_of_an_array_does_not_change_with_it(dtype, make):
+    made = make(data := np.ones((4, 4), dtype))
+    before = jax.tree.map(np.array, made)
+    data[:] = 0
+    jax.tree.map(np.testing.assert_array_equal, made, before)
+
+
 def test_help_spells_out_every_option_of_attend():
     parameters = inspect.signature(attend).parameters
     assert list(parameters)[:3] == ["query", "key", "value"]

@@ -442,8 +442,10 @@ def test_torch_multi_head_attention_drops_where_true():
     kept = cells(masks.from_torch_mha(per_head, num_heads=5), 3)
     np.testing.assert_array_equal(kept[1, 3], ~per_head[1 * 5 + 3])
     assert_refused((lambda: masks.from_torch_mha(per_head, num_heads=3), "num_heads: expected a divisor"))
-    with pytest.raises(TypeError, match="pass additive masks as `bias=`"):
-        masks.from_torch_mha(np.zeros((3, 3), np.float32))
+    told = "nonzero = may not attend, .*pass additive masks as `bias=`"
+    for make in (masks.from_torch_mha, lambda mask: masks.from_torch_mha(None, mask), masks.from_drop):
+        with pytest.raises(TypeError, match=told):
+            make(np.zeros((3, 3), np.float32))
     assert_refused((masks.from_torch_mha, "got none"))
     assert masks.from_torch_mha(is_causal=True) == masks.causal()
     all_three = masks.from_torch_mha(drop.T) & masks.valid_keys(~padding) & masks.causal()

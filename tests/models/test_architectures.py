@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from layer_oracle import assert_close, build_drawn, compiled, float64
+from layer_oracle import assert_close, build_drawn, compiled, float64, widen
 from regard.models import PRESETS, Decoder, Encoder, EncoderDecoder, TransformerConfig, preset
 from regard.planning import count_parameters
 
@@ -83,12 +83,15 @@ def test_source_and_target_share_one_table():
     assert not any(name.startswith("head") for name in names)
 
 
-def test_a_model_without_blocks_still_reads():
-    model = build_drawn(Decoder, TransformerConfig(**{**SIZES, "num_layers": 0}, positions="learned"))
+@pytest.mark.parametrize(
+    ("kind", "layers"), [("learned", 0), ("sinusoidal", 0), ("rotary", 1), ("relative", 1)]
+)
+def test_a_model_reads_in_parts_as_at_once(kind, layers, wide):
+    model = widen(build_drawn(Decoder, TransformerConfig(**{**SIZES, "num_layers": layers}, positions=kind)))
 
     @nnx.jit
     def read(model, tokens):
         _, cache = model.read(tokens[:, :2], model.start_cache(1, 3))
         return model.predict(model.read(tokens[:, 2:], cache)[0]), model(tokens)[:, 2:]
 
-    np.testing.assert_allclose(*read(model, jnp.array([[3, 5, 7]])), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(*read(model, jnp.array([[3, 5, 7]])), rtol=1e-12, atol=1e-12)

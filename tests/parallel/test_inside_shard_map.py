@@ -49,8 +49,11 @@ config = models.TransformerConfig(**size, vocab_size=11, num_layers=1, d_ff=9)
 hybrid = dataclasses.replace(config, num_layers=2, mixers=("gated_delta", "attention"))
 learned = dataclasses.replace(config, positions="learned", max_length=50)
 latent = {"latent_dim": 4, "head_dim": 3, "rotary_dim": 2}
+whole = masks.segments(documents) & masks.valid_keys(documents != 2) | masks.from_array(np.eye(48, dtype=int))
 for layer, inputs, options in (
     (layers.MultiHeadAttention(**size, rotary=positions.Rotary(), rngs=rngs), x, {"mask": masks.causal()}),
+    (layers.MultiHeadAttention(**size, rngs=rngs), x, {"mask": whole}),
+    (models.Decoder(hybrid, rngs=rngs), tokens, {"mask": masks.segments(documents)}),
     (layers.LatentAttention(**size, **latent, rngs=rngs), x, {"mask": masks.causal()}),
     (layers.KimiDelta(**size, rngs=rngs), x, {"segments": documents}),
     (models.Decoder(hybrid, rngs=rngs), tokens, {}),
@@ -92,6 +95,8 @@ assert_refused(
     (lambda: run(padded, tokens), "positions, beside lengths: expected whole sequences"),
     (lambda: run(lambda x: readouts.read(x, x).max_weight), "readouts: expected whole sequences"),
     (lambda: run(lambda x: readouts.index_scores(x[:, None], x)), "readouts: expected whole"),
+    (lambda: run(lambda x: attend(x, x, x, query_positions=np.arange(48))), "query_positions: expected none"),
+    (lambda: run(lambda x: attend(x, x, x, mask=masks.segments([0] * 6))), "of the whole", ValueError),
     (lambda: run(delta, x[:, :8]), "x: expected at least 3 tokens on each device.* got 1", ValueError),
     error=NotImplementedError,
 )

@@ -38,6 +38,8 @@ def test_traced_positions_are_exact_everywhere(d_model, base):
 def test_traced_64_bits_count_as_the_nearest_of_32(x64):
     values = jax.jit(lambda p: positions.sinusoidal_at(p, 6))(jnp.asarray([2**40, -(2**40) + 1, 5]))
     np.testing.assert_allclose(values, truth(np.array([2**31 - 1, -(2**31), 5]), 6), atol=2e-6)
+    wide = positions.sinusoidal_at(small := np.array([-77, 0, 31, 1024, 4095]), 7, dtype=jnp.float64)
+    np.testing.assert_allclose(wide, truth(small, 7), rtol=0, atol=1e-12)
     x = np.ones((2, 3, 6), np.float32)
     last = jax.jit(lambda p: positions.rotary(x, p))(jnp.asarray(2**40))
     np.testing.assert_allclose(last, positions.rotary(x, 2**31 - 4), atol=2e-6)

@@ -150,7 +150,8 @@ def exploding(monkeypatch):
             state, measured = compiled(state, index, fed)
             return state, measured | chosen.get(int(index), {})
 
-        return update if what == "train step" else compiled
+        measure = lambda *given: compiled(*given) | chosen.get("evaluation", {})
+        return {"train step": update, "evaluation": measure}.get(what, compiled)
 
     monkeypatch.setattr(loop._Session, "_compile", compile_to_explode)
     return chosen
@@ -176,5 +177,10 @@ def test_what_was_skipped_is_a_line_of_the_metrics_and_ten_in_a_row_are_the_end(
     task = tiny_copy(nan="skip", cadence=cadence, model=model)
     assert train(tmp_path / "other", task).status == "finished"
     exploding[14] = exploding[15]
-    with pytest.raises(DivergenceError, match="loss is inf at step 15"):
+    with pytest.raises(DivergenceError, match=r"loss is inf at step 15; .* 10 updates in a row were skipped"):
         train(tmp_path / "other", task, force=True)
+    exploding["evaluation"] = {"loss": np.float32(np.nan)}
+    for finite in ("parameters and the training loss", "parameters"):
+        with pytest.raises(DivergenceError, match=f"held_out_loss is nan at .*The {finite} are finite"):
+            train(tmp_path / "other", task, force=True)
+        exploding[4] = exploding[5]

@@ -33,13 +33,18 @@ def test_every_command_knows_the_tasks_of_a_file(tmp_path, monkeypatch, capsys):
         told, again = (run_command(capsys, *words).out for _ in range(2))
     assert "parity: Tell if a row of bits holds an odd number of ones." in told
     assert "run is finished already" in again
-    task, model = runs.load_run(directory)
+    tasks.TASKS.pop("parity")
+    with mock.patch.object(tasks, "_list_subclasses", return_value=()):  # as in another program
+        task, model = runs.load_run(directory)
     tokens = task.watch(model).calls[0].query_tokens
     assert tokens.texts == tuple(map(str, task.held_out["inputs"][0].tolist())), "the first example"
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"task": "nobody's"}))
-    told = 'one of your own, whose file or module REGARD_TASKS names; got "nobody\'s"'
-    assert told in run_command(capsys, "plot", directory, code=2).err
+    told = 'one of your own, got "nobody\'s"; import the module that defines it, or name its file in the'
+    for names, failed in ((str(EXAMPLE), "REGARD_TASKS"), ("nowhere", "which failed to be read (Val")):
+        monkeypatch.setenv("REGARD_TASKS", names)
+        with pytest.raises(runs.RunError, match=f"json: task: .*{told}.*{re.escape(failed)}"):
+            runs.load_run(directory)
 
 
 def test_a_class_without_a_name_of_its_own_is_refused_before_it_trains(tmp_path):

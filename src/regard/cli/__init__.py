@@ -81,11 +81,11 @@ def _run(words: Sequence[str], *, leaves: bool) -> int:
         os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")  # read when tyro is imported
     from regard.cli.console import Console, UsageError, expected_errors
     from regard.cli.interruption import leave_soon
-    from regard.training.tasks import load_tasks
+    from regard.training.tasks import load_named_tasks
 
     try:
         with expected_errors():
-            load_tasks(os.environ.get("REGARD_TASKS", ""))
+            load_named_tasks()
     except UsageError as error:
         Console().fail(str(error))
         return MISUSED

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import check_reach, evaluate, integers, whole_number
+from regard.arguments import check_reach, evaluate, integers, keep_array, whole_number
 from regard.axes import Array, ArrayLike
 from regard.masks.data import check_boolean, check_rows, literal
 from regard.masks.grid import Blocks, Grid, spread
@@ -62,7 +62,7 @@ def blocks(table: ArrayLike, size: int | tuple[int, int]) -> Mask:
         raise ValueError(f"size: expected one number, or one for queries and one for keys; got {size}")
     queries = whole_number("size", sides[0], 1, clamp=True)
     keys = whole_number("size", sides[1], 1, clamp=True)
-    return BlockTable(keep, None, None, queries, keys)
+    return BlockTable(keep_array(keep), None, None, queries, keys)
 
 
 def chosen_blocks(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from functools import reduce
+from typing import Any
 
 from regard.arguments import evaluate, whole_number
 from regard.axes import ArrayLike
@@ -33,7 +34,7 @@ def from_drop(array: ArrayLike) -> Mask:
         >>> masks.from_drop([[False, True], [False, False]])
         from_array([[True, False], [True, True]])
     """
-    return from_array(evaluate(operator.invert, check_boolean("array", array)))
+    return from_array(_read_dropped("array", array))
 
 
 def from_torch_mha(
@@ -67,7 +68,7 @@ def from_torch_mha(
     """
     parts: list[Mask] = []
     if attn_mask is not None:
-        may_attend = evaluate(operator.invert, check_boolean("attn_mask", attn_mask))
+        may_attend = _read_dropped("attn_mask", attn_mask)
         if may_attend.ndim == 3:
             if num_heads is None or may_attend.shape[0] % whole_number("num_heads", num_heads, 1):
                 raise ValueError(
@@ -78,8 +79,7 @@ def from_torch_mha(
             may_attend = evaluate(lambda array: array.reshape(shape), may_attend)
         parts.append(from_array(may_attend))
     if key_padding_mask is not None:
-        valid = evaluate(operator.invert, check_boolean("key_padding_mask", key_padding_mask))
-        parts.append(valid_keys(valid))
+        parts.append(valid_keys(_read_dropped("key_padding_mask", key_padding_mask)))
     if is_causal:
         parts.append(causal())
     if not parts:
@@ -195,3 +195,8 @@ def from_jax_window(local_window_size: int | tuple[int, int]) -> Mask:
             f" sliding_window{sides!r}"
         )
     return sliding_window(*(whole_number("local_window_size", side, 0) for side in sides))
+
+
+def _read_dropped(name: str, array: ArrayLike) -> Any:
+    """Return True where an array that is nonzero for what is masked out says that a query may attend."""
+    return evaluate(operator.invert, check_boolean(name, array, "may not attend"))

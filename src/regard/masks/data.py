@@ -16,8 +16,8 @@ from regard.axes import Array
 from regard.masks.grid import is_concrete
 
 
-def check_boolean(name: str, value: Any) -> Any:
-    """Return a boolean array: True where the one given is nonzero."""
+def check_boolean(name: str, value: Any, nonzero: str = "may attend") -> Any:
+    """Return a boolean array: True where the one given is nonzero, which errors say the meaning of."""
     if isinstance(value, str) or (callable(value) and not hasattr(value, "dtype")):
         hint = suggest_call("masks", value)
         hint = hint or "; read text by masks.parse, and wrap a function of positions by masks.predicate"
@@ -30,7 +30,7 @@ def check_boolean(name: str, value: Any) -> Any:
         hint = "; pass additive masks as `bias=`" if jnp.issubdtype(array.dtype, jnp.floating) else ""
         shown = repr(value) if array.dtype == object else array.dtype
         raise TypeError(
-            f"{name}: expected a boolean or integer array, nonzero = may attend, got {shown}{hint}"
+            f"{name}: expected a boolean or integer array, nonzero = {nonzero}, got {shown}{hint}"
         )
     return array
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import integers
+from regard.arguments import integers, keep_array
 from regard.axes import Array, ArrayLike
 from regard.masks.bounds import Bounds
 from regard.masks.data import literal, split
@@ -58,6 +58,7 @@ def segments(query_ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
     for name, array in zip(("query_ids", "key_ids"), ids, strict=False):
         if array.ndim == 0:
             raise TypeError(f"{name}: expected an integer array with one id per position, got a scalar")
+    ids = [*map(keep_array, ids)]
     return Segments(*ids) if key_ids is not None else Documents(ids[0])
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import check_flag, integers
+from regard.arguments import check_flag, integers, keep_array
 from regard.axes import Array, ArrayLike
 from regard.masks.data import check_rows, literal
 from regard.masks.grid import Blocks, Grid, spread
@@ -57,7 +57,7 @@ def chosen_keys(indices: ArrayLike, ascending: bool = False) -> Mask:
         largest = np.maximum.accumulate(listed, axis=-1)
         if ((listed[..., 1:] >= 0) & (listed[..., 1:] <= largest[..., :-1])).any():
             raise ValueError("indices: expected ascending numbers, each once; leave out ascending=True")
-    return ChosenKeys(listed, None, ascending, 1)
+    return ChosenKeys(keep_array(listed), None, ascending, 1)
 
 
 @record

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from regard.arguments import integers
+from regard.arguments import integers, keep_array
 from regard.axes import Array, ArrayLike
 from regard.masks.bounds import Bounds
 from regard.masks.data import check_boolean, split
@@ -39,7 +39,7 @@ def prefix(length: ArrayLike) -> Mask:
 
     Reference: Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 3.2.1.
     """
-    return Prefix(integers("length", length, least=0, clamp=True))
+    return Prefix(keep_array(integers("length", length, least=0, clamp=True)))
 
 
 def lengths(key_lengths: ArrayLike) -> Mask:
@@ -64,7 +64,7 @@ def lengths(key_lengths: ArrayLike) -> Mask:
         >>> masks.lengths([1, 3]).dense(1, 3).astype(int).tolist()
         [[[1, 0, 0]], [[1, 1, 1]]]
     """
-    return Lengths(integers("key_lengths", key_lengths, least=0, clamp=True))
+    return Lengths(keep_array(integers("key_lengths", key_lengths, least=0, clamp=True)))
 
 
 def valid_keys(valid: ArrayLike) -> Mask:
@@ -90,7 +90,7 @@ def valid_keys(valid: ArrayLike) -> Mask:
     array = check_boolean("valid", valid)
     if array.ndim == 0:
         raise TypeError("valid: expected an array (..., S) with one entry per key, got a scalar")
-    return ValidKeys(array)
+    return ValidKeys(keep_array(array))
 
 
 class KeysBelow(Stored):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import whole_number
+from regard.arguments import keep_array, whole_number
 from regard.axes import Array, ArrayLike, Bool, Int
 from regard.masks.alignment import align_mask
 from regard.masks.bounds import Bounds
@@ -268,7 +268,7 @@ class Mask:
         mask.check(leading or None, num_queries, num_keys)
         offsets, positions = (query_offset, key_offset), (query_positions, key_positions)
         query, key, axes = align_mask(mask, num_queries, num_keys, offsets, positions, len(leading) or None)
-        query, key = 0 if query is None else query, 0 if key is None else key
+        query, key = jax.tree.map(keep_array, (0 if query is None else query, 0 if key is None else key))
         kinds = _classify_everywhere(mask, *_divide(query, key), axes, (num_queries, num_keys, block, block))
         tiles = KeptTiles.count(kinds, block)
         return self._operations["prepare"](mask, query, key, kinds, tiles, num_queries, num_keys, block)

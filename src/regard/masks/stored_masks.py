@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from regard.arguments import keep_array
 from regard.axes import Array, ArrayLike
 from regard.masks.data import check_boolean, check_broadcast, check_rows, check_width, split
 from regard.masks.grid import Blocks, Grid
@@ -91,7 +92,7 @@ def from_array(array: ArrayLike) -> Mask:
             f"array: expected at least the axes (T, S), got shape {tuple(keep.shape)}; for one entry per key"
             " use masks.valid_keys"
         )
-    return FromArray(keep)
+    return FromArray(keep_array(keep))
 
 
 @record

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from regard.arguments import LARGEST, check_reach, evaluate, integers
+from regard.arguments import LARGEST, check_reach, evaluate, integers, keep_array
 from regard.axes import Array, ArrayLike
 from regard.explicit_meshes import explicit_mesh, in_automatic_axes
 from regard.masks.bounds import Bounds
@@ -60,7 +60,7 @@ def tree(parents: ArrayLike, start: ArrayLike = 0) -> Mask:
 
     Reference: Miao et al., "SpecInfer", 2024, section 4.2; Cai et al., "Medusa", 2024, section 2.1.2.
     """
-    indices = integers("parents", parents)
+    indices = keep_array(integers("parents", parents))
     if indices.ndim == 0:
         raise TypeError("parents: expected an integer array with one parent per node, got a scalar")
     concrete = is_concrete(indices)
@@ -69,7 +69,8 @@ def tree(parents: ArrayLike, start: ArrayLike = 0) -> Mask:
     # What is known while tracing stays known, so that the mask still prints and compares.
     with jax.ensure_compile_time_eval() if concrete else contextlib.nullcontext():
         enter, leave = evaluate(_walk_each, indices)
-    count, first = indices.shape[-1], integers("start", start, most=LARGEST - indices.shape[-1])
+    count = indices.shape[-1]
+    first = keep_array(integers("start", start, most=LARGEST - count))
     if isinstance(first, np.ndarray | np.generic) and first.size:
         check_reach("parents, start", int(np.max(first)) + count)
     return Tree(indices, first, enter, leave)

@@ -134,7 +134,7 @@ class TokenEmbedding(nnx.Module):
             if offset is None and places is None and is_known:
                 rows = positions.sinusoidal(num_positions, d_model, dtype=hidden.dtype)
             else:
-                rows = positions.sinusoidal_at(index, d_model).astype(hidden.dtype)
+                rows = positions.sinusoidal_at(index, d_model, dtype=hidden.dtype)
         elif places is None and isinstance(num_positions, int) and num_positions > limit:
             raise ValueError(
                 f"inputs: expected at most max_length = {limit} positions, got {num_positions}; raise"

@@ -10,6 +10,7 @@ from flax import nnx
 
 from regard.arguments import guided
 from regard.axes import Array, ArrayLike
+from regard.engine.dispatch.placement import take_here
 from regard.layers import EncoderBlock
 from regard.layers.heads import as_mask
 from regard.masks import Mask
@@ -87,6 +88,7 @@ class Encoder(nnx.Module):
         lengths = self.hidden_lengths(lengths)
         mask = as_mask(mask, hidden.shape[:-2], hidden.shape[-2], hidden.shape[-2])
         segments = find_segments(mask) if self.config.is_hybrid else None
+        segments = None if segments is None else take_here(segments, hidden.shape[-2])
         mask = mask_padding(lengths, mask, hidden.shape[-2] if positions is not None else None)
         hidden, seen = self.stack(hidden, mask=mask, positions=positions, segments=segments, aux=aux)
         hidden = blank_padding(hidden, lengths)

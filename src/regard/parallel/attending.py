@@ -248,8 +248,8 @@ def use(
 
     What was compiled outside is compiled anew inside, as `jax.jit` sees the context. Calls with `backend=`
     are left alone; of `regard.linear.attend` each device runs rows, heads and a part of the sequence.
-    Inside `jax.shard_map` over these axes arrays are this device's part, as in `ring_attend`; as calls there
-    know only their own lengths, masks must be without data per position.
+    Inside `jax.shard_map` over these axes arrays are this device's part and masks are whole, as in
+    `ring_attend`; `query_positions` and `key_positions` are refused.
 
     Args:
         mesh, axis, batch_axis, head_axis, plan: as in `attend`.

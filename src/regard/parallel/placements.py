@@ -120,16 +120,18 @@ class MeshPlacement:
         output, extra = self._run_part(arrays, {**options, "score": score})
         return (output, extra) if extra else output
 
+    def attend_here(self, query: Any, key: Any, value: Any, options: Any) -> Any:
+        for name in ("query_positions", "key_positions"):
+            _refuse_positions(name, options.get(name) is not None)
+        return self.attend(query, key, value, options)
+
     def run(self, problem: Problem) -> tuple[Array, dict[str, Array]]:
         if not self._is_inside():
             return self._run_whole(problem)
         options = {field.name: getattr(problem, field.name) for field in dataclasses.fields(Problem)}
         for side in ("query", "key"):
-            if not positions_of(options[f"{side}_offset"]).is_consecutive:
-                raise NotImplementedError(
-                    f"{side}_positions: expected none under `parallel.use` inside jax.shard_map, where a call"
-                    " is checked with this device's rows; `parallel.attend` takes the positions of all rows"
-                )
+            is_placed = not positions_of(options[f"{side}_offset"]).is_consecutive
+            _refuse_positions(f"{side}_positions", is_placed)
         if problem.mask is not None:
             options["mask"] = problem.mask.number_leading(None)  # its heads were those of this device
         arrays = {name: options.pop(name) for name in ("query", "key", "value")} | {"bias": problem.bias}
@@ -198,7 +200,15 @@ class MeshPlacement:
             for name, array in arrays.items()
         }
         whole = describe_whole(parts, self.mesh, self.axes, self.batch, self.heads)
-        problem = canonicalize(**{**options, **whole})
+        try:
+            problem = canonicalize(**{**options, **whole})
+        except ValueError as error:
+            queries, keys = whole["query"].shape[-2], whole["key"].shape[-2]
+            error.add_note(
+                "Inside jax.shard_map all but query, key, value and bias is of the whole sequence:"
+                f" {queries} queries and {keys} keys."
+            )
+            raise
         plan = self.choose(problem)
         if plan.name == "whole":
             why = "; ".join(f"{name}: {refusal}" for name, refusal in plan.refusals.items()) or plan.reason
@@ -333,6 +343,14 @@ class MeshPlacement:
 
     def _size(self, axes: Axes) -> int:
         return math.prod(self.mesh.shape[axis] for axis in axes)
+
+
+def _refuse_positions(name: str, is_given: bool) -> None:
+    if is_given:
+        raise NotImplementedError(
+            f"{name}: expected none under `parallel.use` inside jax.shard_map, where layers have those of"
+            " this device's rows; `parallel.attend` takes the positions of all rows"
+        )
 
 
 def _refuses_mask(problem: Problem) -> str | None:

@@ -50,22 +50,26 @@ def sinusoidal(
 
 
 def sinusoidal_at(
-    position: Int[Array, "*B T"], d_model: int, *, base: float = 10000.0
+    position: Int[Array, "*B T"],
+    d_model: int,
+    *,
+    base: float = 10000.0,
+    dtype: jnp.dtype | type = jnp.float32,
 ) -> Float[Array, "*B T M"]:
     """Evaluate the sinusoidal table at given positions, which may be traced and differ from row to row.
 
     result[..., 2i] = sin(position / base^(2i/M)),  result[..., 2i+1] = cos(position / base^(2i/M))
 
-    The error stays below 2e-6 for every int32 position, where the product position x frequency would have
-    lost its fraction.
+    In float32 the error stays below 2e-6 for every int32 position, where the product position x frequency
+    would have lost its fraction; in float64, below 1e-12 up to position 4096, and it grows with the position.
 
     Args:
         position: integers, of any shape.
         d_model: M, at least 1.
-        base: as in `sinusoidal`.
+        base, dtype: as in `sinusoidal`.
 
     Returns:
-        float32 values with one more axis than `position`.
+        Values with one more axis than `position`.
 
     Raises:
         TypeError: positions that are not integers.
@@ -81,8 +85,9 @@ def sinusoidal_at(
     Reference: Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
     """
     position, d_model = jnp.asarray(integers("position", position)), whole_number("d_model", d_model, 1)
-    sine, cosine = turns(position, frequencies(d_model, base))
-    return _interleave(sine, cosine)[..., :d_model]
+    working = jax.dtypes.canonicalize_dtype(np.promote_types(dtype, np.float32))
+    sine, cosine = turns(position, frequencies(d_model, base), working)
+    return _interleave(sine, cosine)[..., :d_model].astype(jax.dtypes.canonicalize_dtype(dtype))
 
 
 def learned(

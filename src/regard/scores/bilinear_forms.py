@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import read_array
+from regard.arguments import keep_array, read_array
 from regard.axes import Array, ArrayLike
 from regard.records import record
 from regard.scores.score import Score
@@ -47,7 +47,7 @@ def bilinear(metric: ArrayLike) -> Score:
         raise TypeError(f"metric: expected a floating-point array, got {array.dtype}")
     if array.ndim not in (2, 3):
         raise ValueError(f"metric: expected shape (D, D') or (H, D, D'), got {tuple(array.shape)}")
-    return Bilinear(array)
+    return Bilinear(keep_array(array))
 
 
 @record

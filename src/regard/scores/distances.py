@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import check_reach, guided, read_array, whole_number
+from regard.arguments import check_reach, guided, keep_array, read_array, whole_number
 from regard.axes import Array, ArrayLike
 from regard.formulas import Formula, Function, Row, Symbol, Terms, product
 from regard.masks.data import literal
@@ -144,7 +144,7 @@ def relative_bias(table: ArrayLike, *, bidirectional: bool = True, max_distance:
             f"max_distance: expected more than {exact}, the distances with a bucket of their own; got"
             f" {max_distance}"
         )
-    return RelativeBias(array, bool(bidirectional), max_distance)
+    return RelativeBias(keep_array(array), bool(bidirectional), max_distance)
 
 
 @record

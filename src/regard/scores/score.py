@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from regard.arguments import read_array
+from regard.arguments import keep_array, read_array
 from regard.axes import Array
 from regard.formulas import Formula, Function, Symbol, Terms
 from regard.masks.data import snake_case, spell_record, suggest_call
@@ -219,7 +219,7 @@ def parameter(name: str, value: Any, *, positive: bool = True) -> Any:
         raise ValueError(f"{name}: expected a number or an array (H,), got shape {tuple(array.shape)}")
     if positive and is_concrete(array) and not np.all(np.asarray(array) > 0):
         raise ValueError(f"{name}: expected more than 0, got {np.asarray(array).tolist()}")
-    return array
+    return keep_array(array)
 
 
 def per_head_symbol(name: str, parameter: Any) -> Symbol:

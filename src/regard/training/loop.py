@@ -25,6 +25,7 @@ from regard.training.work import Work, count_work
 
 FEW_MEASUREMENTS = 100
 MOST_SKIPPED = 10  # updates in a row that are not finite: more is no accident
+LOWER = "A smaller learning_rate may help"
 
 
 class Progress:
@@ -80,11 +81,9 @@ class DivergenceError(FloatingPointError):
         step: the first step at which it was not finite.
     """
 
-    def __init__(self, metric: str, value: float, step: int, last_good: Path | None, skips: bool = False):
+    def __init__(self, metric: str, value: float, step: int, last_good: Path | None, advice: str = LOWER):
         last = f"the last good checkpoint is {last_good}" if last_good else "no checkpoint had been saved yet"
-        skip = "" if skips else ", or nan='skip', which leaves single updates that are not finite out"
-        remedy = f"A smaller learning_rate may help{skip}."
-        super().__init__(f"{metric} is {value} at step {step}; {last}. {remedy}")
+        super().__init__(f"{metric} is {value} at step {step}; {last}. {advice}.")
         self.metric, self.step = metric, step
 
 
@@ -280,15 +279,26 @@ class _Session:
             nonfinite = metrics.first_nonfinite(values)
             # What was skipped did no harm; what is held out comes of parameters that are there.
             self.skipped = self.skipped + 1 if values.get("skipped") else 0
-            passes = 0 < self.skipped < MOST_SKIPPED and not str(nonfinite).startswith("held_out")
+            passes = 0 < self.skipped < MOST_SKIPPED
+            fatal = metrics.first_nonfinite(_select_held_out(values)) if passes else nonfinite
             due = step == 1 or step % self.task.cadence.log_every == 0 or bool(extra and step == last)
             if due or nonfinite:
                 self._log({"step": step, **values, "seconds": round(self._training_seconds(), 3)})
                 self.progress.stepped(step, self.task.optimization.steps, values, self._rate(step))
-            if nonfinite and not passes:
+            if fatal:
                 self._finish_saving()
-                skips = self.task.optimization.nan == "skip"
-                raise DivergenceError(nonfinite, values[nonfinite], step, self.saved, skips)
+                raise DivergenceError(fatal, values[fatal], step, self.saved, self._advise(fatal, values))
+
+    def _advise(self, metric: str, values: Mapping[str, float]) -> str:
+        """Say what a metric that is not finite comes of, or what may help."""
+        if metric in _select_held_out(values):
+            finite = "parameters" if self.skipped else "parameters and the training loss"
+            return f"The {finite} are finite: the held-out data or the evaluation is the cause"
+        if self.skipped:
+            cause = "the data or the settings make all updates NaN or infinite"
+            return f"{self.skipped} updates in a row were skipped: {cause}"
+        single = ", or nan='skip', which leaves single updates that are not finite out"
+        return LOWER if self.task.optimization.nan == "skip" else LOWER + single
 
     def _log(self, line: Mapping[str, Any]) -> None:
         if processes.is_first():
@@ -333,6 +343,10 @@ class _Session:
             (step, saving), self.saving = self.saving, None
             self.saved = saving.wait()
             self.progress.saved(step)
+
+
+def _select_held_out(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if name.startswith("held_out_")}
 
 
 def _fetch(measured: Metrics) -> dict[str, float]:

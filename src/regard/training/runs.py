@@ -342,6 +342,8 @@ def _read_config(directory: Path, remedy: str = ANOTHER) -> tuple[tasks.Task, Ru
     try:
         config = run_configs.read_config(json.loads(path.read_text(encoding="utf-8")))
         return tasks.from_settings(config.task, config.settings), config
+    except tasks.UnknownTaskError as error:
+        raise RunError(f"{path}: {error}") from error
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         problem = f"is damaged or not Regard's ({type(error).__name__}: {error})"
         raise RunError(f"{path} {problem}; bring the file back from a copy, or {remedy}") from error

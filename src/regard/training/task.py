@@ -54,7 +54,7 @@ class Task(Settings, abc.ABC):
     TASK --help` prints. Its class declares a `name` of its own and a `goal`, gives `model` a default, and
     implements `config`, `make_model`, `make_batch`, `measure` and, if it is no `SyntheticTask`,
     `make_held_out`; `example` and `pictures` as they are here serve batches whose "inputs" are tokens.
-    `open_run` and `load_run` know every class that is defined; commands, those of `tasks.load_tasks`, too.
+    `open_run` and `load_run` know every class that is defined, or that the variable REGARD_TASKS names.
 
     Attributes:
         name: a word for the command line and for run directories.

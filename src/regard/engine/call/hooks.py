@@ -79,6 +79,11 @@ def rewrite(rewriter: Rewriter, *, one_by_one: bool = True) -> Iterator[None]:
         yield
 
 
+def is_hooked() -> bool:
+    """Return whether anyone is told of calls, or changes them, now."""
+    return bool(_WATCHERS.get() or _REWRITERS.get())
+
+
 def is_rewriting() -> bool:
     """Return whether anyone changes calls now, one by one."""
     return any(one_by_one for _, one_by_one in _REWRITERS.get())

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from regard.axes import Array
@@ -26,6 +27,10 @@ class Placement(Protocol):
 
     def run(self, problem: Problem) -> tuple[Array, dict[str, Array]]:
         """Compute the output and what `problem.aux` names."""
+        ...
+
+    def attend_here(self, query: Any, key: Any, value: Any, options: Any) -> Any:
+        """Attend where `jax.shard_map` divides the sequence: arrays are a device's part, options whole."""
         ...
 
     def divide_tokens(self, shape: tuple[int, int, int]) -> tuple[int, int, Callable[[Array], Array]]:
@@ -76,6 +81,13 @@ def place_here(positions: Any, length: int) -> Any:
     """Return positions of a device's part as those of the sequence that `jax.shard_map` divides."""
     names = divided_here()
     return positions + jax.lax.axis_index(names) * length if names else positions
+
+
+def take_here(array: Any, length: int) -> Any:
+    """Return a device's part of an array whose last axis is the sequence that `jax.shard_map` divides."""
+    if not divided_here():
+        return array
+    return jax.lax.dynamic_slice_in_dim(jnp.asarray(array), place_here(0, length), length, -1)
 
 
 def demand_whole(name: str) -> None:

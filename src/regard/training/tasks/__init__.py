@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,17 +40,33 @@ SMOKE: dict[str, dict[str, int]] = {
 _EXPECTED = "REGARD_TASKS: expected files or modules with tasks"
 
 
+class UnknownTaskError(ValueError):
+    """A name that no class of tasks has which is imported, or which the variable REGARD_TASKS names."""
+
+
 def find_task(name: str) -> type[Task]:
     """Return the class of tasks of a name: one of `TASKS`, or the one of that name that was defined last.
 
+    Where there is none, what the variable REGARD_TASKS names is imported.
+
     Raises:
-        ValueError: for a name that no class has.
+        UnknownTaskError: for a name that no class has, also where REGARD_TASKS cannot be imported.
     """
+    if name in TASKS:
+        return TASKS[name]
     defined = [task for task in _list_subclasses(Task) if vars(task).get("name", "") == name]
-    if name not in TASKS and not defined:
-        expected = f"one of {', '.join(TASKS)}, or one of your own, whose file or module REGARD_TASKS names"
-        raise ValueError(f"task: expected {expected}; got {name!r}")
-    return TASKS[name] if name in TASKS else defined[-1]
+    if defined:
+        return defined[-1]
+    failed, cause = "", None
+    try:
+        load_named_tasks()
+    except Exception as error:
+        failed, cause = f", which failed to be read ({type(error).__name__}: {error})", error
+    if name not in TASKS:
+        remedy = "import the module that defines it, or name its file in the variable REGARD_TASKS"
+        expected = f"one of {', '.join(TASKS)}, or one of your own"
+        raise UnknownTaskError(f"task: expected {expected}, got {name!r}; {remedy}{failed}") from cause
+    return TASKS[name]
 
 
 def demand_known(task: Task) -> None:
@@ -72,6 +89,11 @@ def demand_known(task: Task) -> None:
         raise ValueError(
             f"task: {kind.__qualname__} could not be opened again ({error}); {remedy}"
         ) from error
+
+
+def load_named_tasks() -> None:
+    """Import the tasks that the variable REGARD_TASKS names: `load_tasks` of it."""
+    load_tasks(os.environ.get("REGARD_TASKS", ""))
 
 
 def load_tasks(names: str) -> None:
