@@ -74,9 +74,3 @@ def replacing(path: Path) -> Iterator[Path]:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
-
-
-def find_file(directory: Path) -> Path | None:
-    """Return the file that a directory would lie at or below; None where there may be one."""
-    nearest = next((path for path in (directory, *directory.parents) if path.exists()), None)
-    return None if nearest is None or nearest.is_dir() else nearest
