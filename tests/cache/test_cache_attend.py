@@ -11,10 +11,10 @@ import pytest
 import oracle
 import test_cache
 from mesh_cases import make_mesh
-from regard import KVCache, PagedKVCache, attend, masks, scores
+from regard import KVCache, PagedKVCache, attend, masks
 from regard.engine.call.hooks import watch
 from regard.engine.call.quantized import Quantized, quantize
-from test_cache import CACHES, WINDOW, B, D, E, H, K, T, assert_full_pass, contiguous, draw, paged, table
+from test_cache import CACHES, WINDOW, B, D, E, K, T, assert_full_pass, contiguous, draw, paged, table
 
 int8 = functools.partial(contiguous, jnp.int8)
 KINDS = {**CACHES, "int8": int8}
@@ -45,25 +45,6 @@ def test_a_token_attends_to_all_stored_without_a_mask(kind):
     arrays = draw()
     _, output = decode(KINDS[kind](), arrays, (1,) * T)
     assert_full_pass(output, stored(kind, arrays), table(lambda q, k: k <= q))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["int8", "paged"])
-def test_options_are_those_of_attend(kind):
-    """Scores, sinks, scale and statistics; bias and weights have a column per slot."""
-    arrays, cache, rng = draw(5), KINDS[kind](), np.random.default_rng(0)
-    cache, _ = step(cache, *(x[:, :, :4] for x in arrays), mask=masks.causal())
-    options = {"score": (scores.softcap(2.0), scores.alibi(H)), "scale": 0.7, "mask": masks.causal()}
-    options |= {"aux": ("lse", "argmax", "weights")}
-    sinks = rng.normal(size=H).astype(np.float32)
-    bias = rng.normal(size=(H, 1, cache.slots)).astype(np.float32)
-    output, aux = step(cache, *(x[:, :, 4:] for x in arrays), sinks=sinks, bias=bias, **options)[1]
-    query, *kept = stored(kind, arrays)
-    options |= {"bias": bias[..., :5], "sinks": sinks, "query_offset": 4, "backend": "dense"}
-    wanted = attend(query[:, :, 4:], *kept, **options)
-    assert not np.asarray(aux["weights"])[..., 5:].any()
-    found = output, {**aux, "weights": aux["weights"][..., :5]}
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6), found, wanted)
 
 
 # Blocks.

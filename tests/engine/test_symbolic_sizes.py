@@ -122,33 +122,6 @@ def test_what_was_exported_is_differentiated_where_it_is_read(function):
     np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
 
 
-def test_linear_attention_of_any_length():
-    """Less than a chunk, chunks, and more; documents, gates and padding, gradients and the state."""
-    arrays = {"query": (4, D), "key": (2, D), "value": (2, 5), "decay": (2,), "rate": (2,)}
-    describe = lambda heads, *width: jax.ShapeDtypeStruct((B, heads, T, *width), np.float32)
-    shapes = {name: describe(*shape) for name, shape in arrays.items()}
-    data = [jax.ShapeDtypeStruct((B, T), dtype) for dtype in (np.int32, bool)]
-
-    def loss(arrays, segments, valid):
-        rows = [arrays[name] for name in ("query", "key", "value")]
-        gates = {"decay": -jnp.abs(arrays["decay"]), "rate": jax.nn.sigmoid(arrays["rate"])}
-        options = {"segments": segments, "valid": valid, "chunk": 4, "return_state": True}
-        output, state = linear.attend(*rows, **gates, **options)
-        return jnp.sum(output**2) + jnp.sum(jnp.sin(state.memory)), (output, state)
-
-    call = jax.jit(jax.grad(loss, has_aux=True))
-    program, rng = (
-        export.deserialize(export.export(call)(shapes, *data).serialize()),
-        np.random.default_rng(3),
-    )
-    for length in (1, 8, 19):
-        draw = lambda heads, *width, n=length: rng.standard_normal((3, heads, n, *width), np.float32) / 2
-        drawn = {name: draw(*shape) for name, shape in arrays.items()}
-        segments = np.sort(rng.integers(0, 3, (3, length), np.int32))
-        inputs = drawn, segments, rng.random((3, length)) < 0.9
-        assert_close(program.call(*inputs), call(*inputs), 2e-4)
-
-
 def test_a_mask_is_an_argument_of_a_serialized_program():
     call = jax.jit(lambda x, mask: attend(x, x, x, mask=mask))
     x, mask = jnp.ones((2, 1, 15, 3)), masks.neighbourhood((3, 5), 1) & masks.lengths(np.array([15, 7]))

@@ -1,6 +1,5 @@
 """Contributions of keys, heads and layers, and what layers would predict, against the models by hand."""
 
-import dataclasses
 import functools
 
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ from regard.inspection.explorer.payload import collect
 from regard.layers import LatentAttention, MultiHeadAttention
 from regard.models import Encoder
 from small_models import X, build
-from test_trace_files import rewrite
 
 RNG = np.random.default_rng(0)
 
@@ -174,36 +172,6 @@ def test_what_fits_no_model_is_refused():
         (lambda: ask(model, IDS, targets=[1.5] * 7), "targets: expected integers, got float", TypeError),
         (lambda: ask(encoder, IDS), r"model: expected a regard\.models\.Decoder, got Encoder", TypeError),
     )
-
-
-WRONG = [
-    (lambda found: found.update(tokens=found["targets"]), r"tokens: expected i numbers of shape"),
-    (lambda found: found.update(targets=found["contributions"]), "targets: expected i numbers"),
-    (lambda found: found.update(texts=["a"]), "tokens: expected numbers of the 1 texts"),
-    (lambda found: found.update(contributions=found["probabilities"]), r"contributions: expected f numbers"),
-    (lambda found: found.pop("tokens"), "expected Predictions with texts, tokens"),
-]
-
-
-def test_files_keep_predictions_and_damaged_ones_are_refused(predicted, tmp_path):
-    path = predicted.save(tmp_path / "one.regard")
-    mine, theirs = vars(predicted.predictions), vars(inspection.load(path).predictions)
-    for name, value in mine.items():
-        np.testing.assert_array_equal(theirs[name], value)
-        assert not hasattr(value, "dtype") or theirs[name].dtype == value.dtype
-    other, data = tmp_path / "other.regard", path.read_bytes()
-    for change, message in WRONG:
-        rewrite(other, data, lambda meta, change=change: change(meta["trace"]["predictions"]) and None)
-        with pytest.raises(ValueError, match=message):
-            inspection.load(other)
-    for value in (np.nan, 1.5):
-        shares = predicted.predictions.probabilities.copy()
-        shares[0, 0, 0] = value
-        found = dataclasses.replace(predicted.predictions, probabilities=shares)
-        path = dataclasses.replace(predicted, predictions=found).save(path)
-        if np.isnan(value):  # as of a model whose logits are no numbers
-            np.testing.assert_array_equal(inspection.load(path).predictions.probabilities, shares)
-    assert_refused((lambda: inspection.load(path), r"probabilities: expected numbers in 0\.\.1"))
 
 
 def test_pages_carry_predictions_of_texts_that_are_not_long(predicted, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from page_traces import watch, weigh
 from refusals import assert_refused
-from regard import attend, inspection, masks, readouts, scores
+from regard import attend, inspection, masks, scores
 from regard.inspection import Change, attribute_heads, intervene, sweep_heads
 
 VALUE = np.random.default_rng(0).normal(size=(3, 7, 5))
@@ -111,22 +111,3 @@ def test_keys_that_a_score_removes_make_no_pairs_and_weights_that_are_no_numbers
     weights = weigh(query[0], key[0], np.ones((11, 11), bool))[0][0]
     assert found.pairs == 9
     assert abs(found.weight - weights[np.arange(1, 10), np.arange(9)].mean()) < 1e-6
-
-
-def test_heads_are_found_by_label():
-    far = np.zeros((1, 3, 11, 11), np.float32)
-    far[0, 1] = 30 * np.eye(11, k=-1)
-    keys = np.broadcast_to(np.eye(11, dtype=np.float32), (1, 3, 11, 11))
-    trace = inspection.Trace.from_arrays(query=[far], key=[keys], mask=masks.causal(), scale=1.0)
-    (found,) = inspection.find_heads(trace, label="previous-token")
-    label = next(one for one in readouts.label(trace[0].readout())[(1,)] if one.name == "previous-token")
-    assert (found.head, found.weight, found.pairs) == (1, label.value, label.rows)
-    (found,) = inspection.find_heads(trace, label="previous-token", offset=1)
-    assert (found.head, found.pairs) == (1, 10)
-    assert abs(found.weight - 1) < 1e-5
-    assert_refused(
-        (lambda: inspection.find_heads(trace), "query: expected a query, a key, an offset or a label"),
-        (lambda: inspection.find_heads(trace, offset=1.5), r"offset: expected .*, got 1\.5", TypeError),
-        (lambda: inspection.find_heads(trace, key=[3]), "key: expected str, got int", TypeError),
-        (lambda: inspection.find_heads(trace, label="inductive"), "label: expected one of self, previous"),
-    )

@@ -9,7 +9,6 @@ from flax import nnx
 from oracle import assert_close
 from refusals import assert_refused
 from regard import attend, inspection, masks, readouts
-from regard.cache import KVCache
 from regard.inspection import Change, intervene, observe
 from small_models import build
 
@@ -94,26 +93,6 @@ def test_branches_and_changes_are_seen():
     (out, (inside,)), (outside,) = observe(inner, lambda problem, output: output.sum())(x)
     assert (float(inside), float(outside)) == pytest.approx((5.0, 5.0))
     assert out.shape == (5, 5)
-
-
-def test_stored_keys_and_values_are_observed_as_arrays():
-    x = np.random.default_rng(0).normal(size=(1, 3, 5, 4)).astype(np.float32)
-    cache = KVCache.create(1, 3, 7, 4, dtype="int8")
-
-    @jax.jit
-    def run(cache, x):
-        cache = cache.append(x, x)
-        step = lambda cache, x: cache.attend(x[..., -1:, :], mask=masks.causal())
-        (stored,) = observe(step, lambda problem, output: (problem.key, problem.value))(cache, x)[1]
-        return stored, *observe(step, ("lse", "readout"))(cache, x)[1]
-
-    (key, value), named = run(cache, x)
-    for found in (key, value):
-        np.testing.assert_allclose(found[..., :5, :], x, atol=0.02)
-    scores = np.einsum("bhtd,bhsd->bhts", x[..., -1:, :], np.asarray(key)[..., :5, :]) / 2
-    lse = np.log(np.exp(scores).sum(-1))
-    np.testing.assert_allclose(named["lse"], lse, rtol=1e-5)
-    np.testing.assert_allclose(named["readout"].max_weight, np.exp(scores.max(-1) - lse), rtol=1e-5)
 
 
 def test_what_cannot_be_observed_is_refused():

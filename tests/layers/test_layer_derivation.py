@@ -97,29 +97,6 @@ def test_values_are_made_of_their_own_memory():
     np.testing.assert_allclose(found, derivation["value"].value, atol=1e-5)
 
 
-def test_the_stages_of_queries_follow_one_another():
-    layer, _, derivation = derive("norm_rotary_metric")
-    values = {step.name: np.asarray(step.value, np.float64) for step in derivation}
-    projected = values["projected_query"]
-    root = np.sqrt((projected**2).mean(-1, keepdims=True) + 1e-6)
-    gain = np.asarray(layer.query_norm.scale[...], np.float64)
-    np.testing.assert_allclose(values["normed_query"], gain * projected / root, atol=1e-4)
-    angle = np.arange(T)[:, None] * 10_000.0 ** (-np.arange(0, D, 2) / D)
-    a, b = values["normed_query"][..., : D // 2], values["normed_query"][..., D // 2 :]
-    cosine, sine = np.cos(angle), np.sin(angle)
-    turned = np.concatenate([a * cosine - b * sine, a * sine + b * cosine], -1)
-    np.testing.assert_allclose(values["turned_query"], turned, atol=1e-4)
-    measured = np.einsum("nhie,hea->nhia", turned, values["metric"])
-    np.testing.assert_allclose(values["query"], measured, atol=1e-4)
-    for name, expression in {
-        "projected_query": "Q_0^{nhie} = sum_c X^{nic} W_Q^{hce} + b_Q^{he}",
-        "normed_query": "Q_1^{nhie} = gamma_Q^{e} Q_0^{nhie} / rms(Q_0^{nhie})",
-        "turned_query": "Q_2^{nhie} = turn(Q_1^{nhie}, p^{i})",
-        "query": "Q^{nhia} = sum_e Q_2^{nhie} g^{hea}",
-    }.items():
-        assert derivation[name].expression == expression
-
-
 def test_a_remembered_memory_is_taken_as_it_is():
     layer = build(memory_width=W, rotary=positions.Rotary(), num_key_heads=K, query_key_norm=True)
     memory = layer.remember(Y)

@@ -154,27 +154,6 @@ def test_a_sum_of_zero_gives_zero_and_no_gradient():
     assert not any(np.asarray(array).any() for array in (output, *grads))
 
 
-def test_a_function_may_widen_features_and_learn():
-    query, key, value = (draw("linear")[name] for name in ("query", "key", "value"))
-    weights, tangent = np.random.default_rng(5).normal(size=(2, D, 13)) / 3
-
-    def loss(weights):
-        feature_map = lambda x: jnp.exp(x @ weights)
-        output, state = linear.attend(query, key, value, feature_map=feature_map, return_state=True, chunk=4)
-        return jnp.sum(output**2), state
-
-    def exact(weights):
-        query_features, key_features = (np.exp(x.astype(np.float64) @ weights) for x in (query, key))
-        arrays = {"query": query_features * np.sqrt(13 / D), "key": key_features, "value": value}
-        return np.sum(oracle.recurrent(arrays)[0] ** 2)
-
-    (found, state), grad = jax.jit(jax.value_and_grad(loss, has_aux=True))(weights.astype(np.float32))
-    np.testing.assert_allclose(found, exact(weights), rtol=1e-5)
-    assert state.memory.shape == (B, K, 13, E)
-    numeric = (exact(weights + 1e-5 * tangent) - exact(weights - 1e-5 * tangent)) / 2e-5
-    np.testing.assert_allclose(np.sum(np.asarray(grad) * tangent), numeric, rtol=1e-4)
-
-
 # Going on from a state.
 
 

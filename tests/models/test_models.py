@@ -1,5 +1,3 @@
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,14 +6,12 @@ from flax import nnx
 from jax import export
 
 from layer_oracle import assert_close, build_drawn, count_parameters, draw, linear, multi_head, program_of
-from refusals import assert_refused
 from regard.models import Classifier, Decoder, Encoder, EncoderDecoder, TransformerConfig
 from regard.models.classifier import MeanPooling, build_pooling
 
 B, T, S, M, H, F, V, W, C = 2, 5, 7, 12, 3, 13, 17, 11, 4
 SIZES = {"d_model": M, "num_heads": H, "d_ff": F, "num_layers": 1}
 TOKENS = np.array([[3, 16, 0, 0, 1], [5, 5, 2, 9, 11]], np.int32)
-SOURCE = np.array([[1, 2, 3, 4, 5, 6, 7], [16, 15, 14, 13, 12, 11, 10]], np.int32)
 
 
 def configure(**options):
@@ -97,31 +93,6 @@ def test_encoder_decoder_padding_changes_neither_logits_nor_gradients():
     plain, changed = measure(model, source, target), measure(model, other_source, other_target)
     jax.tree.map(np.testing.assert_array_equal, plain, changed)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(plain))
-
-
-def test_wrong_models_and_inputs_are_told():
-    wrong, memory = np.array([[1, V, 2]], np.int32), jnp.ones((B, S, M))
-    pair, decoder = build_drawn(EncoderDecoder, configure()), build_drawn(Decoder, configure())
-    learned = build_drawn(Decoder, configure(positions="learned", max_length=T))
-    cache = dataclasses.replace(learned.start_cache(B, 8), lengths=jnp.array([4, 4]))
-    remember = lambda lengths: pair.start_cache(memory, 3, source_lengths=lengths)
-    vectors, square = configure(input_width=W), np.tri(T, dtype=bool)
-    assert_refused(
-        (lambda: build_classifier("mean")(wrong), r"vocab_size=17\), got 17 at \[0, 1\]"),
-        (lambda: decoder(wrong), r"vocab_size=17\), got 17 at \[0, 1\]"),
-        (lambda: pair(wrong[:, :1], wrong), r"vocab_size=17\), got 17 at \[0, 1\]"),
-        (lambda: decoder(np.zeros((T, T), np.int32), mask=square), r"mask: shape \(5, 5\) may mean"),
-        (lambda: pair(SOURCE, TOKENS[:1]), r"target: expected the batch of source, \(2,\); got \(1,\)"),
-        (lambda: remember([S, S + 1]), r"source_lengths: expected lengths in 0\.\.7"),
-        (lambda: learned.read(TOKENS[0], cache), r"tokens: expected shape \(2, n\), as in the cache; got \("),
-        (lambda: build_drawn(Decoder, vectors), "config: expected vocab_size"),
-        (lambda: build_drawn(EncoderDecoder, vectors), "target_vocab_size: expected a size"),
-        (lambda: build_classifier("man"), r"mean, attention, first; got 'man' \(nearest: mean\)"),
-        (lambda: build_drawn(Classifier, configure(), 0), "num_classes: expected an integer of at least 1"),
-        run=jax.eval_shape,
-    )
-    told = r"tokens: expected positions in 0\.\.5 \(max_length=5\), got 6"
-    assert_refused((lambda: learned.read(TOKENS[:, :2], cache), told))
 
 
 def test_models_drop_in_training_and_not_in_evaluation():

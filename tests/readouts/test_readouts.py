@@ -298,26 +298,6 @@ def test_a_query_that_meets_nan_counts_for_nothing(monkeypatch):
     np.testing.assert_allclose(means["entropy"], np.mean(truths["entropy"][..., :met], -1), rtol=1e-5)
 
 
-def test_traced_data_serve_and_statistics_have_no_gradient():
-    case, traces = CASES["grouped, more keys"], []
-    query, key = case.operands()
-    _, tokens = case.ids()
-
-    @jax.jit
-    def run(query, length, offset, tokens):
-        traces.append(1)
-        options = {"query_offset": offset, "tokens": tokens, "query_tokens": tokens[:29], "top_k": 2}
-        found = readouts.read(query, key, mask=masks.lengths(length) & CAUSAL, **options)
-        return found.entropy.sum(), found.keys
-
-    grad = jax.jit(jax.grad(run, has_aux=True))
-    for length, offset in ((67, 20), (50, 38)):
-        slope, keys = grad(query, length, offset, jnp.asarray(tokens))
-        assert int(keys.max()) == min(length, offset + 29)
-        assert not np.asarray(slope).any()
-    assert len(traces) == 1
-
-
 KINDS = {
     "self": lambda t, s, same, after, mark: t == s,
     "previous-token": lambda t, s, same, after, mark: t - s == 1,

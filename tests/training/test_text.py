@@ -15,11 +15,10 @@ import tokenizers
 
 from layer_oracle import build_drawn
 from refusals import assert_refused
-from regard.cli.command_words import parse_arguments
 from regard.training import checkpoints, corpora, runs, settings, tasks, token_files, vocabularies
 from regard.training.runs import RunError
 from regard.training.tasks.text import cut_windows, number_documents
-from small_runs import Killer, assert_same_run, begin, read_lines, snapshot, stop_after, train
+from small_runs import Killer, assert_same_run, begin, read_lines, snapshot, train
 
 LENGTH, MARK, KEPT = 19, 256, tasks.Text.keeps
 
@@ -356,24 +355,6 @@ def test_a_run_keeps_what_it_needs_and_goes_on_with_it_after_a_kill(corpus, tmp_
     found = jax.jit(lambda batch: task.evaluate(model, batch))(task.held_out)
     assert float(found["bits_per_byte"]) == pytest.approx(recorded["bits_per_byte"], rel=1e-5)
     assert read_lines(finished)[-1]["held_out_bits_per_byte"] == recorded["bits_per_byte"]
-
-
-@pytest.mark.slow
-def test_a_hybrid_of_latent_attention_and_experts_is_trained_as_the_command_says(corpus, tmp_path):
-    """A run that was stopped goes on, and what it learned writes on."""
-    words = """--d-model 12 --num-heads 2 --d-ff 13 --num-layers 2 --mixers kimi_delta attention
-        --delta-heads 3 --delta-head-dim 5 --latent-dim 5 --latent-rotary-dim 4 --head-dim 3 --index-count 7
-        --index-heads 3 --index-dim 4 --num-experts 4 --experts-per-token 2 --router-kind sigmoid
-        --shared-width 7 --dense-layers 0 --files x"""
-    sizes = parse_arguments(["train", "text", *words.split()]).task.model
-    task = small(corpus, model=sizes)
-    assert (task.config.mixers, task.config.dense_layers) == (("kimi_delta", "attention"), (0,))
-    assert (task.config.latent_dim, task.config.shared_width, task.config.delta_heads) == (5, 7, 3)
-    assert train(tmp_path / "run", task, stop=stop_after(4)).status == "interrupted"
-    assert train(tmp_path / "run", task).status == "finished"
-    opened, model = runs.load_run(tmp_path / "run")
-    assert opened.model == sizes
-    assert opened.write_sample(model)
 
 
 def test_sizes_that_do_not_fit_are_told_before_a_text_is_read():
