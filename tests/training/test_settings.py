@@ -88,5 +88,5 @@ def test_settings_of_another_kind_are_named():
         (lambda: read("copy", {"model": {"d_model": True}}), "copy.model.d_model must be int, got True"),
         (lambda: read("copy", {"optimization": 3}), "copy.optimization must have the settings"),
         (lambda: read("copy", {"colour": "red"}), "copy must have the settings"),
-        (lambda: read("sort", {}), r"threshold, copy, .*, text, or one of your own, .*; got 'sort'"),
+        (lambda: read("sort", {}), r"threshold, copy, .*, text, or one of your own, got 'sort'; import"),
     )
