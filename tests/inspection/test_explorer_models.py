@@ -64,7 +64,7 @@ def test_details_tell_what_layers_predict_and_heads_add(open_page, address, trac
     lens, parts = visit.until(f"(({{0: one, 1: other}}) => one && other && [one, other])({EFFECTS})")
     found = trace.predictions
     assert HOSTILE in [found.texts[n] for n in found.tokens[:, ROW].ravel()]
-    assert [line[0] for line in lens] == ["0", "linear", "1", "2"]
+    assert [line[0] for line in lens] == ["0", "1 linear", "2", "3"]
     for layer, line in enumerate(lens):
         tokens = [found.texts[n] for n in found.tokens[layer, ROW]]
         assert [line[1], line[3].strip()] == [tokens[0], " ".join(tokens[1:])]
@@ -72,12 +72,12 @@ def test_details_tell_what_layers_predict_and_heads_add(open_page, address, trac
     values = found.contributions[:, :, ROW]
     order = np.argsort(-np.abs(values), axis=None)
     wanted = [divmod(int(one), HEADS) for one in order]
-    assert [line[0] for line in parts] == [f"layer {layer} head {head}" for layer, head in wanted]
+    assert [line[0] for line in parts] == [f"layer {trace[call].layer} head {head}" for call, head in wanted]
     np.testing.assert_allclose([number(line[1]) for line in parts], values.ravel()[order], rtol=0.006)
-    layer, head = wanted[3]
-    name = f"Show layer {layer} head {head}"
+    call, head = wanted[3]
+    name = f"Show layer {trace[call].layer} head {head}"
     visit.page.locator(".effects").get_by_role("button", name=name, exact=True).click()
-    visit.until(f"(({{c, h}}) => c === {layer} && h === {head})(__regard.state())")
+    visit.until(f"(({{c, h}}) => c === {call} && h === {head})(__regard.state())")
     # A key's readers have no prediction.
     visit.page.evaluate("location.hash = '#l=1&h=2&key=30&dir=in'")
     visit.page.locator(".reader-switch").get_by_text("is read by", exact=True).click()
@@ -95,7 +95,7 @@ def check_rollout(visit, row):
 
 def test_words_show_what_reaches_the_chosen_query(open_page, address, trace):
     rollouts = [inspection.roll_out_row(trace, ROW, call=layer) for layer in range(LAYERS)]
-    visit = open_page(f"#l=2&h=1&row={ROW}", address)
+    visit = open_page(f"#l=3&h=1&row={ROW}", address)
     visit.page.get_by_text("rollout", exact=True).click()
     said = visit.until(f"{STATUS}.includes('takes in') && {STATUS}")
     assert said.startswith(f"Query {ROW} ‘{WORDS[ROW]}’ takes in through 3 layers; tint: root of the share")
