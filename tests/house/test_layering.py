@@ -13,7 +13,7 @@ FLOORS = {
     room: floor
     for floor, rooms in enumerate(
         [
-            "arguments axes wide_sums explicit_meshes manual_meshes closures loading paths records formulas",
+            "arguments axes wide_sums explicit_meshes manual_meshes loading paths records formulas",
             "masks positions theory",
             "scores",
             "engine",
@@ -33,8 +33,8 @@ FLOORS = {
 # Within a folder, a module may import those before it.
 FOLDERS = {
     "cache": "rows contiguous paged",
-    "masks": "spans offsets grid data picture alignment tile_kinds bounds mask algebra positional predicates"
-    " stored_masks keys key_lists block_tables documents intervals diffusion trees neighbourhoods expressions"
+    "masks": "spans offsets grid data picture alignment tile_kinds bounds mask algebra positional closures"
+    " predicates stored_masks keys key_lists block_tables documents intervals diffusion trees neighbourhoods expressions"
     " conventions parsing",
     "positions": "scaling tables rotation",
     "theory": "definition operands notation bilinear gibbs steps gradients hopfield hebbian heads",

@@ -16,9 +16,9 @@ import numpy as np
 
 from regard.arguments import as_array
 from regard.axes import Array, broadcast_shapes
-from regard.closures import Pinned, pin, run_pinned, trace_pinned
 from regard.explicit_meshes import explicit_mesh
 from regard.manual_meshes import run_anywhere
+from regard.masks.closures import Pinned, pin, run_pinned, trace_pinned
 from regard.masks.data import check_rows
 from regard.masks.grid import Blocks, Grid
 from regard.masks.mask import Mask, Take

@@ -13,10 +13,10 @@ import numpy as np
 from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from regard.axes import Array, ArrayLike
-from regard.closures import Pinned, pin, trace_pinned
 from regard.explicit_meshes import explicit_mesh
 from regard.formulas import Formula, Fraction, Function, Number, Symbol, Terms, product
 from regard.manual_meshes import run_anywhere, trace_anywhere
+from regard.masks.closures import Pinned, pin, trace_pinned
 from regard.masks.grid import is_concrete
 from regard.masks.predicates import call_closure
 from regard.records import record, static

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from regard.axes import Array
-from regard.closures import reads_arrays
 from regard.engine.call.checkpoint_names import OUTPUT
 from regard.engine.call.problem import Problem
 from regard.engine.call.stores import FEW_QUERIES, LengthFirst, Store, Whole
@@ -23,6 +22,7 @@ from regard.engine.softmax.score_rows import take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores, scale_early, scale_late
 from regard.engine.softmax.sinks import Sunk, sink
 from regard.manual_meshes import vary, varying_axes
+from regard.masks.closures import reads_arrays
 from regard.masks.grid import Grid
 from regard.masks.spans import Span
 from regard.scores.cells import Block
