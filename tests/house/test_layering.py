@@ -34,8 +34,8 @@ FLOORS = {
 FOLDERS = {
     "cache": "rows contiguous paged",
     "masks": "spans offsets grid data picture alignment tile_kinds bounds mask algebra positional closures"
-    " predicates stored_masks keys key_lists block_tables documents intervals diffusion trees neighbourhoods expressions"
-    " conventions parsing",
+    " predicates stored_masks keys key_lists block_tables documents intervals diffusion trees neighbourhoods"
+    " expressions conventions parsing",
     "positions": "scaling tables rotation",
     "theory": "definition operands notation bilinear gibbs steps gradients hopfield hebbian heads",
     "scores": "cells score placed pointwise distances bilinear_forms",
