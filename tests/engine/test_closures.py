@@ -58,8 +58,8 @@ def test_a_score_that_is_changed_has_its_value_and_its_gradient(size, backend):
     np.testing.assert_allclose(jax.jit(run)(x), expected, **EXACT)
 
 
-def test_functions_that_compute_the_same_share_a_program(caplog):
-    x = draw(53, 0)
+def test_functions_that_compute_the_same_share_a_program(caplog, x64):
+    x = draw(53, 0).astype(np.float64)  # which no float32 score meets
 
     def call(add):
         relu = lambda s, b, h, query, key: jax.nn.relu(s) + add[query]

@@ -30,8 +30,8 @@ class Placed(Score):
     def derivative(self, scores: Array, cells: Cells) -> Array:
         return self.score.derivative(scores, _PlacedCells(cells, self.heads, self.first_batch))
 
-    def pin(self) -> Score:
-        return Placed(self.score.pin(), self.heads, self.first_batch)
+    def pin(self, dtype: Any) -> Score:
+        return Placed(self.score.pin(dtype), self.heads, self.first_batch)
 
     def closure_convert(self, dtype: Any) -> Score:
         return Placed(self.score.closure_convert(dtype), self.heads, self.first_batch)

@@ -251,10 +251,10 @@ class Modifier(Modified):
     fn: Modify = static()
     constants: tuple[Any, ...] = ()  # what fn closes over, once it is pinned
 
-    def pin(self) -> Score:
+    def pin(self, dtype: Any) -> Score:
         if isinstance(self.fn, Pinned):
             return self
-        return Modifier(*pin(self.fn, self._modify, _arguments(jnp.float32)))
+        return Modifier(*pin(self.fn, self._modify, _arguments(dtype)))
 
     def apply(self, scores: Array, cells: Cells) -> Array:
         program = self.closure_convert(scores.dtype)  # refuses what returns no score

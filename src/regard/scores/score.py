@@ -73,8 +73,8 @@ class Score:
         """Return the queries as they meet the keys."""
         raise NotImplementedError
 
-    def pin(self) -> Score:
-        """Return the score with functions as they are now, by what they compute."""
+    def pin(self, dtype: DTypeLike) -> Score:
+        """Return the score with functions as they are now, by what they compute of scores of this dtype."""
         return self
 
     def closure_convert(self, dtype: DTypeLike) -> Score:
@@ -156,8 +156,8 @@ class Chain(Score):
     def derivative(self, scores: Array, cells: Cells) -> Array:
         return self.parts[0].derivative(scores, cells)
 
-    def pin(self) -> Score:
-        return Chain(tuple(part.pin() for part in self.parts))
+    def pin(self, dtype: DTypeLike) -> Score:
+        return Chain(tuple(part.pin(dtype) for part in self.parts))
 
     def closure_convert(self, dtype: DTypeLike) -> Score:
         return Chain(tuple(part.closure_convert(dtype) for part in self.parts))

@@ -62,7 +62,7 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
         value,
         mask=None if mask is None else mask.pin(),
         bias=bias,
-        score=None if score is None else score.pin(),
+        score=None if score is None else score.pin(accumulation_dtype(query, key, value)),
         scale=_check_scale(chosen["scale"], query, key, value),
         sinks=None if chosen["sinks"] is None else _check_sinks(chosen["sinks"], leading),
         dropout_rate=rate,
