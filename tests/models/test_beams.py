@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from regard.models import beam_search, generate
-from test_generation import PROMPTS, SOURCE, START, N, build, build_pair
+from test_generation import PROMPTS, SOURCE, START, N, build, build_pair, ends_at
 from test_sampling import softmax
 
 
@@ -48,9 +48,9 @@ def search_slowly(gains, prompt, width, length, stops, penalty):
         every = ((total, text, enumerate(gains((*prompt, *text)))) for total, text in live)
         trials = [(total + gain, (*text, token)) for total, text, own in every for token, gain in own]
         trials = sorted(trials, reverse=True)
-        aside = [(total / step**penalty, text) for total, text in trials[:width] if text[-1] in stops]
+        aside = [(total / step**penalty, text) for total, text in trials[:width] if ends_at(text, stops)]
         ended = sorted([*ended, *aside], reverse=True)[:width]
-        live = [trial for trial in trials if trial[1][-1] not in stops][:width]
+        live = [trial for trial in trials if not ends_at(trial[1], stops)][:width]
         hope = max(live[0][0] / size**penalty for size in range(min(step + 1, length), length + 1))
         if len(ended) == width and ended[-1][0] >= hope:
             break
@@ -61,7 +61,7 @@ def search_slowly(gains, prompt, width, length, stops, penalty):
 
 def test_beams_that_change_places_take_their_caches_along():
     """From every prompt of two tokens, to fewer texts than there are."""
-    vocab_size, length, stops = 3, 5, (1,)
+    vocab_size, length, stops = 3, 5, (1, (2, 0))
     model = build(vocab_size=vocab_size)
     gains = gains_of_all(model, vocab_size, 2 + length - 1)
     prompts = [*itertools.product(range(vocab_size), repeat=2)]
@@ -72,7 +72,7 @@ def test_beams_that_change_places_take_their_caches_along():
             assert found.rows()[row] == [text for _, text in expected]
             np.testing.assert_allclose(found.scores[row], [score for score, _ in expected], rtol=1e-5)
             assert found.lengths[row].tolist() == [len(text) for _, text in expected]
-            assert found.finished[row].tolist() == [text[-1] in stops for _, text in expected]
+            assert found.finished[row].tolist() == [ends_at(text, stops) for _, text in expected]
 
 
 @pytest.mark.slow

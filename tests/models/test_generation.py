@@ -112,9 +112,14 @@ def write_rows(model, sampling=GREEDY, rng=None, prompts=PROMPTS, count=N):
     return [list(part) for part in zip(*texts, strict=True)]
 
 
+def ends_at(text, stops):
+    """Say whether a text ends with one of the tokens, or of the sequences of tokens."""
+    return any([*text][-len(stop) :] == [*stop] for stop in (np.atleast_1d(stop).tolist() for stop in stops))
+
+
 def cut_at(row, stops):
-    ends = [place for place, token in enumerate(row) if token in stops]
-    return row[: ends[0] + 1] if ends else row
+    ends = [size for size in range(1, len(row)) if ends_at(row[:size], stops)]
+    return row[: ends[0]] if ends else row
 
 
 def check_written(written, rows, scores, stops, pad_token):
@@ -125,7 +130,7 @@ def check_written(written, rows, scores, stops, pad_token):
         assert np.all(tokens[length:] == pad_token)
         assert np.all(logs[length:] == 0)
         np.testing.assert_allclose(logs[:length], scores[row][:length], rtol=1e-4, atol=1e-4)
-        ended = rows[row][-1] in stops
+        ended = ends_at(rows[row], stops)
         assert bool(written.finished[row]) == ended
         assert written.reasons()[row] == ("stop token" if ended else "max_tokens")
 
@@ -136,9 +141,9 @@ def test_writing_is_a_forward_pass_per_token_up_to_a_stop_token(monkeypatch):
     monkeypatch.setattr(Decoder, "read", lambda *given, **more: traces.append(1) or read(*given, **more))
     model, rng = build(), jax.random.key(1, impl="rbg")
     rows, scores = write_rows(model, ALL, rng)
-    stops = rows[0][2], rows[1][4]
+    stops = rows[0][2], rows[1][3:5], [rows[2][1], rows[2][0]], [18, 18, rows[2][0]]
     cut = [cut_at(row, stops) for row in rows]
-    settings = {"max_tokens": N, "sampling": ALL, "rng": rng, "stop_tokens": jnp.array(stops), "capacity": 24}
+    settings = {"max_tokens": N, "sampling": ALL, "rng": rng, "stop_tokens": stops, "capacity": 24}
     written = generate(model, PROMPTS, **settings, pad_token=18)
     first = len(traces)
     assert first > 0
@@ -158,7 +163,7 @@ def test_writing_is_a_forward_pass_per_token_up_to_a_stop_token(monkeypatch):
     assert (ended.rows(), ended.reasons()) == ([[], [], []], ["not finite"] * 3)
     assert not ended.finished.any()
     cool = Sampling(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1, repetition_penalty=1.1)
-    settings |= {"rng": jax.random.key(2), "stop_tokens": (5, 7), "sampling": cool}
+    settings |= {"rng": jax.random.key(2), "stop_tokens": (5, 7, 1, [2, 3, 4]), "sampling": cool}
     generate(model, [[1, 2], [3, 4, 5], [6]], pad_token=3, **settings)
     assert len(traces) == first
 
@@ -308,6 +313,11 @@ def test_impossible_requests_are_refused():
         ({"padding": "both"}, "padding: expected one of right, left; got 'both'"),
         ({"start_token": V}, r"start_token: expected a token in 0\.\.18, got 19"),
         ({"stop_tokens": 3}, r"stop_tokens: expected a sequence of tokens, such as \(2,\); got 3", TypeError),
+        ({"stop_tokens": [2, []]}, "stop_tokens: expected at least one token in a sequence"),
+        (
+            {"sampling": Sampling([0.0, 1.0]), "rng": jax.random.key(0)},
+            r"per prompt, shape \(3,\); got \(2,\)",
+        ),
         ({"sampling": WARM}, r"rng: expected a random key, .*temperature=1\.5"),
         ({"sampling": WARM, "rng": 3}, "rng: expected a random key, .*got int", TypeError),
         ({"capacity": 12}, r"capacity: expected at least 13, a place .*got 12\. None chooses it"),

@@ -91,6 +91,27 @@ def test_the_chain_is_its_definition(settings):
     assert np.isfinite(truth).sum() > B or settings == LEAST
 
 
+def test_each_prompt_may_have_numbers_of_its_own():
+    logits, seen = draw_logits(1), np.random.default_rng(2).random((B, V)) < 0.3
+    numbers = {
+        "temperature": [0.0, 0.7, 1, 0.0, 1.9],
+        "top_k": [3, 40, 9, V, 2**40],
+        "min_p": [0.1, 0.0, 1e-3, 0, 0.5],
+    }
+    numbers |= {"top_p": [0.5, 1.0, 0.9, 0.7, 0.8], "repetition_penalty": np.array([1.5, 1.0, 0.7, 1.2, 1.1])}
+    adjusted = jax.jit(sampling.adjust)(logits, Sampling(**numbers), seen)
+    laws = jax.jit(probabilities)(np.stack([logits] * 3, 1), Sampling(**numbers), np.stack([seen] * 3, 1))
+    for row in range(B):
+        own = {name: values[row] for name, values in numbers.items()}
+        rest = {name: own[name] for name in (own if own["temperature"] else ["repetition_penalty"])}
+        settings, operands = Sampling(**rest), (jnp.asarray(logits[[row]]), jnp.asarray(seen[[row]]))
+        alone = np.asarray(sampling.adjust(operands[0], settings, operands[1]))[0]
+        cold = np.where(np.arange(V) == alone.argmax(), alone, -np.inf)
+        np.testing.assert_allclose(adjusted[row], cold if settings.greedy else alone, rtol=1e-6)
+        law = probabilities(operands[0], settings, operands[1])
+        np.testing.assert_allclose(laws[row], np.repeat(law, 3, 0), rtol=1e-5)
+
+
 def test_penalty_needs_no_temperature_and_no_seen_tokens():
     logits, seen = jnp.array([[3.0, 2.5, -1.0]]), jnp.array([[True, False, False]])
     assert sampling.choose(logits, Sampling(repetition_penalty=1.5), seen=seen).tolist() == [1]
@@ -148,15 +169,29 @@ def test_numbers_may_be_traced_where_settings_are_made():
     short = lambda: sampling.adjust(logits, Sampling(logit_bias=np.zeros((4, V), np.float32)))
     assert_refused(
         (lambda: jax.eval_shape(lambda k: Sampling(1.0, k), 1.5), "top_k: expected an integer", TypeError),
-        (lambda: Sampling(temperature=jnp.ones(3)), "temperature: expected a number, got", TypeError),
+        (
+            lambda: Sampling(temperature=jnp.ones((3, 1))),
+            "temperature: expected a number, or one p",
+            TypeError,
+        ),
+        (
+            lambda: sampling.top_k(logits, np.ones(3, int)),
+            r"number, or one per prompt, shape \(5,\); got \(3,\)",
+        ),
         (short, r"logit_bias: expected shape \(31,\) or \(5, 31\), got \(4, 31\)"),
     )
 
 
 def test_settings_out_of_range_are_refused():
     for settings, message in (
-        ({"temperature": -0.1}, r"temperature: expected a finite number of at least 1e-20, .* got -0\.1"),
-        ({"temperature": 1e-38}, "temperature: expected .*1e-20, .* or 0, .*; got 1e-38"),
+        (
+            {"temperature": -0.1},
+            r"temperature: expected a finite number of at least 1e-20, or 0, got -0\.1; log",
+        ),
+        (
+            {"temperature": [0.0, 1e-38]},
+            "temperature: expected .*1e-20, or 0, got 1e-38; .*, and 0 takes the most",
+        ),
         ({"temperature": 1.0, "top_k": 0}, "top_k: expected at least 1, got 0; leave it out to keep all"),
         ({"temperature": 1.0, "top_p": 0.0}, r"top_p: expected a number in \(0, 1\], got 0\.0"),
         ({"temperature": 1.0, "min_p": -0.1}, r"min_p: expected a number in \(0, 1\], got -0\.1"),

@@ -20,7 +20,8 @@ from regard.models.decoder import Decoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.logits import add_bias, are_sound
 from regard.models.prefill import Structure, merge_model, read_prompts, split_model
-from regard.models.prompts import Request, TextCache, canonicalize, sort_stops, vocabulary_size
+from regard.models.prompts import Request, TextCache, canonicalize, end_with, sort_stops, vocabulary_size
+from regard.models.sampling import NO_TOKEN
 from regard.records import record
 
 
@@ -76,7 +77,7 @@ def beam_search(
     num_beams: int,
     max_tokens: int,
     length_penalty: float = 1.0,
-    stop_tokens: Sequence[int] | ArrayLike = (),
+    stop_tokens: Sequence[int | Sequence[int]] | ArrayLike = (),
     logit_bias: ArrayLike | None = None,
     lengths: ArrayLike | None = None,
     start_token: int | None = None,
@@ -101,7 +102,7 @@ def beam_search(
         num_beams: W, how many beginnings go on, and how many texts are returned, at least 1.
         max_tokens: tokens per text at most, at least 1.
         length_penalty: 0 compares log-probabilities of whole texts, 1 those per token; more favours long.
-        stop_tokens: tokens that end a text, in which they are kept.
+        stop_tokens: tokens, or sequences of tokens, that end a text, in which they are kept.
         logit_bias: as in `Sampling`; scores are of the logits with it.
 
     Returns:
@@ -192,13 +193,15 @@ def _extend(
     gains = jnp.where(are_sound(logits)[..., None], gains, jnp.full_like(gains, -jnp.inf))
     gains = gains.reshape((batch, width, vocab_size))
     trials = (search.sums[..., None] + gains).reshape((batch, width * vocab_size))
-    # Every beam may end with every stop token, and width others must be left.
+    # Every beam may end with every stop token or sequence, and width others must be left.
     sums, index = jax.lax.top_k(trials, min((1 + stops.shape[0]) * width, width * vocab_size))
     parents = index // vocab_size
     tokens = index - parents * vocab_size
     texts = jnp.take_along_axis(search.live, parents[..., None], axis=1)
     texts = jax.lax.dynamic_update_slice_in_dim(texts, tokens[..., None], search.step, axis=2)
-    stopped = jnp.any(tokens[..., None] == stops[None, None], axis=-1)
+    places = search.step + jnp.arange(1 - stops.shape[1], 1, dtype=jnp.int32)
+    newest = jnp.take(texts, jnp.maximum(places, 0), axis=2)
+    stopped = end_with(jnp.where(places < 0, jnp.int32(NO_TOKEN), newest), stops)
     none = jnp.full_like(sums, -jnp.inf)
     # Only the best may end: with lesser ends, one beam would find other texts than greedy writing.
     ends = jnp.where(stopped, sums, none)[:, :width]

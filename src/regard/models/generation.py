@@ -31,7 +31,7 @@ def generate(
     *,
     max_tokens: int,
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
-    stop_tokens: Sequence[int] | ArrayLike = (),
+    stop_tokens: Sequence[int | Sequence[int]] | ArrayLike = (),
     rng: ArrayLike | None = None,
     lengths: ArrayLike | None = None,
     start_token: int | None = None,
@@ -69,7 +69,8 @@ def generate(
             for an encoder-decoder that reads real vectors `(batch, S, W)`.
         max_tokens: how many tokens to write per row at most, at least 1.
         sampling: how tokens are chosen; by default the most probable ones. Penalties count the prompt, too.
-        stop_tokens: tokens that end a row, in which they are kept. Rows that have ended do not change.
+        stop_tokens: tokens, or sequences of tokens, that end a row, in which they are kept, such as
+            `(2, [13, 13])`; only what this call writes ends one. Rows that have ended do not change.
         rng: a random key, or keys `(batch,)`, as in `sampling.row_keys`. Token t of a row depends on its key,
             its prompt and t, not on other rows. None serves temperature 0 only.
         lengths: real tokens per row of an array of prompts; None means all.
@@ -160,7 +161,7 @@ def stream(
     max_tokens: int,
     burst: int = 1,
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
-    stop_tokens: Sequence[int] | ArrayLike = (),
+    stop_tokens: Sequence[int | Sequence[int]] | ArrayLike = (),
     rng: ArrayLike | None = None,
     lengths: ArrayLike | None = None,
     start_token: int | None = None,

@@ -22,6 +22,15 @@ def add_bias(logits: Float[Array, "*B V"], bias: Any) -> Float[Array, "*B V"]:
     return logits + bias.reshape((*bias.shape[:-1], *(1,) * (logits.ndim - bias.ndim), vocab_size))
 
 
+def spread(name: str, setting: Any, logits: Float[Array, "*B V"], dtype: Any = None) -> Array:
+    """Return a number, or one for each index along the first axis, to compute with logits."""
+    numbers = jnp.asarray(setting, dtype or logits.dtype)
+    if numbers.ndim and numbers.shape != logits.shape[:1]:
+        rows = logits.shape[:1]
+        raise ValueError(f"{name}: expected a number, or one per prompt, shape {rows}; got {numbers.shape}")
+    return numbers.reshape(numbers.shape + (1,) * (numbers.ndim and logits.ndim - 1))
+
+
 def are_sound(logits: Float[Array, "*B V"]) -> Bool[Array, "*B"]:
     """Return where there is a token to choose: no logit is NaN or inf, and not all are -inf."""
     return jnp.all(logits < jnp.inf, axis=-1) & jnp.any(logits > -jnp.inf, axis=-1)
@@ -42,7 +51,7 @@ def keep_largest(logits: Array, enough: Callable[[Array], Array]) -> Array:
 
     def try_bit(index: Array, threshold: Array) -> Array:
         raised = threshold | (highest >> index.astype(word))
-        return jnp.where(enough(order >= raised[..., None]), raised, threshold)
+        return jnp.where(enough(order >= raised), raised, threshold)
 
-    threshold = jax.lax.fori_loop(0, size, try_bit, jnp.zeros(logits.shape[:-1], word))
-    return jnp.where(order >= threshold[..., None], logits, jnp.full_like(logits, -jnp.inf))
+    threshold = jax.lax.fori_loop(0, size, try_bit, jnp.zeros((*logits.shape[:-1], 1), word))
+    return jnp.where(order >= threshold, logits, jnp.full_like(logits, -jnp.inf))

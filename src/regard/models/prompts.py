@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ from regard.records import record, static
 
 # Lists of prompts are padded to a multiple of this, so that prompts of similar lengths share a program.
 STRIDE = 16
+
+ANY_TOKEN = -2  # in front of a sequence that ends a text, and no token of one
 
 
 @record
@@ -200,15 +203,28 @@ def check_token(name: str, token: Any, vocab_size: int) -> None:
 
 
 def sort_stops(stop_tokens: Any, vocab_size: int) -> ArrayLike:
-    """Check stop tokens and return them as a sorted array, or, traced, as they are."""
+    """Check stop tokens; return them `(n, L)`, sequences of fewer than L behind `ANY_TOKEN`."""
     if isinstance(stop_tokens, str) or not np.iterable(stop_tokens):
         raise TypeError(f"stop_tokens: expected a sequence of tokens, such as (2,); got {stop_tokens!r}")
     if not is_concrete(stop_tokens) and getattr(stop_tokens, "ndim", 0) == 1:
-        return jnp.asarray(integers("stop_tokens", stop_tokens, clamp=True), jnp.int32)
-    tokens = [*(np.asarray(stop_tokens) if hasattr(stop_tokens, "dtype") else stop_tokens)]
-    for token in tokens:
+        tokens = jnp.asarray(integers("stop_tokens", stop_tokens, clamp=True), jnp.int32)
+        return jnp.where(tokens < 0, jnp.int32(LARGEST), tokens)[:, None]  # which no token is
+    ends = [*(np.asarray(stop_tokens) if hasattr(stop_tokens, "dtype") else stop_tokens)]
+    ends = [[*end] if np.iterable(end) and not isinstance(end, str) else [end] for end in ends]
+    for token in itertools.chain(*ends):
         check_token("stop_tokens", token, vocab_size)
-    return np.unique(np.asarray(tokens, np.int32))
+    if not all(ends):
+        raise ValueError("stop_tokens: expected at least one token in a sequence that ends a text, got none")
+    longest = max(map(len, ends), default=1)
+    rows = [[ANY_TOKEN] * (longest - len(end)) + end for end in ends]
+    return np.unique(np.asarray(rows, np.int32).reshape(-1, longest), axis=0)
+
+
+def end_with(texts: Int[Array, "*B L"], stops: Array) -> Bool[Array, "*B"]:
+    """Return where the last tokens of texts are one of the stop tokens or sequences `(n, L)`."""
+    stops = jnp.asarray(stops).reshape((1,) * (texts.ndim - 1) + stops.shape)
+    is_same = (stops == ANY_TOKEN) | (texts[..., None, :] == stops)
+    return jnp.any(jnp.all(is_same, axis=-1), axis=-1)
 
 
 def _check_source(model: EncoderDecoder, prompts: Any, lengths: Any, padding: str) -> tuple[Any, Any]:

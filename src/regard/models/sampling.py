@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,31 @@ from regard.axes import Array, ArrayLike, Bool, Float, Int, Size
 from regard.engine.call.canonicalization import float_array
 from regard.engine.call.problem import accumulation_dtype
 from regard.masks.grid import is_concrete
-from regard.models.logits import add_bias, are_sound, keep_largest
+from regard.models.logits import add_bias, are_sound, keep_largest, spread
 from regard.records import exportable
 
 NO_TOKEN = -1
+
+_KINDS = {float: (np.floating, np.integer), int: (np.integer,)}
+_COLD = "logits are divided by it, and 0 takes the most probable token"
+_ALL = "leave it out to keep all tokens"
+_LIMITS: dict[str, tuple[type, Callable[[Any], Any], str, str]] = {
+    "temperature": (
+        float,
+        lambda degree: (degree == 0) | ((degree >= 1e-20) & (degree < math.inf)),
+        "a finite number of at least 1e-20, or 0",
+        _COLD,
+    ),
+    "top_k": (int, lambda count: count >= 1, "at least 1", _ALL),
+    "top_p": (float, lambda share: (share > 0) & (share <= 1), "a number in (0, 1]", _ALL),
+    "min_p": (float, lambda share: (share >= 0) & (share <= 1), "a number in (0, 1]", _ALL),
+    "repetition_penalty": (
+        float,
+        lambda penalty: (penalty >= 1e-20) & (penalty <= 1e20),
+        "1e-20 to 1e20",
+        "1 is none",
+    ),
+}
 
 
 @guided
@@ -34,57 +56,55 @@ class Sampling:
     allowed = min_p(top_p(top_k(score)))
     token ~ softmax(allowed)
 
-    What is None is left out. A pytree: under jit the numbers are traced, so another temperature compiles
-    nothing anew; only which settings are there, and whether the temperature is 0, belongs to the program.
-    Numbers may be traced where they are put in, too, which are not checked: a temperature is not 0 then.
+    What is None is left out. A number serves all rows; an array `(batch,)` has one for each prompt. A pytree:
+    under jit the numbers are traced, so another temperature compiles nothing anew; only which settings are
+    there, and whether the temperature is the number 0, belongs to the program. Numbers may be traced where
+    they are put in, too, which are not checked.
 
     Raises:
         TypeError: settings that are not numbers.
         ValueError: settings out of range; top_k, top_p or min_p at temperature 0, where they change nothing.
 
     Example:
+        >>> import numpy as np
         >>> from regard.models import Sampling
         >>> Sampling(temperature=0.8, top_p=0.95, logit_bias=[0.0, 0.0, -float("inf")]).top_p
         0.95
+        >>> Sampling(temperature=np.array([0.0, 0.8])).greedy  # of two prompts the first one is
+        False
     """
 
-    temperature: float | Array = 0.0
+    temperature: ArrayLike = 0.0
     """Divides logits, at least 1e-20: below 1 sharper, above 1 flatter; or 0, for the most probable token."""
-    top_k: int | Array | None = None
+    top_k: ArrayLike | None = None
     """Only the k most probable tokens, at least 1."""
-    top_p: float | Array | None = None
+    top_p: ArrayLike | None = None
     """Only the fewest most probable tokens whose probabilities sum to this, in (0, 1]."""
-    min_p: float | Array | None = None
-    """Only tokens at least this many times as probable as the most probable one, in (0, 1]; 0 is None."""
-    repetition_penalty: float | Array | None = None
+    min_p: ArrayLike | None = None
+    """Only tokens at least this many times as probable as the most probable one, in (0, 1]; 0 is all."""
+    repetition_penalty: ArrayLike | None = None
     """Positive logits of tokens seen are divided by it, from 1e-20 to 1e20, negative ones multiplied."""
     logit_bias: ArrayLike | None = None
     """Added to the logits before all else, `(V,)` or `(batch, V)`, one row per prompt; -inf bars a token."""
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-            self._set_number(name, float, np.number, "a number")
-        self._set_number("top_k", int, np.integer, "an integer")
-        numbers = {name: number for name, number in vars(self).items() if isinstance(number, int | float)}
-        temperature = 0.0 if self.temperature is None else numbers.get("temperature", 1.0)
-        if self.temperature is None or not (temperature == 0 or 1e-20 <= temperature < math.inf):
-            raise ValueError(
-                "temperature: expected a finite number of at least 1e-20, by which logits are divided, or 0,"
-                f" which takes the most probable token; got {self.temperature}"
-            )
-        if (count := numbers.get("top_k", 1)) < 1:
-            raise ValueError(f"top_k: expected at least 1, got {count}; leave it out to keep all tokens")
-        if "top_k" in numbers:
-            object.__setattr__(self, "top_k", min(count, LARGEST))  # more than any vocabulary
-        if numbers.get("min_p") == 0:
+        for name, (kind, accepts, expected, hint) in _LIMITS.items():
+            if getattr(self, name) is None and name != "temperature":
+                continue
+            value: Any = getattr(self, name)
+            value = value if hasattr(value, "dtype") else np.asarray(value)
+            if value.ndim > 1 or not any(jnp.issubdtype(value.dtype, accepted) for accepted in _KINDS[kind]):
+                number = "a number" if kind is float else "an integer"
+                raise TypeError(f"{name}: expected {number}, or one per prompt, got {getattr(self, name)!r}")
+            if not is_concrete(value):
+                continue
+            value = np.asarray(value)
+            if wrong := value[~accepts(value)].tolist():
+                raise ValueError(f"{name}: expected {expected}, got {wrong[0]}; {hint}")
+            value = np.minimum(value, LARGEST) if kind is int else value  # more than any vocabulary
+            object.__setattr__(self, name, value if value.ndim else kind(value))
+        if isinstance(self.min_p, float) and self.min_p == 0:
             object.__setattr__(self, "min_p", None)
-            del numbers["min_p"]
-        for name in ("top_p", "min_p"):
-            if not 0 < numbers.get(name, 1) <= 1:
-                got = f"got {numbers[name]}; leave it out to keep all"
-                raise ValueError(f"{name}: expected a number in (0, 1], {got}")
-        if not 1e-20 <= (penalty := numbers.get("repetition_penalty", 1)) <= 1e20:
-            raise ValueError(f"repetition_penalty: expected 1e-20 to 1e20, got {penalty}; 1 is none")
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", float_array("logit_bias", self.logit_bias, 1))
         idle = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name) is not None]
@@ -93,16 +113,6 @@ class Sampling:
                 f"{', '.join(idle)}: expected a temperature above 0 with it, got temperature 0, which takes"
                 " the most probable token whatever else; give one of 1.0, or leave it out"
             )
-
-    def _set_number(self, name: str, kind: type, accepted: type[np.number], what: str) -> None:
-        value = getattr(self, name)
-        if value is None:
-            return
-        dtype = np.dtype(getattr(value, "dtype", type(value)))
-        if np.shape(value) != () or not jnp.issubdtype(dtype, accepted) or dtype.kind == "c":
-            raise TypeError(f"{name}: expected {what}, got {value!r}")
-        if is_concrete(value):
-            object.__setattr__(self, name, kind(value))
 
     @property
     def greedy(self) -> bool:
@@ -126,7 +136,7 @@ class Sampling:
 
 
 def repetition_penalty(
-    logits: Float[Array, "*B V"], seen: Bool[Array, "*B V"], penalty: float | Array
+    logits: Float[Array, "*B V"], seen: Bool[Array, "*B V"], penalty: ArrayLike
 ) -> Float[Array, "*B V"]:
     """Make tokens seen before less probable.
 
@@ -135,7 +145,8 @@ def repetition_penalty(
     Args:
         logits: of the next token.
         seen: True for tokens of the prompt and of what was written.
-        penalty: above 0; above 1 avoids what was seen, below 1 seeks it.
+        penalty: above 0; above 1 avoids what was seen, below 1 seeks it. As all settings here, a number, or
+            one for each index along the first axis.
 
     Returns:
         Logits in the same dtype.
@@ -149,18 +160,18 @@ def repetition_penalty(
 
     Reference: Keskar et al., "CTRL", 2019, section 4.1, which divides negative logits, too.
     """
-    penalty = jnp.asarray(penalty, logits.dtype)
+    penalty = spread("penalty", penalty, logits)
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def temperature(logits: Float[Array, "*B V"], degree: float | Array) -> Float[Array, "*B V"]:
+def temperature(logits: Float[Array, "*B V"], degree: ArrayLike) -> Float[Array, "*B V"]:
     """Sharpen or flatten a distribution.
 
     logit' = logit / degree
 
     Args:
         logits: of the next token.
-        degree: above 0.
+        degree: above 0; 0 leaves the most probable token alone, the first of equals.
 
     Returns:
         Logits in the same dtype.
@@ -173,10 +184,15 @@ def temperature(logits: Float[Array, "*B V"], degree: float | Array) -> Float[Ar
 
     Reference: Ackley et al., "A Learning Algorithm for Boltzmann Machines", 1985.
     """
-    return logits / jnp.asarray(degree, logits.dtype)
+    degree, none = spread("degree", degree, logits), jnp.full_like(logits, -jnp.inf)
+    tokens = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    is_cold, best = degree == 0, jnp.argmax(logits, axis=-1, keepdims=True).astype(jnp.int32)
+    return jnp.where(
+        is_cold & (tokens != best), none, logits / jnp.where(is_cold, jnp.ones_like(degree), degree)
+    )
 
 
-def top_k(logits: Float[Array, "*B V"], count: int | Array) -> Float[Array, "*B V"]:
+def top_k(logits: Float[Array, "*B V"], count: ArrayLike) -> Float[Array, "*B V"]:
     """Leave the `count` most probable tokens, and those as probable as the last of them.
 
     Args:
@@ -194,13 +210,12 @@ def top_k(logits: Float[Array, "*B V"], count: int | Array) -> Float[Array, "*B 
 
     Reference: Fan et al., "Hierarchical Neural Story Generation", 2018.
     """
-    vocab_size = logits.shape[-1]
-    least = min(count, vocab_size) if isinstance(count, int) else jnp.asarray(count, jnp.int32)
-    least = jnp.minimum(least, vocab_size)
-    return keep_largest(logits, lambda mask: jnp.sum(mask, axis=-1, dtype=jnp.int32) >= least)
+    count = min(count, LARGEST) if isinstance(count, int) else count
+    least = jnp.minimum(spread("count", count, logits, jnp.int32), logits.shape[-1])
+    return keep_largest(logits, lambda mask: jnp.sum(mask, axis=-1, keepdims=True, dtype=jnp.int32) >= least)
 
 
-def top_p(logits: Float[Array, "*B V"], share: float | Array) -> Float[Array, "*B V"]:
+def top_p(logits: Float[Array, "*B V"], share: ArrayLike) -> Float[Array, "*B V"]:
     """Leave the nucleus: the fewest most probable tokens whose probabilities sum to `share`.
 
     At least one token stays, and those as probable as the last one that stays do, too.
@@ -223,12 +238,16 @@ def top_p(logits: Float[Array, "*B V"], share: float | Array) -> Float[Array, "*
     """
     probability = jax.nn.softmax(logits.astype(accumulation_dtype(logits)), axis=-1)
     # A share that rounds to 0 would be reached without a token.
-    least = jnp.maximum(jnp.asarray(share, probability.dtype), jnp.finfo(probability.dtype).tiny)
+    least = jnp.maximum(spread("share", share, probability), jnp.finfo(probability.dtype).tiny)
     zero = jnp.zeros_like(probability)
-    return keep_largest(logits, lambda mask: jnp.sum(jnp.where(mask, probability, zero), axis=-1) >= least)
+
+    def is_nucleus(mask: Array) -> Array:
+        return jnp.sum(jnp.where(mask, probability, zero), axis=-1, keepdims=True) >= least
+
+    return keep_largest(logits, is_nucleus)
 
 
-def min_p(logits: Float[Array, "*B V"], share: float | Array) -> Float[Array, "*B V"]:
+def min_p(logits: Float[Array, "*B V"], share: ArrayLike) -> Float[Array, "*B V"]:
     """Leave the tokens at least `share` times as probable as the most probable one.
 
     logit' = logit where logit >= max_v logit_v + log(share), -inf elsewhere
@@ -248,7 +267,7 @@ def min_p(logits: Float[Array, "*B V"], share: float | Array) -> Float[Array, "*
 
     Reference: Nguyen et al., "Turning Up the Heat: Min-p Sampling", 2024, section 3.
     """
-    least = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(jnp.asarray(share, logits.dtype))
+    least = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(spread("share", share, logits))
     return jnp.where(logits >= least, logits, jnp.full_like(logits, -jnp.inf))
 
 

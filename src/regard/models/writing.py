@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.axes import Array, Bool, Float, Int
-from regard.models.prompts import TextCache
+from regard.models.prompts import TextCache, end_with
 from regard.models.sampling import NO_TOKEN, Sampling, choose
 from regard.records import record, static
 
@@ -32,11 +32,11 @@ class Generated:
     tokens: Int[Array, "batch N"]
     """Tokens written, without the prompt, a stop token included. Behind the end `pad_token`."""
     lengths: Int[Array, " batch"]
-    """Tokens written per row, the stop token among them."""
+    """Tokens written per row, stop tokens among them."""
     log_probabilities: Float[Array, "batch N"]
     """Log-probabilities by the model alone, in nats: before penalty, temperature, cuts. 0 behind the end."""
     finished: Bool[Array, " batch"]
-    """True where a stop token ended the row."""
+    """True where a stop token, or a sequence of some, ended the row."""
     healthy: Bool[Array, " batch"]
     """False where a logit was NaN or inf, or all were -inf: the row ends there, with a token -1 beyond it."""
     cache: TextCache | None = None
@@ -65,7 +65,7 @@ class Rules:
 
     sampling: Sampling
     keys: Any  # one random key per row; None where nothing is drawn
-    stop_tokens: Any  # (n,) int32
+    stop_tokens: Any  # (n, L) int32, of `sort_stops`
     pad_token: Any  # int32
     keep: bool = static()  # rows that have ended read nothing, as the cache is wanted
 
@@ -95,7 +95,7 @@ def write_next(writing: Writing, logits: Array, rules: Rules) -> Writing:
 def write(writing: Writing, tokens: Array, logits: Array, counts: Array, rules: Rules) -> Writing:
     """Write the first `counts` of tokens `(batch, n)`, or up to where they end the row."""
     written, index = writing.written, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    stops = jnp.any(tokens[..., None] == rules.stop_tokens[None, None], axis=-1)
+    stops = end_with(_read_back(writing, tokens, rules.stop_tokens.shape[1]), rules.stop_tokens)
     final = (stops | (tokens == NO_TOKEN)).astype(jnp.int32)
     counted = (index < counts[:, None]) & (jnp.cumsum(final, axis=1) == final)
     real = counted & (tokens != NO_TOKEN)
@@ -123,6 +123,14 @@ def write(writing: Writing, tokens: Array, logits: Array, counts: Array, rules: 
         alive=writing.alive & ~jnp.any(counted & (final > 0), axis=1),
         seen=None if writing.seen is None else mark_tokens(writing.seen, chosen, real),
     )
+
+
+def _read_back(writing: Writing, tokens: Array, count: int) -> Int[Array, "batch n L"]:
+    """Return the last `count` tokens written up to each of those that come next; -1 before the first."""
+    places = writing.written.lengths[:, None] + jnp.arange(1 - count, 0, dtype=jnp.int32)[None]
+    before = jnp.take_along_axis(writing.written.tokens, jnp.maximum(places, 0), axis=1)
+    text = jnp.concatenate((jnp.where(places < 0, jnp.int32(NO_TOKEN), before), tokens), axis=1)
+    return text[:, np.arange(tokens.shape[1])[:, None] + np.arange(count)]
 
 
 def write_on(advance: Callable[[State], State], state: State, least: Array) -> State:
