@@ -11,7 +11,7 @@ import pytest
 import oracle
 from mesh_cases import draw as numbers
 from mesh_cases import evaluate
-from regard import attend, explain, masks
+from regard import attend, explain, masks, scores
 from regard.engine.backends import dense, tiled
 from regard.engine.call.canonicalization import canonicalize
 from regard.engine.flash.blocking import Blocking
@@ -121,8 +121,11 @@ def test_by_itself_it_is_that_of_row_0_and_head_0():
 def test_a_mask_that_reads_no_query_needs_no_offset():
     arrays = draw(B, H)
     keep = np.broadcast_to(np.arange(S) % 3 == np.arange(B)[:, None, None, None], (B, 1, T, S))
-    got = jax.jit(functools.partial(attend, mask=masks.predicate(of_batch), backend="tiled"))(*arrays)
-    np.testing.assert_allclose(got, oracle.batched(*arrays, keep=keep).output, atol=1e-6)
+    of_four = masks.predicate(lambda b, h, q_idx, kv_idx: of_batch(b, kv_idx) & jnp.ones_like(q_idx, bool))
+    remove = lambda score, b, h, q_idx, kv_idx: jnp.where(of_batch(b, kv_idx), score, -jnp.inf)
+    calls = {"mask": masks.predicate(of_batch)}, {"mask": of_four}, {"score": scores.modifier(remove)}
+    for got in jax.jit(lambda *arrays: [attend(*arrays, **call, backend="tiled") for call in calls])(*arrays):
+        np.testing.assert_allclose(got, oracle.batched(*arrays, keep=keep).output, atol=1e-6)
 
 
 def band(query, key):

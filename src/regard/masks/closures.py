@@ -63,6 +63,16 @@ def pin(
     return Pinned(fn, (_source(fn), _describe_equations(program.jaxpr))), tuple(program.consts)
 
 
+def reads_argument(call: Callable[..., Any], index: int, arguments: Sequence[Any]) -> bool:
+    """Return whether a function computes with this one of its arguments; True where it cannot be called."""
+    try:
+        program = trace_anywhere(call, *arguments).jaxpr
+    except Exception:  # which the call itself will raise, and explain
+        return True
+    atoms = [*program.outvars, *(atom for equation in program.eqns for atom in equation.invars)]
+    return any(atom is program.invars[index] for atom in atoms)
+
+
 def reads_arrays(tree: Any) -> bool:
     """Return True where a pinned function of a mask or score has arrays from around it."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: hasattr(node, "constants"))

@@ -18,7 +18,7 @@ from regard.arguments import as_array
 from regard.axes import Array, broadcast_shapes
 from regard.explicit_meshes import explicit_mesh
 from regard.manual_meshes import run_anywhere
-from regard.masks.closures import Pinned, pin, run_pinned, trace_pinned
+from regard.masks.closures import Pinned, pin, reads_argument, run_pinned, trace_pinned
 from regard.masks.data import check_rows
 from regard.masks.grid import Blocks, Grid
 from regard.masks.mask import Mask, Take
@@ -61,8 +61,9 @@ def predicate(
             O(tiles).
 
     Returns:
-        A mask on positions. Batch rows and heads are those of a call; by itself, as in `dense` and `picture`,
-        the mask is that of row 0 and head 0, and `mask.number_leading((batch, heads))` that of all.
+        A mask on positions; if fn does not compute with `query`, calls of T != S need no offset. Batch rows
+        and heads are those of a call; by itself, as in `dense` and `picture`, the mask is that of row 0 and
+        head 0, and `mask.number_leading((batch, heads))` that of all.
 
     Raises:
         TypeError: something that cannot be called, parameters that can be read in no such way, or (when
@@ -138,7 +139,8 @@ class Predicate(Mask):
 
     @property
     def reads_positions(self) -> bool:
-        return "query" in self._reads
+        example = (np.int32(0), np.int32(0), *_EXAMPLES[0])
+        return "query" in self._reads and reads_argument(self._call, _ALL.index("query"), example)
 
     @property
     def leading_axes(self) -> int:

@@ -16,7 +16,7 @@ from regard.axes import Array, ArrayLike
 from regard.explicit_meshes import explicit_mesh
 from regard.formulas import Formula, Fraction, Function, Number, Symbol, Terms, product
 from regard.manual_meshes import run_anywhere, trace_anywhere
-from regard.masks.closures import Pinned, pin, trace_pinned
+from regard.masks.closures import Pinned, pin, reads_argument, trace_pinned
 from regard.masks.grid import is_concrete
 from regard.masks.predicates import call_closure
 from regard.records import record, static
@@ -250,6 +250,10 @@ class Modifier(Modified):
 
     fn: Modify = static()
     constants: tuple[Any, ...] = ()  # what fn closes over, once it is pinned
+
+    @property
+    def reads_positions(self) -> bool:
+        return reads_argument(self._modify, 3, _arguments(np.float32))
 
     def pin(self, dtype: Any) -> Score:
         if isinstance(self.fn, Pinned):

@@ -41,7 +41,8 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
     key_offset = None if isinstance(key_offset, int) and key_offset == 0 else key_offset
     query_offset = settle_positions("query", query_offset, chosen["query_positions"], num_queries, leading)
     key_offset = settle_positions("key", key_offset, chosen["key_positions"], num_keys, leading)
-    reads_positions = any(part is not None and part.reads_positions for part in (mask, score))
+    is_unlike = num_queries != num_keys or key_offset is not None
+    reads_positions = is_unlike and any(part is not None and part.reads_positions for part in (mask, score))
     try:
         query_offset = place_queries(num_queries, num_keys, query_offset, reads_positions, key_offset)
     except ValueError as error:
