@@ -58,11 +58,22 @@ def test_a_score_that_is_changed_has_its_value_and_its_gradient(size, backend):
     np.testing.assert_allclose(jax.jit(run)(x), expected, **EXACT)
 
 
+@BACKENDS
+def test_a_score_has_the_derivative_of_its_own_rule(size, backend):
+    x = draw(size, 0)
+    total = lambda query, **options: jnp.sin(attend(query, x, x, backend=backend, **options)).sum()
+    for factor in (2.0, -1.0):
+        same = jax.custom_vjp(lambda s: s)
+        same.defvjp(lambda s: (s, None), lambda _, cotangent, factor=factor: (factor * cotangent,))
+        score = scores.modifier(lambda s, b, h, query, key, same=same: jax.lax.cond(key > 2, same, same, s))
+        np.testing.assert_allclose(jax.grad(total)(x, score=score), factor * jax.grad(total)(x), **EXACT)
+
+
 def test_functions_that_compute_the_same_share_a_program(caplog, x64):
     x = draw(53, 0).astype(np.float64)  # which no float32 score meets
 
     def call(add):
-        relu = lambda s, b, h, query, key: jax.nn.relu(s) + add[query]
+        relu = lambda s, b, h, query, key: jax.nn.relu(s) + jnp.where(key >= 0, add[query], np.nan)
         causal = masks.predicate(lambda query, key: query >= key)
         return attend(x, x, x, score=scores.modifier(relu), mask=causal)
 

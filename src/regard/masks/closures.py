@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -54,13 +55,15 @@ def pin(
         return unlike
     try:
         programs = [trace_anywhere(call, *arguments) for arguments in examples]
+        program = programs[0]
+        derivative = _describe_derivative(program) if _has_rules(program.jaxpr) else None
     except Exception:  # which the call itself will raise, and explain
         return unlike
-    program = programs[0]
     is_alike = all(_are_same(program.consts, other.consts) for other in programs[1:])
     if not is_alike or explicit_mesh(program.consts) is not None:
         return unlike
-    return Pinned(fn, (_source(fn), _describe_equations(program.jaxpr))), tuple(program.consts)
+    key = _source(fn), _describe_equations(program.jaxpr), derivative
+    return Pinned(fn, key), tuple(program.consts)
 
 
 def reads_argument(call: Callable[..., Any], index: int, arguments: Sequence[Any]) -> bool:
@@ -134,15 +137,45 @@ def _describe(part: Any, names: dict[Any, int] | None = None) -> Hashable:
         return tuple(map(_describe, part))
     if isinstance(part, Tracer):
         return object()
-    if isinstance(part, np.ndarray | jax.Array):
-        if jnp.issubdtype(part.dtype, jax.dtypes.prng_key):
-            part = jax.random.key_data(part)
-        return part.shape, str(part.dtype), np.asarray(part).tobytes()
+    if isinstance(part, np.ndarray | jax.Array | np.generic | float):  # of numbers -0 is 0, and no NaN itself
+        is_key = jnp.issubdtype(getattr(part, "dtype", np.float64), jax.dtypes.prng_key)
+        part = np.asarray(jax.random.key_data(part) if is_key else part)
+        return part.shape, str(part.dtype), part.tobytes()
     try:
         hash(part)
     except TypeError:
         return object()
     return part
+
+
+def _has_rules(part: Any) -> bool:
+    """Return whether functions with derivatives of their own are in a part of a program."""
+    if isinstance(part, list | tuple):
+        return any(map(_has_rules, part))
+    equations = getattr(getattr(part, "jaxpr", part), "eqns", ())
+    return any(each.primitive.name in _RULED or _has_rules([*each.params.values()]) for each in equations)
+
+
+def _describe_derivative(program: ClosedJaxpr) -> Hashable:
+    """Describe a program of numbers with its derivative, as equations do not show what rules make of it."""
+    if not all(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in program.out_avals):
+        return None
+    count = len(program.consts)
+    avals = [var.aval for var in (*program.jaxpr.constvars, *program.jaxpr.invars)]
+    is_real = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
+
+    def compute(*operands: Any) -> list[Any]:
+        return run_anywhere(program.jaxpr, operands[:count], *operands[count:])
+
+    def differentiate(operands: list[Any], cotangents: list[Any]) -> Any:
+        outputs, transpose = jax.vjp(compute, *operands)
+        return outputs, [*itertools.compress(transpose(cotangents), is_real)]
+
+    shapes = [
+        [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in side] for side in (avals, program.out_avals)
+    ]
+    both = trace_anywhere(differentiate, *shapes)
+    return _describe_equations(both.jaxpr), _describe(both.consts)
 
 
 def _describe_equations(program: Jaxpr) -> Hashable:
