@@ -16,6 +16,7 @@ from regard.engine.flash import tile_choice
 from regard.engine.flash.blocking import Blocking
 from regard.engine.flash.measurements import Tuning
 from regard.engine.flash.piece_costs import HALF_LINES, ONE_LINE, Lines
+from regard.engine.flash.sparsity import classify_tiles, list_both_ways, list_known
 from regard.engine.flash.tile_choice import choose_tiles
 from test_tiled import draw
 
@@ -42,6 +43,27 @@ def choice_of(query, key, mask, **options):
 def shapes(queries, keys, key_heads=2):
     key = jax.ShapeDtypeStruct((2, key_heads, keys, 8), jnp.float32)
     return jax.ShapeDtypeStruct((2, 4, queries, 8), jnp.float32), key
+
+
+def test_lists_made_beforehand_are_those_that_a_program_makes():
+    rng, cells = np.random.default_rng(6), np.ones((64, 64), bool)
+    blocks = Blocking(128, 64, pieces=4, blocks=3), Blocking(64, 192, blocks=2, pieces=3, in_order=True)
+    blocks = *blocks, Blocking(128, 384), Blocking(1024, 1024)
+    for size in ((300, 700), (513, 385)):
+        least = np.kron(rng.integers(0, 3, (2, 9, 11)), cells)[:, None, : size[0], : size[1]]
+        mask = masks.from_array(rng.integers(1, 3, least.shape) <= least)  # EMPTY, PARTIAL and FULL
+        sizes = canonicalize(*shapes(*size), shapes(*size)[1], mask=mask).sizes
+        pairs = [(one.fit(*size, 1), other.turn().fit(*size, 1)) for one in blocks for other in blocks]
+        call = mask, sizes, (0, None)
+        program = jax.jit(lambda: [list_both_ways(*call, *pair) for pair in pairs])  # noqa: B023
+        kinds = np.asarray(jax.jit(lambda: classify_tiles(*call, 64, 64))())  # noqa: B023
+        for pair, expected in zip(pairs, program(), strict=True):
+            jax.tree.map(np.testing.assert_array_equal, list_known(kinds, 64, sizes, *pair), expected)
+        assert list_known(kinds, 64, sizes, Blocking(96, 64), blocks[0]) is None
+    choose = lambda offset: choice_of(*shapes(2048, 2048), BAND, query_offset=offset).lists is None
+    found = []
+    jax.eval_shape(lambda offset: found.append(choose(offset)), jnp.int32(0))
+    assert (choose(0), found) == (False, [True])
 
 
 @pytest.mark.parametrize("length", [2560, 2550])

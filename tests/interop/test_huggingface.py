@@ -260,6 +260,10 @@ REFUSED = (
     ("qwen3_moe", {"num_experts": 8}, "num_local_experts: expected 8, as num_experts says, or no"),
     ("deepseek_v3", {"topk_method": "greedy"}, "topk_method: expected 'noaux_tc' for deepseek_v3"),
     ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope: expected True for kimi_linear, got False"),
+    *(
+        (name, {"hidden_act": "gelu"}, f"hidden_act: expected 'silu' for {name}, got 'gelu'")
+        for name in ("qwen3_5_text", "qwen3_next", "kimi_linear")
+    ),
     ("kimi_linear", {"linear_attn_config": {"head_dim": 4}}, "linear_head_dim: expected 4, as linear_attn_c"),
     ("modernbert", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling: expected None for mo"),
     *((name, {"attention_sink_size": 4}, "got attention_sink_size = 4, which may change") for name in NAMES),

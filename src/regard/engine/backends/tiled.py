@@ -17,6 +17,7 @@ from regard.engine.flash import primitives
 from regard.engine.flash.blocking import Blocking, TileConfig
 from regard.engine.flash.measurements import is_one_kernel
 from regard.engine.flash.operands import Context, Operands
+from regard.engine.flash.sparsity import TileLists
 from regard.engine.flash.tile_calls import TileSpec
 from regard.engine.flash.tile_choice import choose_tiles
 from regard.engine.flash.whole_tiles import cut, fill_tiles
@@ -45,11 +46,13 @@ def run(
         return dense.run(problem)
     if problem.is_symbolic:
         return symbolic.run(problem)
+    lists = None
     if forward is None or backward is None:
         choice = choose_tiles(problem)
+        lists = choice.lists if forward is None and backward is None else None
         forward, backward = forward or choice.forward, backward or choice.backward
     if not problem.batch_invariant:
-        return _run(problem, forward, backward, spec)
+        return _run(problem, forward, backward, spec, lists)
     output, aux = _run(fill_tiles(problem), forward, backward, spec)
     return cut(output, problem, "output"), {name: cut(array, problem, name) for name, array in aux.items()}
 
@@ -72,9 +75,13 @@ def _define_jvp(primals: Any, tangents: Any) -> Any:
 
 @partial(jax.jit, static_argnames=("forward", "backward", "spec"))
 def _run(
-    problem: Problem, forward: Blocking, backward: Blocking, spec: type[TileSpec]
+    problem: Problem,
+    forward: Blocking,
+    backward: Blocking,
+    spec: type[TileSpec],
+    lists: tuple[TileLists, TileLists] | None = None,
 ) -> tuple[Array, dict[str, Array]]:
-    inputs, context, config = spec.prepare(problem, forward, backward)
+    inputs, context, config = spec.prepare(problem, forward, backward, lists)
     results = primitives.run(inputs, context, partial(spec, config=config))
 
     peak = jax.lax.stop_gradient(results.peak)

@@ -12,7 +12,7 @@ from regard.engine.call.problem import Problem
 from regard.engine.flash.blocking import Blocking, TileConfig
 from regard.engine.flash.measurements import load_tuning
 from regard.engine.flash.operands import Context, Operands
-from regard.engine.flash.sparsity import list_both_ways
+from regard.engine.flash.sparsity import TileLists, list_both_ways
 from regard.engine.flash.tiles import TileView
 from regard.engine.softmax import dropout
 from regard.engine.softmax.scoring import Scoring
@@ -22,14 +22,17 @@ from regard.masks.spans import Span
 
 
 def prepare(
-    problem: Problem, forward: Blocking | None = None, backward: Blocking | None = None
+    problem: Problem,
+    forward: Blocking | None = None,
+    backward: Blocking | None = None,
+    lists: tuple[TileLists, TileLists] | None = None,
 ) -> tuple[Operands, Context, TileConfig]:
-    """Return what a loop over the tiles of a call needs; no axis may have length 0."""
+    """Return what a loop over the tiles of a call needs, which may be listed; no axis may have length 0."""
     config = _configure(problem, forward, backward)
     arrays = (problem.query, problem.key, problem.value, jnp.asarray(problem.scale))
     query, key, value, scale = map(problem.with_heads, arrays)
     bias = None if problem.bias is None else problem.with_heads(problem.bias)
-    inputs, context = Operands(query, key, value, scale, bias), _context(problem, config)
+    inputs, context = Operands(query, key, value, scale, bias), _context(problem, config, lists)
     if problem.score is not None:
         scoring, parameters = Scoring.split(problem.score, config.dtype)
         inputs = inputs._replace(parameters=parameters)
@@ -89,7 +92,7 @@ def _heads_alike(problem: Problem) -> bool:
     return not problem.leading or cell.shape[-3] == 1
 
 
-def _context(problem: Problem, config: TileConfig) -> Context:
+def _context(problem: Problem, config: TileConfig, lists: tuple[TileLists, TileLists] | None) -> Context:
     # A function that closes over arrays hands them over as leaves, once per shape of tile.
     mask, offsets = problem.mask, (problem.query_offset, problem.key_offset)
 
@@ -109,7 +112,7 @@ def _context(problem: Problem, config: TileConfig) -> Context:
         words = dropout.pair_words(dropout.head_seeds(problem.rng, problem.leading), grid)
         pairs = [(problem.with_heads(first), problem.with_heads(second)) for first, second in words]
         query_words, key_words = pairs
-    by_query, by_key = list_both_ways(
+    by_query, by_key = jax.tree.map(jnp.asarray, lists) or list_both_ways(
         mask,
         problem.sizes,
         offsets,

@@ -105,14 +105,66 @@ def list_tiles(
     for _ in leading:
         put = jax.vmap(put)
     starts = put(slot.reshape((*leading, *codes.shape[-2:]))).reshape(codes.shape)
+    return _fill_up(jnp, TileLists(starts, full, nonempty), length, blocking)
+
+
+def _fill_up(numpy: Any, lists: TileLists, length: int, blocking: Blocking | None) -> TileLists:
+    """Fill up lists and blocks to whole pieces, and order blocks by their work, by NumPy or jax.numpy."""
     if blocking is None or not blocking.pieces:
-        return TileLists(starts, full, nonempty)
-    more = (0, -starts.shape[-2] % blocking.blocks)
-    rest = [(0, 0)] * (starts.ndim - 2)
-    starts = jnp.pad(starts, [*rest, more, (0, -count % blocking.pieces)], constant_values=length)
-    full, nonempty = jnp.pad(full, [*rest, more]), jnp.pad(nonempty, [*rest, more])
-    order = None if blocking.in_order else jnp.argsort(-nonempty, -1).astype(jnp.int32)
-    return TileLists(starts, full, nonempty, order)
+        return lists
+    more = (0, -lists.starts.shape[-2] % blocking.blocks)
+    rest = [(0, 0)] * (lists.starts.ndim - 2)
+    ends = [*rest, more, (0, -lists.starts.shape[-1] % blocking.pieces)]
+    starts = numpy.pad(lists.starts, ends, constant_values=length)
+    full, kept = numpy.pad(lists.full, [*rest, more]), numpy.pad(lists.kept, [*rest, more])
+    order = None if blocking.in_order else numpy.argsort(-kept, -1, stable=True).astype(np.int32)
+    return TileLists(starts, full, kept, order)
+
+
+def list_known(
+    kinds: np.ndarray, side: int, sizes: Sizes, forward: Blocking, backward: Blocking
+) -> tuple[TileLists, TileLists] | None:
+    """List the tiles both ways, as `list_both_ways` does, by known kinds of tiles of this side.
+
+    Programs that are given lists need not make them. None, tiles are not whole ones of this side.
+    """
+    forward, backward = forward.fit(sizes.T, sizes.S, 1), backward.fit(sizes.T, sizes.S, 1)
+    lengths = [(each.queries, sizes.T) for each in (forward, backward)]
+    lengths += [(each.keys, sizes.S) for each in (forward, backward)]
+    if any(tile % side and tile < length for tile, length in lengths):
+        return None
+    by_query = _join_kinds(kinds, side, sizes, forward)
+    by_key = np.swapaxes(_join_kinds(kinds, side, sizes, backward), -1, -2)
+    if sizes.S % backward.keys:
+        by_key[..., -1, :] = np.minimum(by_key[..., -1, :], TileKind.PARTIAL)
+    return (
+        _list_kinds(by_query, forward.keys, sizes.S, forward),
+        _list_kinds(by_key, backward.queries, sizes.T, backward),
+    )
+
+
+def _join_kinds(kinds: np.ndarray, side: int, sizes: Sizes, blocking: Blocking) -> np.ndarray:
+    """Return the kinds of the tiles that whole ones of this side make together."""
+    lengths, tile = (sizes.T, sizes.S), (blocking.queries, blocking.keys)
+    counts = [-(-length // size) for length, size in zip(lengths, tile, strict=True)]
+    spans = [-(-size // side) for size in tile]
+    short = [
+        (0, count * span - size) for count, span, size in zip(counts, spans, kinds.shape[-2:], strict=True)
+    ]
+    padded = np.pad(kinds, [(0, 0)] * (kinds.ndim - 2) + short, mode="edge")
+    cells = padded.reshape((*kinds.shape[:-2], counts[0], spans[0], counts[1], spans[1]))
+    least, most = cells.min((-3, -1)), cells.max((-3, -1))
+    return np.where(least == most, least, np.int8(TileKind.PARTIAL))
+
+
+def _list_kinds(kinds: np.ndarray, tile: int, length: int, blocking: Blocking) -> TileLists:
+    """List known tiles along the last axis, as `list_tiles` does."""
+    if length % tile:
+        kinds[..., -1] = np.minimum(kinds[..., -1], TileKind.PARTIAL)
+    full, kept = ((kinds >= least).sum(-1, dtype=np.int32) for least in (TileKind.FULL, TileKind.PARTIAL))
+    starts = tile * np.argsort(-kinds, -1, stable=True).astype(np.int32)
+    starts = np.where(np.arange(kinds.shape[-1]) < kept[..., None], starts, np.int32(length))
+    return _fill_up(np, TileLists(starts, full, kept), length, blocking)
 
 
 def _rank(chosen: Array) -> tuple[Array, Array]:

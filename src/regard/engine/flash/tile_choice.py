@@ -16,7 +16,7 @@ from regard.engine.flash.blocking import Blocking, Trips
 from regard.engine.flash.device_types import NO_MESH
 from regard.engine.flash.measurements import Tuning, load_tuning
 from regard.engine.flash.piece_costs import HALF_LINES, ONE_LINE, TWO_LINES, Lines
-from regard.engine.flash.sparsity import TileLists, classify_tiles, list_both_ways
+from regard.engine.flash.sparsity import TileLists, classify_tiles, list_both_ways, list_known
 from regard.masks import Mask, TileKind
 from regard.masks.grid import is_concrete
 from regard.masks.tile_kinds import KeptTiles
@@ -26,6 +26,7 @@ _FEW_TILES = 4  # kept per line, up to which half lines may be faster
 _MOST_HALF_TILES = 1 << 18  # to list more would take too much of a call
 _DATA_COST = 1.5  # of a pair in a PARTIAL tile whose mask reads arrays
 _MOST_TILES = 1 << 22  # whose lists are a few dozen megabytes
+_MOST_LISTED = 1 << 16  # small tiles, whose lists a call is given: of 32,768 tokens squared
 _GAIN = 0.95  # pieces must promise that much, as costs are estimates
 _STEP_CELLS = 1 << 22  # what a step costs before its first score, in scores: a dozen kernels, and three reads
 
@@ -41,6 +42,8 @@ class TileChoice:
     """The share of all pairs that the forward loop computes; None where it is not known."""
     steps: int | None = None
     """The number of its steps, one after the other; None where it is not known."""
+    lists: tuple[TileLists, TileLists] | None = dataclasses.field(default=None, compare=False, repr=False)
+    """What `list_both_ways` lists of these tiles; None where it is not known, or long."""
 
     def __str__(self) -> str:
         block = self.forward
@@ -82,7 +85,9 @@ def choose_tiles(problem: Problem) -> TileChoice:
         return TileChoice(pieces, pieces, f"the mask keeps blocks of {mask.block_side}")
     always = not jax.tree.leaves(mask) and all(isinstance(offset, int | None) for offset in offsets)
     choose = _choose_once if always else _choose
-    return choose(mask, problem.sizes, offsets, problem.group, whole, tuning)
+    choice = choose(mask, problem.sizes, offsets, problem.group, whole, tuning)
+    is_known = is_concrete((problem.query_offset, problem.key_offset))
+    return choice if is_known else dataclasses.replace(choice, lists=None)
 
 
 def _choose(
@@ -114,6 +119,11 @@ def _choose(
     block = chosen[0].blocking
     if sizes.T % block.queries:  # the last block is moved back
         block = dataclasses.replace(block, in_order=False)
+    fewest = min(each.keys if each.pieces else side for each in (block, chosen[1].blocking.turn()))
+    known, known_side = (kinds_of[HALF_LINES], side // 2) if fewest < side else (fine, side)
+    lists = None
+    if known.size <= _MOST_LISTED:
+        lists = list_known(known, known_side, sizes, block, chosen[1].blocking)
     kinds, side = (kinds_of[HALF_LINES], side // 2) if block.pieces and block.keys < side else (fine, side)
     shares = (
         (side, side, (kinds != TileKind.EMPTY).sum() * side**2),
@@ -126,6 +136,7 @@ def _choose(
         f"the mask keeps {listed}",
         min(chosen[0].pairs / pairs, 1.0),
         _steps(sizes, fine.shape[:-2], chosen[0].tiles, block),
+        lists,
     )
 
 

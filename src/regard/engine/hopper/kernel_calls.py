@@ -47,9 +47,9 @@ class KernelSpec(TileSpec):
 
     @staticmethod
     def prepare(
-        problem: Problem, forward: Blocking, backward: Blocking
+        problem: Problem, forward: Blocking, backward: Blocking, lists: Any = None
     ) -> tuple[Operands, Context, TileConfig]:
-        inputs, context, config = preparation.prepare(problem, forward, backward)
+        inputs, context, config = preparation.prepare(problem, forward, backward, lists)
         own = dataclasses.replace(prepare(problem)[1], backward_mask=None)
         return inputs, dataclasses.replace(context, kernel=own), config
 

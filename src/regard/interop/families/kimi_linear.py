@@ -57,7 +57,7 @@ class KimiLinear(DeepSeekV3):
     }  # fmt: skip
     required: ClassVar = {
         "mla_use_nope": True, "moe_router_activation_func": "sigmoid", "moe_layer_freq": 1,
-        "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": 0, "hidden_act": "silu",  # which convolutions obey, too
     }  # fmt: skip
     harmless: ClassVar = (*DeepSeekV3.harmless, "rope_theta", "rope_scaling", "use_grouped_topk")
     count_of_shared, query_rank, num_dense, names_branches = "num_shared_experts", None, 1, True

@@ -34,6 +34,7 @@ class Qwen35(Llama):
     architecture = "Qwen3_5ForCausalLM"
     entries: ClassVar = {**Llama.entries, "linear_conv_kernel_dim": "conv_width"}
     defaults: ClassVar = QWEN3_5
+    required: ClassVar = {**Llama.required, "hidden_act": "silu"}  # which convolutions obey, too
     head_dim = 256
     num_key_heads = 4
 

@@ -19,6 +19,7 @@ class Qwen3Next(Qwen35, Qwen3Moe):
     sizes: ClassVar = {**Qwen3Moe.sizes, "shared_expert_intermediate_size": "shared_width"}
     entries: ClassVar = {**Qwen35.entries, **Qwen3Moe.entries}
     defaults: ClassVar = {**Qwen35.defaults, "shared_gate": True}
+    required: ClassVar = {**Qwen3Moe.required, **Qwen35.required}
     assumed: ClassVar = {}
     num_key_heads = 2
 
