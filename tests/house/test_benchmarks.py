@@ -101,19 +101,6 @@ def test_a_comparison_waits_for_every_result_after_a_warm_up():
     assert comparisons.describe(found) == expected
 
 
-def test_every_option_of_a_case_is_measured_as_it_is_defined():
-    """Four query heads of two groups; without an option the results differ."""
-    grouped = replace(BACKWARD, query=(2, 4, 17, 5), key=(2, 2, 17, 5))
-    case = replace(grouped, cap=1.5, sinks=True, aux=("lse",))
-    calls, absent = measuring.prepare_calls(case, [*OWN[:1], peers.JAX_PEERS[3]])
-    assert set(calls) == {"regard"}, absent
-    assert "has no argument for a softcap" in absent["jax.nn"].reason
-    found, inputs = calls["regard"].read(calls["regard"].run()), case.make_inputs()
-    for option in ({"cap": None}, {"sinks": False}, {"aux": ()}):
-        others = agreement.compute_reference(replace(case, **option), inputs)
-        assert agreement.largest_error(found, others)[0] > 0.05, option
-
-
 run = functools.partial(run_command, main=command.main)
 
 
@@ -164,17 +151,3 @@ def test_mistakes_are_refused_before_anything_is_written(small, capsys):
         told = run(capsys, *words.split(), "--out", small / "out", code=2).err
         assert message in " ".join(told.split())
         assert not (small / "out").exists()
-
-
-def test_an_interruption_keeps_what_was_measured(small, monkeypatch, capsys):
-    first = measure(TINY)
-
-    def stop(case, *_):
-        if case.name != "tiny":
-            raise KeyboardInterrupt
-        return first
-
-    monkeypatch.setattr(measuring, "measure_case", stop)
-    run(capsys, "--dtypes", "float32", "--out", small / "out", code=130)
-    results = json.loads((small / "out" / "results.json").read_text())
-    assert (results["complete"], [entry["case"] for entry in results["cases"]]) == (False, ["tiny"])

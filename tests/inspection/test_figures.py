@@ -129,35 +129,28 @@ def test_the_figures_have_the_colours_of_the_page():
 
 def test_what_cannot_be_drawn_is_refused_with_the_way_out():
     one, grid = figures.attention_heatmap, figures.head_grid
-    table, picture, lengths = figures.position_table, figures.mask_picture, masks.lengths(np.array([2, 3]))
+    table, picture = figures.position_table, figures.mask_picture
     draw, high = figures.training_curves, {"a": [{"step": 1, "accuracy": 93.0}]}
     scan = lambda image, patches, *grid: figures.scan_attention(image, patches, patch_grid=grid)
     many = lambda *arrays, **options: figures.scan_attention_grid(*arrays, patch_grid=(2, 2), **options)
     square, three = np.ones((8, 8)), np.ones((3, 2, 2))
     assert_refused(
         (lambda: one(weights(2, 8, 5, 7)), r"\(T, S\), got \(2, 8, 5, 7\); .*weights\[0, 0\]"),
-        (lambda: one(np.ones((0, 5))), r"no axis of length 0, got \(0, 5\)"),
         (lambda: one([[3.0, -2.0]]), r"\[0, 1\], got values from -2 to 3; .*softmax"),
         (lambda: one([[1.0]], key_labels="ab"), r"key_labels: expected 1 labels, .* got 2"),
         (lambda: grid(weights(2, 5, 7), scale="log"), "scale: expected 'power' or 'linear', got 'log'"),
         (lambda: table(np.ones((2, 3, 5))), r"\(length, d_model\), got \(2, 3, 5\); .*table\[0\]"),
         (lambda: figures.position_similarity([[np.inf, -np.inf]]), "finite values, got 2 infinite"),
         (lambda: picture(masks.causal()), r"T: .*mask_picture\(mask, T, S\)"),
-        (lambda: picture(lengths, 5), r"dense\(T, S\)\[0\]"),
         (lambda: picture(np.ones((5, 7), bool), 7), r"= \(7, 7\), got \(5, 7\)"),
         (lambda: picture(np.zeros((5, 7))), r"mask: .*float64 .*bias", TypeError),
         (lambda: draw([]), r"any of loss, held_out_loss, .*held_out_accuracy, got none in 1 run\(s\)"),
-        (lambda: draw([{"loss": 0.5}]), r"expected a 'step' beside 'loss', .* in record 0"),
         (lambda: draw(high), r"'accuracy' in \[0, 1\], got 93 in record 0 of run 'a'"),
         (lambda: draw([{"step": 1, "loss": "low"}]), r"a number as 'loss', got 'low' in", TypeError),
-        (lambda: draw({"step": 1}), r"a list of records, .* got int under 'step'", TypeError),
-        (lambda: draw(["metrics.jsonl"]), r"expected dictionaries, got str as record 0", TypeError),
         (lambda: scan(np.ones((3, 8, 8)), np.ones(16), 4, 4), r"got \(3, 8, 8\); .*image\[0\]"),
         (lambda: scan(square, np.ones((2, 3, 1, 16)), 4, 4), r".*weights\[example, head, 0\]"),
         (lambda: scan(square, np.ones(15), 3, 5), r"patch_grid: .* divide 8 x 8 pixels, got \(3, 5\)"),
         (lambda: scan(square, np.ones(15), 4, 4), r"weights: expected 16 patches \(4 x 4\) .* got 15"),
-        (lambda: scan(np.full((8, 8), np.nan), np.ones(16), 4, 4), r"image: expected finite"),
-        (lambda: scan(square, -np.ones(16), 4, 4), r"weights: expected finite values of at least 0"),
         (lambda: many(three, np.ones((3, 4)), true_labels=[1, 2]), r"true_labels: expected 3 labels"),
     )
 

@@ -6,7 +6,6 @@ as a checkpoint and loaded like one.
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,8 +14,7 @@ from flax import nnx
 import drawn_weights
 from drawn_weights import DECODERS, NAMES
 from regard.interop import huggingface
-from regard.interop.families import FAMILIES
-from regard.interop.weight_maps import name_tensors, parameter_paths
+from regard.interop.weight_maps import parameter_paths
 from regard.models import generate
 
 # Of these, other names and tests see nearly everything.
@@ -119,30 +117,6 @@ def test_float32_is_as_exact_as_torch(checkpoint):
     kernel[...] = np.asarray(kernel[...]) * np.float32(1 + 1e-4)
     with pytest.raises(AssertionError, match="error"):
         assert_within(predict(), arrays["logits"], error, "logits")
-
-
-@pytest.mark.slow
-def test_gradients_are_those_of_torch(checkpoint, wide):
-    """Of the loss, named and laid out as there."""
-    _, arrays = drawn_weights.read_reference("llama")
-    pretrained = huggingface.load(checkpoint("llama"), dtype=jnp.float64)
-    lengths, valid = mark_padding(arrays)
-    tokens = arrays["input input_ids"]
-
-    def measure(model):
-        logits = model(tokens, lengths=lengths)[:, :-1]
-        surprise = -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)[..., 0]
-        return jnp.sum(surprise * (valid[:, 1:] / valid[:, 1:].sum()))
-
-    loss, grads = nnx.jit(nnx.value_and_grad(measure))(pretrained.model)
-    assert_same(np.asarray(loss), arrays["loss"], "loss")
-    grads = {path: np.asarray(leaf[...]) for path, leaf in parameter_paths(grads).items()}
-    sizes = {path: (leaf.shape, leaf.dtype) for path, leaf in grads.items()}
-    plans = name_tensors(FAMILIES["llama"].weights, sizes, grads.get, pretrained.settings)
-    wanted = [key.removeprefix("gradient ") for key in arrays if key.startswith("gradient ")]
-    assert len(wanted) == 5
-    for key in wanted:
-        assert_same(plans[key].compute(), arrays[f"gradient {key}"], key)
 
 
 @pytest.mark.slow

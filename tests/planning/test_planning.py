@@ -513,13 +513,8 @@ def test_a_wrong_request_says_what_was_expected():
         error=(ValueError, TypeError),
         run=lambda options: plan(**options),
     )
-    assume = planning.Assumptions
-    assert_refused(
-        (lambda: assume(compute_efficiency=0), r"compute_efficiency: expected a share in \(0, 1\], got 0"),
-        (lambda: assume(link_efficiency=float("nan")), "link_efficiency: expected a share"),
-        (lambda: assume(memory_efficiency="most"), "memory_efficiency: .* a number known before", TypeError),
-        (lambda: assume(message_seconds=-1e-5), "message_seconds: expected seconds of at least 0"),
-    )
+    with pytest.raises(ValueError, match=r"compute_efficiency: expected a share in \(0, 1\], got 0"):
+        planning.Assumptions(compute_efficiency=0)
 
 
 def test_a_call_without_work_takes_no_time_on_any_mesh():

@@ -27,10 +27,6 @@ import drawn_weights
 
 ATTENTION = "deepseek_v4_attention"
 STEP = 4  # of so many positions, hidden states and weights of the first are stored
-GRADIENTS = [  # of llama
-    "model.embed_tokens.weight", "model.layers.0.self_attn.k_proj.weight", "model.norm.weight",
-    "model.layers.0.post_attention_layernorm.weight", "model.layers.1.mlp.gate_proj.weight",
-]  # fmt: skip
 
 
 class InFloat64(TorchFunctionMode):
@@ -53,7 +49,7 @@ def _double(value):
 
 
 def run(name, model, arrays):
-    """Outputs and gradients of one model, as float64 arrays by name."""
+    """Outputs of one model, as float64 arrays by name."""
     inputs = {key: torch.as_tensor(value) for key, value in arrays.items()}
     if name == "vit":
         inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
@@ -72,13 +68,6 @@ def run(name, model, arrays):
         sides, weights = {"hidden": seen.hidden_states}, {"weights": seen.attentions}
     for side, layers in (sides | weights).items():
         found[side] = torch.stack(layers)[..., ::STEP, :]
-    if name == "llama":
-        mask, chosen = inputs["attention_mask"][:, 1:].to(model.dtype), inputs["input_ids"][:, 1:, None]
-        surprise = -torch.log_softmax(seen.logits[:, :-1], -1).gather(-1, chosen)[..., 0]
-        found["loss"] = (surprise * mask).sum() / mask.sum()
-        parameters = dict(model.named_parameters())
-        grads = torch.autograd.grad(found["loss"], [parameters[one] for one in GRADIENTS])
-        found.update({f"gradient {one}": grad for one, grad in zip(GRADIENTS, grads, strict=True)})
     return {key: value.detach().double().numpy() for key, value in found.items()}
 
 
@@ -151,7 +140,7 @@ def reference_model(name, path):
 def _blank(key, value, valid, name):
     """Zero what padded queries give: it means nothing, and models here give zeros."""
     padded_target = name.startswith("t5") and key in ("logits", "hidden", "weights", "cross_weights")
-    if valid is None or key == "loss" or key.startswith("gradient") or padded_target:
+    if valid is None or padded_target:
         return value
     keep = valid.astype(bool)
     if key in ("logits", "output", "memory"):
