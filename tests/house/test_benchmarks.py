@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import agreement, cases, comparisons, measuring, peers, report
+from benchmarks import cases, comparisons, measuring, peers, report
 from command_runs import run_command
 from regard import attend
 
@@ -74,16 +74,6 @@ def test_a_wrong_peer_is_reported_and_not_timed():
         assert other.reason.startswith(reason)
         assert "story" not in other.reason
         assert line.startswith(f"{other.peer} {status}: {reason}")
-
-
-def test_errors_are_seen_row_by_row():
-    expected = np.ones((1, 1, 100, 4), np.float32)
-    result = expected.copy()
-    result[0, 0, 50] = 0
-    assert agreement.largest_error([result], [expected]) == (1.0, "output")
-    result[0, 0, 50] = np.nan
-    for wrong in ([result], [result[..., 1:]], []):
-        assert agreement.largest_error(wrong, [expected])[0] == float("inf")
 
 
 def test_a_comparison_waits_for_every_result_after_a_warm_up():

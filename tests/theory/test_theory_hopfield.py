@@ -160,6 +160,15 @@ def test_the_sweep_is_one_feature_at_a_time_and_lowers_the_energy(x64):
     np.testing.assert_array_equal(sweep(states, np.zeros((13, 13))), states)  # a field of 0 turns nothing
 
 
+def test_all_at_once_would_swap_for_ever(x64):
+    weights, state = np.array([[0.0, -1.0], [-1.0, 0.0]]), np.ones(2)
+    np.testing.assert_array_equal(np.sign(weights @ np.sign(weights @ state)), state)
+    found = recall(state, weights)
+    assert found.converged
+    assert found.state.tolist() == [-1.0, 1.0]
+    assert jax.jit(lambda *given: hebbian.recall(*given, max_sweeps=0))(state, weights).sweeps == 0
+
+
 def test_errors_are_explained():
     ones = lambda *shape: np.ones(shape, np.float32)
     wrong = {

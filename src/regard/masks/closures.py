@@ -138,9 +138,10 @@ def _describe(part: Any, names: dict[Any, int] | None = None) -> Hashable:
     if isinstance(part, Tracer):
         return object()
     if isinstance(part, np.ndarray | jax.Array | np.generic | float):  # of numbers -0 is 0, and no NaN itself
+        array: Any = part
         is_key = jnp.issubdtype(getattr(part, "dtype", np.float64), jax.dtypes.prng_key)
-        part = np.asarray(jax.random.key_data(part) if is_key else part)
-        return part.shape, str(part.dtype), part.tobytes()
+        array = np.asarray(jax.random.key_data(array) if is_key else array)
+        return array.shape, str(array.dtype), array.tobytes()
     try:
         hash(part)
     except TypeError:

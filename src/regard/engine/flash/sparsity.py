@@ -116,9 +116,9 @@ def _fill_up(numpy: Any, lists: TileLists, length: int, blocking: Blocking | Non
     rest = [(0, 0)] * (lists.starts.ndim - 2)
     ends = [*rest, more, (0, -lists.starts.shape[-1] % blocking.pieces)]
     starts = numpy.pad(lists.starts, ends, constant_values=length)
-    full, kept = numpy.pad(lists.full, [*rest, more]), numpy.pad(lists.kept, [*rest, more])
-    order = None if blocking.in_order else numpy.argsort(-kept, -1, stable=True).astype(np.int32)
-    return TileLists(starts, full, kept, order)
+    full, nonempty = numpy.pad(lists.full, [*rest, more]), numpy.pad(lists.kept, [*rest, more])
+    order = None if blocking.in_order else numpy.argsort(-nonempty, -1, stable=True).astype(np.int32)
+    return TileLists(starts, full, nonempty, order)
 
 
 def list_known(
@@ -161,10 +161,11 @@ def _list_kinds(kinds: np.ndarray, tile: int, length: int, blocking: Blocking) -
     """List known tiles along the last axis, as `list_tiles` does."""
     if length % tile:
         kinds[..., -1] = np.minimum(kinds[..., -1], TileKind.PARTIAL)
-    full, kept = ((kinds >= least).sum(-1, dtype=np.int32) for least in (TileKind.FULL, TileKind.PARTIAL))
+    full = (kinds == TileKind.FULL).sum(-1, dtype=np.int32)
+    nonempty = (kinds != TileKind.EMPTY).sum(-1, dtype=np.int32)
     starts = tile * np.argsort(-kinds, -1, stable=True).astype(np.int32)
-    starts = np.where(np.arange(kinds.shape[-1]) < kept[..., None], starts, np.int32(length))
-    return _fill_up(np, TileLists(starts, full, kept), length, blocking)
+    starts = np.where(np.arange(kinds.shape[-1]) < nonempty[..., None], starts, np.int32(length))
+    return _fill_up(np, TileLists(starts, full, nonempty), length, blocking)
 
 
 def _rank(chosen: Array) -> tuple[Array, Array]:

@@ -43,7 +43,7 @@ class TileChoice:
     steps: int | None = None
     """The number of its steps, one after the other; None where it is not known."""
     lists: tuple[TileLists, TileLists] | None = dataclasses.field(default=None, compare=False, repr=False)
-    """What `list_both_ways` lists of these tiles; None where it is not known, or long."""
+    """Lists of these tiles, as `list_both_ways` makes them; None where they are not known, or are long."""
 
     def __str__(self) -> str:
         block = self.forward
@@ -120,10 +120,10 @@ def _choose(
     if sizes.T % block.queries:  # the last block is moved back
         block = dataclasses.replace(block, in_order=False)
     fewest = min(each.keys if each.pieces else side for each in (block, chosen[1].blocking.turn()))
-    known, known_side = (kinds_of[HALF_LINES], side // 2) if fewest < side else (fine, side)
+    listed_kinds, listed_side = (kinds_of[HALF_LINES], side // 2) if fewest < side else (fine, side)
     lists = None
-    if known.size <= _MOST_LISTED:
-        lists = list_known(known, known_side, sizes, block, chosen[1].blocking)
+    if listed_kinds.size <= _MOST_LISTED:
+        lists = list_known(listed_kinds, listed_side, sizes, block, chosen[1].blocking)
     kinds, side = (kinds_of[HALF_LINES], side // 2) if block.pieces and block.keys < side else (fine, side)
     shares = (
         (side, side, (kinds != TileKind.EMPTY).sum() * side**2),
