@@ -193,8 +193,6 @@ class Predicate(Mask):
         if self._reads_numbers:
             positions = tuple(jnp.zeros(position.shape[-2:], jnp.int32) for position in positions)
         program = trace_pinned(self._call, self.constants, number, number, *positions)
-        if not program.consts:
-            return self
         return dataclasses.replace(self, constants=tuple(program.consts), program=program.jaxpr)
 
     def keep(self, grid: Grid) -> Array:

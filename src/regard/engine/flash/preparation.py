@@ -112,7 +112,7 @@ def _context(problem: Problem, config: TileConfig, lists: tuple[TileLists, TileL
         words = dropout.pair_words(dropout.head_seeds(problem.rng, problem.leading), grid)
         pairs = [(problem.with_heads(first), problem.with_heads(second)) for first, second in words]
         query_words, key_words = pairs
-    by_query, by_key = jax.tree.map(jnp.asarray, lists) or list_both_ways(
+    by_query, by_key = lists or list_both_ways(
         mask,
         problem.sizes,
         offsets,

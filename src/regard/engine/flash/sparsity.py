@@ -163,7 +163,7 @@ def _list_kinds(kinds: np.ndarray, tile: int, length: int, blocking: Blocking) -
         kinds[..., -1] = np.minimum(kinds[..., -1], TileKind.PARTIAL)
     full = (kinds == TileKind.FULL).sum(-1, dtype=np.int32)
     nonempty = (kinds != TileKind.EMPTY).sum(-1, dtype=np.int32)
-    starts = tile * np.argsort(-kinds, -1, stable=True).astype(np.int32)
+    starts: Any = tile * np.argsort(-kinds, -1, stable=True).astype(np.int32)
     starts = np.where(np.arange(kinds.shape[-1]) < nonempty[..., None], starts, np.int32(length))
     return _fill_up(np, TileLists(starts, full, nonempty), length, blocking)
 
