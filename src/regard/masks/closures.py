@@ -19,8 +19,9 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from regard.arguments import keep_array
 from regard.explicit_meshes import explicit_mesh
-from regard.manual_meshes import run_anywhere, trace_anywhere
+from regard.manual_meshes import run_anywhere, trace_anywhere, varying_axes
 
 _RULED = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
@@ -29,17 +30,17 @@ class Pinned:
     """A function as it is now, equal to every other of its code that computes the same with its arrays."""
 
     def __init__(self, fn: Callable[..., Any], key: Hashable):
-        self.fn, self._key = fn, key
+        self.fn, self.key = fn, key
         self.__qualname__ = getattr(fn, "__qualname__", repr(fn))
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self.fn(*arguments, **named)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Pinned) and self._key == other._key
+        return isinstance(other, Pinned) and self.key == other.key
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        return hash(self.key)
 
 
 def pin(
@@ -63,7 +64,49 @@ def pin(
     if not is_alike or explicit_mesh(program.consts) is not None:
         return unlike
     key = _source(fn), _describe_equations(program.jaxpr), derivative
-    return Pinned(fn, key), tuple(program.consts)
+    return Pinned(fn, key), tuple(map(keep_array, program.consts))
+
+
+def demand_unchanged(pinned: Pinned, call: Callable[..., Any], *examples: Sequence[Any]) -> None:
+    """Raise for a function that computes something else than when it was pinned, as in a prepared mask."""
+    present: Any = pin(pinned.fn, call, *examples)[0].key
+    past: Any = pinned.key
+    # What equals nothing cannot be told, nor what is asked for scores of another dtype.
+    is_told = isinstance(past, tuple) and present == pin(pinned.fn, call, *examples)[0].key
+    if is_told and present[1][0] == past[1][0] and present != past:
+        raise ValueError(
+            f"fn: expected {pinned.__qualname__} to compute what it did when its mask was prepared, or its"
+            " call captured; what it reads from around it has changed. Prepare the mask again, or bind numbers"
+            " as they are: `lambda query, key, width=width: ...`"
+        )
+
+
+def freeze(call: Callable[[Any], Any], operand: Any) -> Callable[[Any], Any]:
+    """Return a call as a program made now, if masks or scores of the operand have functions of callers.
+
+    A rule that JAX asks when it differentiates, which may be later, then calls none of them. With operands of
+    another structure, or such as vary over manual mesh axes, the call itself is made.
+    """
+    nodes = jax.tree.leaves(operand, is_leaf=lambda node: hasattr(node, "constants"))
+    if varying_axes(operand) or not any(hasattr(node, "constants") for node in nodes):
+        return call
+    leaves, structure = jax.tree.flatten(operand)
+    shapes: Any = []
+
+    def flat(*leaves: Any) -> list[Any]:
+        results, tree = jax.tree.flatten(call(jax.tree.unflatten(structure, leaves)))
+        shapes.append(tree)
+        return results
+
+    program = trace_anywhere(flat, *leaves)
+
+    def run_frozen(operand: Any) -> Any:
+        others, present = jax.tree.flatten(operand)
+        if present != structure or varying_axes(operand):
+            return call(operand)
+        return jax.tree.unflatten(shapes[0], run_anywhere(program.jaxpr, program.consts, *others))
+
+    return run_frozen
 
 
 def reads_argument(call: Callable[..., Any], index: int, arguments: Sequence[Any]) -> bool:

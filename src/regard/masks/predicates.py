@@ -18,7 +18,7 @@ from regard.arguments import as_array
 from regard.axes import Array, broadcast_shapes
 from regard.explicit_meshes import explicit_mesh
 from regard.manual_meshes import run_anywhere
-from regard.masks.closures import Pinned, pin, reads_argument, run_pinned, trace_pinned
+from regard.masks.closures import Pinned, demand_unchanged, pin, reads_argument, run_pinned, trace_pinned
 from regard.masks.data import check_rows
 from regard.masks.grid import Blocks, Grid
 from regard.masks.mask import Mask, Take
@@ -178,9 +178,11 @@ class Predicate(Mask):
             )
 
     def pin(self) -> Mask:
+        examples = [(np.int32(0), np.int32(0), *pair) for pair in _EXAMPLES]
         if isinstance(self.fn, Pinned):
+            demand_unchanged(self.fn, self._call, *examples)
             return self
-        fn, constants = pin(self.fn, self._call, *((np.int32(0), np.int32(0), *pair) for pair in _EXAMPLES))
+        fn, constants = pin(self.fn, self._call, *examples)
         classifier = self.classifier
         if callable(classifier):
             ends = (*_EXAMPLES[0], *_EXAMPLES[0])

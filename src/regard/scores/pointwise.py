@@ -16,7 +16,7 @@ from regard.axes import Array, ArrayLike
 from regard.explicit_meshes import explicit_mesh
 from regard.formulas import Formula, Fraction, Function, Number, Symbol, Terms, product
 from regard.manual_meshes import run_anywhere, trace_anywhere
-from regard.masks.closures import Pinned, pin, reads_argument, trace_pinned
+from regard.masks.closures import Pinned, demand_unchanged, pin, reads_argument, trace_pinned
 from regard.masks.grid import is_concrete
 from regard.masks.predicates import call_closure
 from regard.records import record, static
@@ -257,6 +257,7 @@ class Modifier(Modified):
 
     def pin(self, dtype: Any) -> Score:
         if isinstance(self.fn, Pinned):
+            demand_unchanged(self.fn, self._modify, _arguments(dtype))
             return self
         return Modifier(*pin(self.fn, self._modify, _arguments(dtype)))
 

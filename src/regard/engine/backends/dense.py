@@ -22,7 +22,7 @@ from regard.engine.softmax.score_rows import take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores, scale_early, scale_late
 from regard.engine.softmax.sinks import Sunk, sink
 from regard.manual_meshes import vary, varying_axes
-from regard.masks.closures import reads_arrays
+from regard.masks.closures import freeze, reads_arrays
 from regard.masks.grid import Grid
 from regard.masks.spans import Span
 from regard.scores.cells import Block
@@ -56,7 +56,10 @@ def read_once(problem: Problem, otherwise: Way) -> tuple[Array, dict[str, Array]
     if varying_axes(problem.query, problem.key) != varying_axes(problem):
         return otherwise(problem.with_arrays())
     hoisted = _hoist_closures(problem)
-    return otherwise(problem.with_arrays()) if hoisted is None else _read_once(otherwise, hoisted)
+    if hoisted is None:
+        return otherwise(problem.with_arrays())
+    frozen = otherwise if otherwise is _define else freeze(otherwise, hoisted.with_arrays())
+    return _read_once(frozen, hoisted)
 
 
 def _hoist_closures(problem: Problem) -> Problem | None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.engine.backends import dense, symbolic
-from regard.engine.backends.dense import batch_first, score_matrix
+from regard.engine.backends.dense import Way, batch_first, score_matrix
 from regard.engine.call.problem import Problem
 from regard.engine.flash import primitives
 from regard.engine.flash.blocking import Blocking, TileConfig
@@ -25,6 +25,7 @@ from regard.engine.softmax.exponential import exp
 from regard.engine.softmax.score_rows import score_chosen_rows, take_chosen_rows
 from regard.engine.softmax.scoring import finish_scores
 from regard.engine.softmax.sinks import sink
+from regard.masks.closures import freeze
 from regard.masks.offsets import positions_of
 from regard.scores.cells import HeadPicks
 
@@ -60,17 +61,20 @@ def run(
 @jax.jit
 def run_at_once(problem: Problem) -> tuple[Array, dict[str, Array]]:
     """Compute the same by the definition, and its derivatives in tiles, which keep no matrix of scores."""
-    return dense.read_once(problem, run) if is_one_kernel(problem) else _define(problem)
+    if is_one_kernel(problem):
+        return dense.read_once(problem, run)
+    return _define(freeze(run, problem.with_arrays()), problem)
 
 
-@jax.custom_jvp
-def _define(problem: Problem) -> tuple[Array, dict[str, Array]]:
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _define(in_tiles: Way, problem: Problem) -> tuple[Array, dict[str, Array]]:
+    del in_tiles
     return batch_first(dense.run(problem))
 
 
 @_define.defjvp
-def _define_jvp(primals: Any, tangents: Any) -> Any:
-    return jax.jvp(lambda problem: batch_first(run(problem.with_arrays())), primals, tangents)
+def _define_jvp(in_tiles: Way, primals: Any, tangents: Any) -> Any:
+    return jax.jvp(lambda problem: batch_first(in_tiles(problem.with_arrays())), primals, tangents)
 
 
 @partial(jax.jit, static_argnames=("forward", "backward", "spec"))

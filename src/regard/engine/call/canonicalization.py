@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from regard.arguments import as_array, check_flag, evaluate, indices, read_array, read_number
+from regard.arguments import as_array, check_flag, evaluate, indices, keep_array, read_array, read_number
 from regard.engine.call.options import Options, fill_in
 from regard.engine.call.problem import Problem, accumulation_dtype, broadcast_leading
 from regard.masks import Mask, from_array
@@ -41,6 +41,7 @@ def canonicalize(query: Any, key: Any, value: Any, **options: Unpack[Options]) -
     key_offset = None if isinstance(key_offset, int) and key_offset == 0 else key_offset
     query_offset = settle_positions("query", query_offset, chosen["query_positions"], num_queries, leading)
     key_offset = settle_positions("key", key_offset, chosen["key_positions"], num_keys, leading)
+    query_offset, key_offset = jax.tree.map(keep_array, (query_offset, key_offset))
     is_unlike = num_queries != num_keys or key_offset is not None
     reads_positions = is_unlike and any(part is not None and part.reads_positions for part in (mask, score))
     try:
