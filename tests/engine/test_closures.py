@@ -58,6 +58,35 @@ def test_a_score_that_is_changed_has_its_value_and_its_gradient(size, backend):
     np.testing.assert_allclose(jax.jit(run)(x), expected, **EXACT)
 
 
+@pytest.mark.parametrize(("leading", "size", "backend"), [((2,), 53, "tiled"), ((4, 8), 200, None)])
+def test_no_derivative_calls_a_function_later_than_its_call_did(leading, size, backend):
+    """What a loop counts has gone on by then; the larger call has derivatives in tiles."""
+    x = jnp.sin(jnp.arange(np.prod(leading) * size * 5.0)).reshape((*leading, size, 5))
+
+    def run(x, is_known):
+        for number in (2, 9):
+            near = masks.predicate(lambda query, key: abs(query - key) <= number)  # noqa: B023
+            scaled = scores.modifier(lambda s, b, h, query, key: s * number)  # noqa: B023
+            near = masks.sliding_window(number, number) if is_known else near
+            scaled = scores.temperature(1 / number) if is_known else scaled
+            x = attend(attend(x, x, x, mask=near, backend=backend), x, x, score=scaled, backend=backend)
+        return jnp.sin(x).sum()
+
+    gradients = [jax.grad(jax.jit(lambda x, known=known: run(x, known)))(x) for known in (False, True)]
+    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-4)
+
+
+def test_a_prepared_mask_says_if_its_function_has_changed():
+    x, state = draw(53, 0), SimpleNamespace(width=3)
+    mask = masks.predicate(lambda query, key: abs(query - key) < state.width).prepare(53, 53)
+    expected = attend(x, x, x, mask=mask)
+    state.width = 7
+    with pytest.raises(ValueError, match="<lambda> to compute what it did when its mask was prepared, or"):
+        attend(x, x, x, mask=mask)
+    state.width = 3
+    np.testing.assert_array_equal(attend(x, x, x, mask=mask), expected)
+
+
 @BACKENDS
 def test_a_score_has_the_derivative_of_its_own_rule(size, backend):
     x = draw(size, 0)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
-import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
@@ -33,17 +32,6 @@ def small(monkeypatch, tmp_path):
 
 def measure(case, chosen=OWN):
     return measuring.measure_case(case, chosen, 1, PRODUCT_SIDE)
-
-
-def test_cases_count_their_pairs_and_draw_the_same_inputs_every_time():
-    causal = replace(TINY, mask="causal")
-    assert (TINY.count_pairs(), causal.count_pairs()) == (2 * 3 * 17 * 17, 2 * 3 * 17 * 18 // 2)
-    assert causal.count_flops() == causal.count_pairs() * 2 * 2 * 5
-    assert replace(causal, passes="forward and backward").count_flops() == causal.count_flops() * 3.5
-    one, again, other = TINY.make_inputs(), TINY.make_inputs(), BACKWARD.make_inputs()
-    np.testing.assert_array_equal(one.query, again.query)
-    assert not np.array_equal(one.query, other.query)
-    assert (one.cotangent is None, other.cotangent is None) == (True, False)
 
 
 def unmasked(case, inputs):
@@ -130,14 +118,3 @@ def test_nothing_is_overwritten_unasked_and_regard_itself_may_not_disagree(small
     (foreign / "results.json").write_text("[]")
     assert "holds other files" in run(capsys, "--out", foreign, "--force", code=2).err
     assert (foreign / "results.json").read_text() == "[]"
-
-
-def test_mistakes_are_refused_before_anything_is_written(small, capsys):
-    for words, message in {
-        "--cases huge": "no case has 'huge'; expected tiny, tiny-backward, tile-lists, jit, dropout,",
-        "--peers jax": "no peer is 'jax'; expected regard, regard-dense, regard-tiled, jax.nn",
-        "--rounds 0": "--rounds must be at least 1, got 0",
-    }.items():
-        told = run(capsys, *words.split(), "--out", small / "out", code=2).err
-        assert message in " ".join(told.split())
-        assert not (small / "out").exists()

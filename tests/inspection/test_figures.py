@@ -137,7 +137,6 @@ def test_what_cannot_be_drawn_is_refused_with_the_way_out():
     assert_refused(
         (lambda: one(weights(2, 8, 5, 7)), r"\(T, S\), got \(2, 8, 5, 7\); .*weights\[0, 0\]"),
         (lambda: one([[3.0, -2.0]]), r"\[0, 1\], got values from -2 to 3; .*softmax"),
-        (lambda: one([[1.0]], key_labels="ab"), r"key_labels: expected 1 labels, .* got 2"),
         (lambda: grid(weights(2, 5, 7), scale="log"), "scale: expected 'power' or 'linear', got 'log'"),
         (lambda: table(np.ones((2, 3, 5))), r"\(length, d_model\), got \(2, 3, 5\); .*table\[0\]"),
         (lambda: figures.position_similarity([[np.inf, -np.inf]]), "finite values, got 2 infinite"),

@@ -156,7 +156,10 @@ def test_changes_serve_in_jit_and_stay_there(wide):
     assert run._cache_size() == 1
     # Around what is jitted: it is traced anew, each time with its own changes.
     for head in (2, 0):
-        with intervene({1: Change(output=0.0, heads=[head])}):
+        # What an inner block changes, outer ones count.
+        with intervene({model.config.num_layers + 1: Change(output=0.0, heads=[head])}):
+            with intervene({1: Change(output=0.0)}):
+                plain(state)
             close(plain(state), wanted[head])
     np.testing.assert_array_equal(plain(state), before)
 

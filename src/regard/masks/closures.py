@@ -76,8 +76,8 @@ def demand_unchanged(pinned: Pinned, call: Callable[..., Any], *examples: Sequen
     if is_told and present[1][0] == past[1][0] and present != past:
         raise ValueError(
             f"fn: expected {pinned.__qualname__} to compute what it did when its mask was prepared, or its"
-            " call captured; what it reads from around it has changed. Prepare the mask again, or bind numbers"
-            " as they are: `lambda query, key, width=width: ...`"
+            " call captured; what it reads from around it has changed. Prepare the mask again, or bind"
+            " numbers as they are: `lambda query, key, width=width: ...`"
         )
 
 

@@ -1,8 +1,11 @@
 """Hooks into calls of `attend`: who is told of them, whose calls they are, and who changes them."""
 
+import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -31,9 +34,11 @@ Rewriter = Callable[[Problem], tuple[Problem, Finish]]
 _WATCHERS: ContextVar[tuple[Watcher, ...]] = ContextVar("watchers", default=())
 _READS: ContextVar[bool] = ContextVar("reads", default=False)
 _REWRITERS: ContextVar[tuple[tuple[Rewriter, bool], ...]] = ContextVar("rewriters", default=())
-# What `jit` traced with changes belongs to one block: the next one has a number of its own, and traces anew.
+# What `jit` traced with changes belongs to one block: every other one has another number, and traces anew.
 _RETRACE = jax.make_user_context()
-_traced_changes = 0
+_BLOCK: ContextVar[Any] = ContextVar("block", default=None)
+_numbers, _lock = itertools.count(), threading.Lock()
+_free_numbers: list[int] = []
 _OWNER: ContextVar[tuple[Any, str | None, Any]] = ContextVar("owner", default=(None, None, None))
 _RUN: ContextVar[object] = ContextVar("run", default=None)
 
@@ -75,8 +80,16 @@ def rewrite(rewriter: Rewriter, *, one_by_one: bool = True) -> Iterator[None]:
 
     `one_by_one` says that it changes layers each in its own way, so that no loop may stand for them.
     """
-    with hold(_REWRITERS, (*_REWRITERS.get(), (rewriter, one_by_one))), _RETRACE(_traced_changes):
-        yield
+    with _lock:
+        block = SimpleNamespace(number=_free_numbers.pop() if _free_numbers else next(_numbers), traced=False)
+    rewriters = (*_REWRITERS.get(), (rewriter, one_by_one))
+    try:
+        with hold(_REWRITERS, rewriters), hold(_BLOCK, block), _RETRACE(block.number):
+            yield
+    finally:
+        if not block.traced:
+            with _lock:
+                _free_numbers.append(block.number)
 
 
 def is_hooked() -> bool:
@@ -91,10 +104,9 @@ def is_rewriting() -> bool:
 
 def rewritten(problem: Problem) -> tuple[Problem, Finish]:
     """Return the call as it is changed, and what becomes of its output: who only looks at it comes last."""
-    global _traced_changes
     finishes: dict[bool, list[Finish]] = {True: [], False: []}
     if _REWRITERS.get() and not is_concrete(problem):
-        _traced_changes += 1
+        _BLOCK.get().traced = True
     for rewriter, one_by_one in _REWRITERS.get():
         problem, finish = rewriter(problem)
         finishes[one_by_one].append(finish)
