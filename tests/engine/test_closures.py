@@ -98,6 +98,21 @@ def test_a_score_has_the_derivative_of_its_own_rule(size, backend):
         np.testing.assert_allclose(jax.grad(total)(x, score=score), factor * jax.grad(total)(x), **EXACT)
 
 
+def test_a_score_has_the_second_derivative_of_its_own_rule():
+    def differentiate(factor):
+        slope, bend = jax.custom_jvp(jnp.cos), jax.custom_jvp(jnp.sin)
+        slope.defjvp(lambda primals, tangents: (slope(*primals), factor * tangents[0]))
+        bend.defjvp(lambda primals, tangents: (bend(*primals), slope(*primals) * tangents[0]))
+        score = scores.modifier(lambda s, b, h, query, key: bend(s))
+        return jax.hessian(lambda x: attend(x, x, x, score=score).sum())(draw(7, 0))
+
+    others = differentiate(0.0)
+    found = differentiate(5.0)
+    jax.clear_caches()
+    np.testing.assert_allclose(found, differentiate(5.0), **EXACT)
+    assert jnp.abs(found - others).max() > 0.1
+
+
 def test_functions_that_compute_the_same_share_a_program(caplog, x64):
     x = draw(53, 0).astype(np.float64)  # which no float32 score meets
 

@@ -200,8 +200,8 @@ def _has_rules(part: Any) -> bool:
     return any(each.primitive.name in _RULED or _has_rules([*each.params.values()]) for each in equations)
 
 
-def _describe_derivative(program: ClosedJaxpr) -> Hashable:
-    """Describe a program of numbers with its derivative, as equations do not show what rules make of it."""
+def _describe_derivative(program: ClosedJaxpr, order: int = 1) -> Hashable:
+    """Describe a program of numbers with its first and second derivative: equations do not show rules."""
     if not all(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in program.out_avals):
         return None
     count = len(program.consts)
@@ -219,7 +219,8 @@ def _describe_derivative(program: ClosedJaxpr) -> Hashable:
         [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in side] for side in (avals, program.out_avals)
     ]
     both = trace_anywhere(differentiate, *shapes)
-    return _describe_equations(both.jaxpr), _describe(both.consts)
+    more = _describe_derivative(both, order + 1) if order < 2 and _has_rules(both.jaxpr) else None
+    return _describe_equations(both.jaxpr), _describe(both.consts), more
 
 
 def _describe_equations(program: Jaxpr) -> Hashable:
