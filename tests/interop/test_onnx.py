@@ -312,7 +312,7 @@ def test_a_graph_is_compiled_once():
 def test_bad_inputs_are_explained():
     x, packed, run = jnp.ones((2, 3, T, 4)), jnp.ones((2, T, 12)), onnx_ops.attention
     table, ids, turn = jnp.ones((9, 2)), jnp.zeros((2, T), int), onnx_ops.rotary_embedding
-    per_head, heads = jnp.zeros((2, T, 3)), {"q_num_heads": 3, "kv_num_heads": 3}
+    heads = {"q_num_heads": 3, "kv_num_heads": 3}
     linear = functools.partial(onnx_ops.linear_attention, packed, packed, packed)
     recur = lambda *arrays, rule="linear", **more: linear(*arrays, update_rule=rule, **{**heads, **more})
     assert_refused(
