@@ -71,9 +71,11 @@ def demand_unchanged(pinned: Pinned, call: Callable[..., Any], *examples: Sequen
     """Raise for a function that computes something else than when it was pinned, as in a prepared mask."""
     present: Any = pin(pinned.fn, call, *examples)[0].key
     past: Any = pinned.key
-    # What equals nothing cannot be told, nor what is asked for scores of another dtype.
-    is_told = isinstance(past, tuple) and present == pin(pinned.fn, call, *examples)[0].key
-    if is_told and present[1][0] == past[1][0] and present != past:
+    if present == past or not (isinstance(present, tuple) and isinstance(past, tuple)):
+        return
+    # What does not equal itself cannot be told, nor what is asked for scores of another dtype.
+    is_told = present[1][0] == past[1][0] and present == pin(pinned.fn, call, *examples)[0].key
+    if is_told:
         raise ValueError(
             f"fn: expected {pinned.__qualname__} to compute what it did when its mask was prepared, or its"
             " call captured; what it reads from around it has changed. Prepare the mask again, or bind"
