@@ -64,6 +64,7 @@ def test_a_directory_of_something_else_is_refused_also_with_force(tmp_path):
     file.write_bytes(b"cat")
     refuse(file, RunError, "is a file")
     refuse(tmp_path / "no\udcffUTF-8", RunError, "expected a path in UTF-8")
+    refuse(tmp_path / "run[1]" / "a", CheckpointError, "expected a path without \\[ and")
     for force in (False, True):
         message = refuse(file.parent, RunError, r"not a Regard run \(it holds cat\.jpg\)", force=force)
         assert "directory=" in message

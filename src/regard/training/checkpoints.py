@@ -120,6 +120,15 @@ def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, k
     return path
 
 
+def demand_plain(directory: Path) -> None:
+    """Raise for a path that Orbax takes for a pattern, by which it would not find what it wrote."""
+    if {"[", "\\"} & {*directory.absolute().as_posix()}:
+        raise CheckpointError(
+            f"{directory}: expected a path without [ and \\, also of the folders around it, as Orbax reads"
+            " them as a pattern when it writes a checkpoint; give another directory"
+        )
+
+
 def start_saving(
     directory: Path, step: int, state: Any, record: Mapping[str, Any], *, keep: int = 2
 ) -> Saving:
@@ -130,7 +139,7 @@ def start_saving(
     `record` holds JSON values to keep beside the arrays, and `keep`, at least 1, counts the checkpoints to
     keep. One checkpoint is written at a time: wait for it before the next. Nothing is overwritten.
     """
-    directory = read_path("directory", directory)
+    demand_plain(directory := read_path("directory", directory))
     target, draft = directory / f"{step:08d}", directory / f".{step:08d}.draft"
     # Orbax gets arrays of one device as NumPy arrays; those that share memory with JAX's keep it.
     arrays = {

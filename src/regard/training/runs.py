@@ -219,7 +219,7 @@ def open_run(
         checkpoints.CheckpointError: when a checkpoint is damaged or foreign.
         locks.LockError: when another process trains in the directory.
     """
-    directory = read_path("directory", directory)
+    checkpoints.demand_plain(directory := read_path("directory", directory))
     tasks.demand_known(task)
     if (seed := whole_number("seed", seed, SEEDS.start)) not in SEEDS:
         raise RunError(f"seed: expected a number from -2**63 to 2**63 - 1, got {seed}")
