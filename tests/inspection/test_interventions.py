@@ -154,7 +154,11 @@ def test_changes_serve_in_jit_and_stay_there(wide):
     for head in range(3):
         close(run(state, np.eye(3)[head]), wanted[head])
     assert run._cache_size() == 1
-    # Around what is jitted: it is traced anew, each time with its own changes.
+    # Around what is jitted: it is traced anew, each time with its own changes, also of arrays that it holds.
+    held = jax.jit(lambda share: share * attend(*[np.ones((1, 3, 4), np.float32)] * 3)[0, 0, 0])
+    for output in (2.0, 7.0):
+        with intervene({0: Change(output=output)}):
+            assert held(1.0) == output
     for head in (2, 0):
         # What an inner block changes, outer ones count.
         with intervene({model.config.num_layers + 1: Change(output=0.0, heads=[head])}):

@@ -548,7 +548,13 @@ def test_a_folder_says_which_tokens_end_a_text(tmp_path):
     folder = fill(tmp_path, "llama")
     assert huggingface.load(folder).stop_tokens == (2,)
     (folder / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
-    assert huggingface.load(folder).stop_tokens == (5, 7)
+    (folder / "chat_template.jinja").write_text("hostile {{ '\0' }}")
+    loaded = huggingface.load(folder)
+    again = huggingface.save(loaded.model, tmp_path / "again", "llama", loaded=loaded)
+    assert huggingface.load(again).stop_tokens == (5, 7)
+    assert (again / "chat_template.jinja").read_bytes() == (folder / "chat_template.jinja").read_bytes()
+    (again / "generation_config.json").write_text('{"eos_token_id": [5')
+    assert_refused((lambda: huggingface.load(again), "generation_config.json: expected an object of JSON"))
     (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
     loaded = huggingface.load(folder)
     assert_refused((lambda: loaded.stop_tokens, "expected a token or a list of them as eos_token_id"))
@@ -582,7 +588,14 @@ def test_models_are_saved_in_shards_and_another_dtype(tmp_path):
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
     with pytest.raises(WeightFileError, match=r"config.json exists already; choose another folder, or"):
         huggingface.save(pretrained.model, folder, "llama")
-    huggingface.save(pretrained.model, folder, "llama", force=True)
+    kernel = pretrained.model.head.kernel
+    kernel[...] = kernel[...].at[0, 0].set(1e5)
+    save = functools.partial(huggingface.save, pretrained.model, folder, "llama", force=True)
+    assert_refused((lambda: save(dtype="float16"), "NaN or infinity in lm_head.weight as float16; nothing"))
+    save(shard_bytes=9000)
+    assert len({file.name.rpartition("-")[2] for file in folder.glob("model-*")}) == 1
+    save()
+    assert [file.name for file in folder.glob("model*")] == ["model.safetensors"]
     assert {one.dtype for one in open_weights(folder).values()} == {"F32"}
     sparse = huggingface.load(fill(tmp_path / "sparse", "deepseek_v3"), dtype=jnp.bfloat16).model
     folder = huggingface.save(sparse, tmp_path / "whole", "deepseek_v3")

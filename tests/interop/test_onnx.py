@@ -311,7 +311,7 @@ def test_a_graph_is_compiled_once():
 
 def test_bad_inputs_are_explained():
     x, packed, run = jnp.ones((2, 3, T, 4)), jnp.ones((2, T, 12)), onnx_ops.attention
-    table, ids, turn = jnp.ones((9, 2)), jnp.zeros((2, T), int), onnx_ops.rotary_embedding
+    table, turn = jnp.ones((9, 2)), onnx_ops.rotary_embedding
     heads = {"q_num_heads": 3, "kv_num_heads": 3}
     linear = functools.partial(onnx_ops.linear_attention, packed, packed, packed)
     recur = lambda *arrays, rule="linear", **more: linear(*arrays, update_rule=rule, **{**heads, **more})
@@ -319,18 +319,9 @@ def test_bad_inputs_are_explained():
         (lambda: run(x, x, x.astype(int)), "value: expected a floating-point tensor", TypeError),
         (lambda: run(packed, packed, packed), "q_num_heads: expected a number of heads"),
         (lambda: run(x, x, x, None, x), "past_key, past_value: expected both or neither"),
-        (lambda: run(x, x, x, None, x, x[..., :3]), "past_value: .*got float32 of shape"),
-        (lambda: run(x, x, x, None, x, x, [1, 1]), "nonpad_kv_seqlen: expected None together"),
-        (lambda: run(x, x, x, nonpad_kv_seqlen=[1, 6]), r"nonpad_kv_seqlen: expected .* in 0..5, got"),
         (lambda: run(x, x, x, jnp.ones((T, T), int)), "attn_mask: expected boolean .*got int32", TypeError),
         (lambda: run(x, x, x, jnp.ones((T, T + 1), bool)), "attn_mask: expected at most 5 keys"),
-        (lambda: run(x, x, x, softmax_precision=11), "softmax_precision: .*JAX_ENABLE_X64"),
-        (lambda: turn(x, table, table), r"cos_cache: expected 3 axes, got shape \(9, 2\)"),
-        (lambda: turn(x, table, table[:3], ids), r"sin_cache: expected the shape .*\(9, 2\); got \(3"),
         (lambda: recur(rule="gated"), "decay: expected an array under .*'gated', which reads decay"),
-        (lambda: recur(None, packed[..., :2], rule="gated"), r"decay: expected shape \(2, 5, 3 or"),
-        (lambda: recur(beta=packed, rule="delta"), r"beta: expected shape \(2, 5, 3 or 1\), got"),
-        (lambda: recur(jnp.ones((2, 3, 4, 5))), r"past_state: expected shape \(2, 3, 4, 4\)"),
         run=jax.eval_shape,
     )
 

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,8 @@ from regard.interop.families import FAMILIES
 from regard.interop.families.vit import cut_patches as cut_patches
 from regard.interop.huggingface_configs import find_family, read_settings, write_settings
 from regard.interop.huggingface_configs import read_config as read_config
-from regard.interop.model_folders import find_transformer, read_tokenizer
-from regard.interop.weight_files import SINGLE, WeightFileError, open_weights, write_weights
+from regard.interop.model_folders import TOKENIZER_FILES, find_transformer, read_tokenizer
+from regard.interop.weight_files import SINGLE, LazyTensor, WeightFileError, open_weights, write_weights
 from regard.interop.weight_maps import join_dtypes, name_tensors, parameter_paths, read_parameters
 from regard.models import Decoder, Encoder, EncoderDecoder, TransformerConfig
 
@@ -160,7 +161,7 @@ def load(
     ]
     model = nnx.merge(graph, nnx.from_flat_state(leaves))
     model.eval()
-    tokenizer, generation = read_tokenizer(directory), read_object(directory / DEFAULTS)
+    tokenizer, generation = read_tokenizer(directory), _read_generation(directory / DEFAULTS)
     return Pretrained(model, config, tokenizer, model_type, settings, directory, generation)
 
 
@@ -170,6 +171,7 @@ def save(
     kind: str,
     *,
     settings: Mapping[str, Any] | None = None,
+    loaded: Pretrained | None = None,
     dtype: Any = None,
     force: bool = False,
     shard_bytes: int | None = None,
@@ -186,6 +188,8 @@ def save(
         settings: entries of config.json beside those that follow from the model, such as bos_token_id; of a
             loaded model, its `settings`. A vit's image_size, patch_size and num_channels are 224, 16 and 3
             unless given here.
+        loaded: what `load` gave with the model, whose settings, generation_config.json (which may name the
+            tokens that end a text) and tokenizer go with it; settings that are given come first.
         dtype: dtype to write; None means that of the parameters.
         force: whether files there may be replaced.
         shard_bytes: write files of at most so many bytes, or a larger tensor, with an index. None writes one.
@@ -196,7 +200,7 @@ def save(
     Raises:
         TypeError: settings that JSON cannot hold, a dtype that is not of floating point.
         ValueError: an unknown kind, or a model that it cannot describe, with the fields that would differ.
-        WeightFileError: files there, without `force`.
+        WeightFileError: files there, without `force`; NaN or infinity in a parameter, or by its new dtype.
 
     Example:
         >>> import tempfile
@@ -216,7 +220,8 @@ def save(
     if dtype is not None:
         float_dtype("dtype", dtype)
     try:
-        extras: dict[str, Any] = json.loads(json.dumps(dict(settings or {})))
+        entries = {**({} if loaded is None else loaded.settings), **(settings or {})}
+        extras: dict[str, Any] = json.loads(json.dumps(entries))
     except TypeError as error:
         raise TypeError(f"settings: expected entries that JSON can hold, {error}") from None
     written = write_settings(kind, model.config, **extras)
@@ -231,11 +236,19 @@ def save(
         family.weight_map(model.config), sizes, lambda path, at=...: np.asarray(parameters[path][at]), written
     )
     described = directory / "config.json"
-    if described.exists() and not force:
-        raise WeightFileError(
-            f"{described} exists already; choose another folder, or pass force=True to replace it"
-        )
+    beside = [] if loaded is None else [loaded.directory / name for name in (DEFAULTS, *TOKENIZER_FILES)]
+    sources = {directory / file.name: file for file in beside if file.is_file()}
+    for file in (described, *sources):
+        if file.exists() and not force:
+            raise WeightFileError(
+                f"{file} exists already; choose another folder, or pass force=True to replace it"
+            )
+    tensors = {name: _demand_finite(name, tensor) for name, tensor in tensors.items()}
     write_weights(directory / SINGLE, tensors, force=force, shard_bytes=shard_bytes)
+    for file, source in sources.items():
+        if file.resolve() != source.resolve():
+            with replacing(file) as draft:
+                shutil.copyfile(source, draft)
     with replacing(described) as draft:
         draft.write_text(json.dumps(written, indent=2) + "\n")
     return directory
@@ -266,6 +279,33 @@ def find_minilm() -> Path:
             " nothing else is needed)"
         )
     return folder
+
+
+def _read_generation(path: Path) -> dict[str, Any]:
+    """Read generation_config.json; an empty object where there is none."""
+    generation = read_object(path)
+    if not generation and path.is_file() and path.read_bytes().strip() != b"{}":
+        raise ValueError(
+            f"{path}: expected an object of JSON, as it may name the tokens that end a text; fetch it again,"
+            " or take it out"
+        )
+    return generation
+
+
+def _demand_finite(name: str, tensor: LazyTensor) -> LazyTensor:
+    """Return a tensor that raises where it is computed for what `load` would refuse."""
+
+    def compute() -> np.ndarray:
+        with np.errstate(over="ignore"):
+            array = tensor.compute()
+        if not np.isfinite(array).all():
+            raise WeightFileError(
+                f"weights: expected finite numbers, got NaN or infinity in {name} as {array.dtype}; nothing"
+                " was written: mend the model, or give a dtype that holds its numbers"
+            )
+        return array
+
+    return dataclasses.replace(tensor, compute=compute)
 
 
 def _choose_dtype(path: str, stored: Any, asked: Any) -> Any:

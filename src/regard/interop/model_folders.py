@@ -6,6 +6,13 @@ from typing import Any
 
 from regard.interop.huggingface_configs import read_settings
 
+# What may lie in a folder for its tokenizer, for this library or another.
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+    "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "chat_template.jinja",
+    "chat_template.json",
+)  # fmt: skip
+
 
 def read_tokenizer(directory: Path) -> Any:
     """Return the `tokenizers.Tokenizer` of a model's folder, or None where it has none that is read.

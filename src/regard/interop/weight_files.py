@@ -4,6 +4,7 @@ import difflib
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from regard.paths import read_path
+from regard.paths import read_object, read_path
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -158,6 +159,12 @@ class LazyTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+def _list_shards(index: Path) -> set[str]:
+    """Return the names of the files that an index lists; none where it cannot be read."""
+    listed = read_object(index).get("weight_map")
+    return {file for file in listed.values() if isinstance(file, str)} if isinstance(listed, dict) else set()
+
+
 def write_weights(
     path: str | os.PathLike[str],
     tensors: Mapping[str, np.ndarray | LazyTensor],
@@ -191,6 +198,8 @@ def write_weights(
             " replace it"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
+    name = re.compile(re.escape(path.stem) + r"-\d{5}-of-\d{5}\.safetensors")
+    earlier = {path.with_name(file) for file in _list_shards(index) if name.fullmatch(file)}
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as draft:
         for file, held in files.items():
             _write_file(Path(draft) / file.name, held, {"format": "pt"} if metadata is None else metadata)
@@ -201,7 +210,7 @@ def write_weights(
             (Path(draft) / index.name).write_text(text + "\n")
         for file in written:
             os.replace(Path(draft) / file.name, file)
-    for file in {path, index} - {*written}:
+    for file in {path, index, *earlier} - {*written}:
         file.unlink(missing_ok=True)
     return written[-1]
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from regard.axes import Array
 from regard.engine.call.problem import Problem
@@ -105,7 +106,8 @@ def is_rewriting() -> bool:
 def rewritten(problem: Problem) -> tuple[Problem, Finish]:
     """Return the call as it is changed, and what becomes of its output: who only looks at it comes last."""
     finishes: dict[bool, list[Finish]] = {True: [], False: []}
-    if _REWRITERS.get() and not is_concrete(problem):
+    # Arrays that a jitted function closes over are known, but what is made there is not.
+    if _REWRITERS.get() and not is_concrete((problem, jnp.zeros(()))):
         _BLOCK.get().traced = True
     for rewriter, one_by_one in _REWRITERS.get():
         problem, finish = rewriter(problem)
