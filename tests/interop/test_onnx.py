@@ -311,7 +311,6 @@ def test_a_graph_is_compiled_once():
 
 def test_bad_inputs_are_explained():
     x, packed, run = jnp.ones((2, 3, T, 4)), jnp.ones((2, T, 12)), onnx_ops.attention
-    table, turn = jnp.ones((9, 2)), onnx_ops.rotary_embedding
     heads = {"q_num_heads": 3, "kv_num_heads": 3}
     linear = functools.partial(onnx_ops.linear_attention, packed, packed, packed)
     recur = lambda *arrays, rule="linear", **more: linear(*arrays, update_rule=rule, **{**heads, **more})
