@@ -320,7 +320,6 @@ def test_bad_inputs_are_explained():
         (lambda: run(x, x, x, None, x), "past_key, past_value: expected both or neither"),
         (lambda: run(x, x, x, jnp.ones((T, T), int)), "attn_mask: expected boolean .*got int32", TypeError),
         (lambda: run(x, x, x, jnp.ones((T, T + 1), bool)), "attn_mask: expected at most 5 keys"),
-        (lambda: recur(rule="gated"), "decay: expected an array under .*'gated', which reads decay"),
         run=jax.eval_shape,
     )
 
@@ -337,14 +336,12 @@ def test_bad_graphs_and_nodes_are_explained():
     assert_refused(
         (run("r = Softmax (s)"), "score_mod: the operator Softmax cannot be evaluated one score", UNKNOWN),
         (run("r = Reshape (s, sizes)"), "score_mod: Reshape: expected tensors that depend neither", UNKNOWN),
-        (run("r = Add (s, outer)"), "score_mod: Add reads 'outer', which is neither", UNKNOWN),
         (run("r = Add (s, pair)", pair=pair), "score_mod: Add: shape mismatch"),
         (run("r = Neg (pair)", pair=pair), r"a tensor of shape \(2,\) does not broadcast to the s", UNKNOWN),
         (run("m = Less (distance, large) r = Where (m, s, s)", large=large), "at most 2147483647", UNKNOWN),
         (lambda: flex(prob_mod=empty), "prob_mod: expected a graph"),
         (evaluate(node("Softmax")), r"node: expected one of Attention, .*; got Softmax", UNKNOWN),
         (evaluate(node("Attention", windows=3)), "Attention: the attribute 'windows' is not known", UNKNOWN),
-        (evaluate(node("Attention", "abcde")), "node: expected at most 4 outputs of Attention, got 5"),
         (evaluate(node("Attention"), backend="nothing"), "backend: expected one of"),
         run=jax.eval_shape,
     )

@@ -67,6 +67,10 @@ def test_what_does_not_fit_is_refused():
         (lambda: build_small(rotary_dim=3), "rotary_dim: expected an even number, as pairs are .*; got 3"),
         (lambda: build_small(index_count=3), "index_count: .* all of index_count, index_heads, index_dim"),
         (lambda: build_small(rotary=Rotary(width=8)), r"rotary\.width: expected an even number in 2\.\.2,"),
+        (
+            lambda: build_small(index_count=4, index_heads=9, index_dim=3).start_cache(2, 9, window=3),
+            "window: ",
+        ),
         (lambda: block(x, query_offset=3), "query_offset: expected None with latent_dim, got 3"),
         (lambda: layer(x, positions=ids), r"one integer per token, \(1,\) or \(2, 1\); got shape \(3, 1\)"),
     )

@@ -154,8 +154,13 @@ class LatentAttention(nnx.Module):
     def start_cache(self, batch: Size, capacity: Size, *, window: int | None = None) -> KVCache:
         """Make an empty cache in the dtype of the layer, or of its parameters, as `KVCache.create` does.
 
-        Its `value` is for the latent vectors of tokens, its `key` for their turned keys.
+        Its `value` is for the latent vectors of tokens, its `key` for their turned keys. A ValueError refuses
+        a window beside an indexer.
         """
+        if window is not None and self.indexer is not None:
+            raise ValueError(
+                f"window: expected None with an indexer, which chooses among all keys; got {window}"
+            )
         dtype = self.latent.kernel.dtype if self.latent.dtype is None else self.latent.dtype
         return KVCache.create(batch, 1, capacity, *self.cache_widths, dtype=dtype, window=window)
 
