@@ -320,6 +320,7 @@ def test_bad_inputs_are_explained():
         (lambda: run(x, x, x, None, x), "past_key, past_value: expected both or neither"),
         (lambda: run(x, x, x, jnp.ones((T, T), int)), "attn_mask: expected boolean .*got int32", TypeError),
         (lambda: run(x, x, x, jnp.ones((T, T + 1), bool)), "attn_mask: expected at most 5 keys"),
+        (lambda: recur(rule="gated"), "decay: expected an array under .*'gated', which reads decay"),
         run=jax.eval_shape,
     )
 
@@ -342,6 +343,5 @@ def test_bad_graphs_and_nodes_are_explained():
         (lambda: flex(prob_mod=empty), "prob_mod: expected a graph"),
         (evaluate(node("Softmax")), r"node: expected one of Attention, .*; got Softmax", UNKNOWN),
         (evaluate(node("Attention", windows=3)), "Attention: the attribute 'windows' is not known", UNKNOWN),
-        (evaluate(node("Attention"), backend="nothing"), "backend: expected one of"),
         run=jax.eval_shape,
     )
