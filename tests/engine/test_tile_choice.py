@@ -184,11 +184,7 @@ def test_the_choice_says_why():
     def within(query, key, ids):
         """Masks of arrays that are traced, and predicates that close over them."""
         same = masks.predicate(lambda query, key: ids[query] == ids[key])
-        for mask in (
-            masks.segments(ids, ids),
-            same,
-            masks.blocks(ids[:100].reshape((10, 10)) % 3 == 0, SIDE),
-        ):
+        for mask in (masks.segments(ids, ids), same, masks.blocks(ids[:100].reshape(10, 10) % 3 == 0, SIDE)):
             reasons.append(explain(query, key, key, mask=mask, backend="tiled").computes.reason)
         return query
 

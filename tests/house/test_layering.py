@@ -63,7 +63,7 @@ FOLDERS = {
     " short_convolution compressed_cache compressed_attention delta_cache delta derivation feed_forward"
     " expert_shards expert_balance experts blocks",
     "models": "config sharding padding embedding depth stack encoder decoder encoder_decoder classifier"
-    " presets logits sampling prompts prefill writing speculation generation beams",
+    " presets logits sampling_settings sampling prompts prefill writing speculation generation beams",
     "training": "settings typed_json compilation metrics corpora vocabularies token_files lazy_modules task"
     " losses"
     " tasks.threshold tasks.copy tasks.reverse tasks.digits tasks.text tasks mesh_specs membership processes"

@@ -37,6 +37,8 @@ def test_a_sweep_is_the_interventions_one_by_one(output, x64, capsys):
     effects = sweep_heads(fn, VALUE, output=output, name="not an array", progress=output == 0.0)
     assert traced == ["not an array"] * 2  # once for the shapes, once for the program
     assert [effect.shape for effect in effects] == [(3,), (2,)]
+    layer = jax.jit(lambda x: attend(x, x, x))
+    assert len(sweep_heads(lambda x: layer(layer(x)).sum(), VALUE)) == 2, "traced once otherwise"
     outputs = (0.0, 0.0) if output == 0.0 else tuple(output)
     before = change((np.zeros(3), np.zeros(2)), outputs)
     for number, effect in enumerate(effects):

@@ -159,6 +159,12 @@ def test_changes_serve_in_jit_and_stay_there(wide):
     for output in (2.0, 7.0):
         with intervene({0: Change(output=output)}):
             assert held(1.0) == output
+    # What is traced once for several calls otherwise is traced for each of them.
+    for wrap in (jax.jit, jax.checkpoint):
+        layers = [wrap(lambda x: attend(x, x, x))] * 3
+        with intervene({1: Change(output=2.0)}):
+            outputs = jax.jit(lambda x, layers=layers: [layer(x) for layer in layers])(np.ones((1, 3, 4)))
+        assert [float(output.max()) for output in outputs] == [1, 2, 1]
     for head in (2, 0):
         # What an inner block changes, outer ones count.
         with intervene({model.config.num_layers + 1: Change(output=0.0, heads=[head])}):

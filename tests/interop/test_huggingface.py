@@ -79,6 +79,10 @@ def test_rotary_bases_widths_and_rules_are_read():
     assert read(**half) == read(rope_parameters=half) == read(), "as in transformers; see REFUSED as well"
     yarn = {"type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0}
     assert read(rope_scaling=yarn).rotary_scaling.amplitude == 1.0
+    for part in ({"mscale_all_dim": 0.7}, {"mscale": 0.5, "mscale_all_dim": 0.9}):
+        rule = {"rope_type": "yarn", "factor": 4.0, **ORIGINAL, **part}
+        config = huggingface.read_config({**draw_tensors("deepseek_v3")[0], "rope_parameters": rule})[1]
+        assert huggingface.read_config(write_settings("deepseek_v3", config))[1] == config
     settings = {**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
     assert huggingface.read_config(settings, length=128)[1].rotary_scaling == DynamicNTK(2.0, 64, 128)
 
@@ -127,7 +131,8 @@ def test_gemma_3_has_a_rotary_base_for_each_kind_of_layer():
     assert (plain.attention_scale, plain.head_dim, plain.query_key_norm) == (1 / 16, 256, True)
     assert (plain.attention_softcap, plain.output_softcap, plain.tied_output) == (None, None, True)
     assert gemma(sliding_window=4, sliding_window_pattern=3, num_hidden_layers=6).windows == (3, 3, None)
-    assert gemma(sliding_window=None, layer_types=["full_attention"] * 7).windows == (None,)
+    whole = gemma(sliding_window=None, layer_types=["full_attention"] * 7)
+    assert (whole.windows, write_settings("gemma3_text", whole)["sliding_window"]) == ((None,), 4096)
     scaling = {"rope_type": "linear", "factor": 8.0}
     old = gemma(rope_theta=5e5, rope_local_base_freq=7, rope_scaling=scaling)
     rules = {"full_attention": {**scaling, "rope_theta": 5e5}}
@@ -146,6 +151,7 @@ def test_gemma_3_has_a_rotary_base_for_each_kind_of_layer():
 
 
 GPT_OSS = {**LLAMA, "model_type": "gpt_oss", "num_local_experts": 7, "num_experts_per_tok": 3}
+TURNED = {"rope_type": "yarn", **YARN}
 QWEN_MOE = {**LLAMA, "model_type": "qwen3_moe", "num_experts": 7, "num_experts_per_tok": 3}
 QWEN_MOE |= {"moe_intermediate_size": 11}
 MIXTURES = {"gpt_oss": GPT_OSS, "qwen3_moe": QWEN_MOE}
@@ -252,6 +258,8 @@ REFUSED = (
     ("gemma2", {"layer_types": ["chunked_attention"] * 2}, "layer_types: expected sliding_attention or full"),
     ("gemma2", {"sliding_window_size": 8}, "sliding_window_size: expected 4, as sliding_window says"),
     ("gemma3_text", {"sliding_window": None}, "sliding_window: expected an integer in config.json, got None"),
+    ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 2}}, "rope_type: expected it where layers"),
+    ("gemma3_text", {"rope_parameters": {"full_attention": TURNED}}, "truncate: expected true, or no such"),
     ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: expected None for gemma3_te"),
     ("gemma3_text", {"model_type": "gemma3", "text_config": {}}, "got 'gemma3', which is of both"),
     ("gpt_oss", {"initial_context_length": 5}, "initial_context_length: expected 16, as the rotary"),
@@ -552,7 +560,11 @@ def test_a_folder_says_which_tokens_end_a_text(tmp_path):
     loaded = huggingface.load(folder)
     again = huggingface.save(loaded.model, tmp_path / "again", "llama", loaded=loaded)
     assert huggingface.load(again).stop_tokens == (5, 7)
+    ends = {"settings": {"eos_token_id": 9}, "loaded": loaded, "force": True}
+    assert huggingface.load(huggingface.save(loaded.model, again, "llama", **ends)).stop_tokens == (9,)
     assert (again / "chat_template.jinja").read_bytes() == (folder / "chat_template.jinja").read_bytes()
+    file = lambda: huggingface.save(loaded.model, again / "config.json", "llama")
+    assert_refused((file, r"directory: expected a folder, got .*config\.json, a file"))
     (again / "generation_config.json").write_text('{"eos_token_id": [5')
     assert_refused((lambda: huggingface.load(again), "generation_config.json: expected an object of JSON"))
     (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')

@@ -19,6 +19,7 @@ LAYERS = {
     "kimi": functools.partial(KimiDelta, M, 3, head_dim=5, norm_epsilon=1e-3),
 }
 IDS = np.array([4] * 13 + [7] + [4] * 23)
+CUT = np.repeat(np.arange(4), (4, 8, 5, 20))  # so that pieces of texts end behind few tokens of a document
 
 
 def build(kind, dtype=jnp.float64):
@@ -64,9 +65,9 @@ def draw(*shape):
     return np.random.default_rng(1).normal(size=shape)
 
 
-def define_apart(layer, row):
-    """Of documents by IDS."""
-    return np.concatenate([define(layer, row[span]) for span in (slice(13), slice(13, 14), slice(14, T))])
+def define_apart(layer, row, ids=IDS):
+    parts = np.split(row, np.flatnonzero(np.diff(ids)) + 1)
+    return np.concatenate([define(layer, part) for part in parts])
 
 
 def close(actual, expected):
@@ -82,20 +83,24 @@ def test_a_layer_is_its_definition_packed_padded_and_cached(kind, wide):
     apart = [define_apart(layer, x[0]), define_apart(layer, x[1]) if kind == "kimi" else whole[1]]
     ids = IDS if kind == "kimi" else np.stack([IDS, np.zeros_like(IDS)])
     close(run(layer, x, segments=ids), np.stack(apart))
-    # Rows of other lengths, read piece by piece; what is not real is NaN and leaves no trace.
+    # Rows of other lengths, read piece by piece; what is not real is NaN and leaves no trace. A document goes
+    # on in the next piece, and knows nothing of the one before it.
+    whole = [define_apart(layer, row, CUT) for row in x] if kind == "kimi" else whole
     cache, lengths, found = layer.start_cache(2), np.zeros(2, int), ([], [])
     for counts in ((5, 2), (1, 0), (7, 16), (3, 1)):
-        piece = np.full((2, 16, M), np.nan)
+        piece, ids = np.full((2, 16, M), np.nan), np.zeros((2, 16), int)
         for row, count in enumerate(counts):
             piece[row, :count] = x[row, lengths[row] : lengths[row] + count]
-        out, seen = run(layer, piece, cache=cache, counts=np.array(counts))
+            ids[row, :count] = CUT[lengths[row] : lengths[row] + count]
+        packed = {"segments": ids} if kind == "kimi" else {}
+        out, seen = run(layer, piece, cache=cache, counts=np.array(counts), **packed)
         cache = seen["cache"]
         for row, count in enumerate(counts):
             found[row].append(out[row, :count])
         lengths += counts
         assert cache.lengths.tolist() == lengths.tolist()
     for row, parts in enumerate(found):
-        close(np.concatenate(parts), whole[row, : lengths[row]])
+        close(np.concatenate(parts), whole[row][: lengths[row]])
 
 
 def test_gradients_and_their_transforms_are_those_of_the_recurrence(wide):

@@ -27,9 +27,7 @@ ENTRANCES = {
 
 @pytest.mark.parametrize("entrance", ENTRANCES)
 def test_a_decay_above_0_is_refused(entrance):
-    with pytest.raises(
-        ValueError, match=r"decay: expected logs of .* at most 0; got up to 0\.25\. Pass jnp\.log"
-    ):
+    with pytest.raises(ValueError, match=r"decay: expected logs of .* at most 0; got up to 0\.25\."):
         ENTRANCES[entrance]()
 
 

@@ -314,10 +314,7 @@ def test_impossible_requests_are_refused():
         ({"start_token": V}, r"start_token: expected a token in 0\.\.18, got 19"),
         ({"stop_tokens": 3}, r"stop_tokens: expected a sequence of tokens, such as \(2,\); got 3", TypeError),
         ({"stop_tokens": [2, []]}, "stop_tokens: expected at least one token in a sequence"),
-        (
-            {"sampling": Sampling([0.0, 1.0]), "rng": jax.random.key(0)},
-            r"per prompt, shape \(3,\); got \(2,\)",
-        ),
+        ({"sampling": Sampling([0.0, 1.0]), "rng": jax.random.key(0)}, r"per prompt, shape \(3,\); got \(2"),
         ({"sampling": WARM}, r"rng: expected a random key, .*temperature=1\.5"),
         ({"sampling": WARM, "rng": 3}, "rng: expected a random key, .*got int", TypeError),
         ({"capacity": 12}, r"capacity: expected at least 13, a place .*got 12\. None chooses it"),
@@ -395,7 +392,7 @@ def test_no_way_of_writing_takes_a_token_that_a_bias_bars():
 
 
 def test_a_serialized_program_takes_settings_and_stop_tokens_of_every_request():
-    model, rng, stops = build(), jax.random.key(3), jnp.array([5, 7])
+    model, rng, stops = build(), jax.random.key(3), jnp.array([[5, 7], [3, 3]])
 
     def serve(prompts, settings, stop_tokens):
         options = {"sampling": settings, "rng": rng, "stop_tokens": stop_tokens}
@@ -418,7 +415,5 @@ def test_an_exported_program_has_its_own_capacity_and_a_draft_but_no_chunks():
 
     program = jax.jit(lambda prompts: write(prompts, draft=model, capacity=prompts.shape[1] + 2 * N))
     np.testing.assert_array_equal(export.export(program)(shape).call(SOURCE), write(SOURCE))
-    with pytest.raises(
-        NotImplementedError, match="chunk: expected None for prompts of symbolic length, got 2"
-    ):
+    with pytest.raises(NotImplementedError, match="chunk: expected None for prompts of symbolic length"):
         jax.eval_shape(lambda prompts: write(prompts, chunk=2), shape)

@@ -276,6 +276,7 @@ def test_an_lse_of_the_callers_is_used_and_judged(monkeypatch):
     np.testing.assert_allclose(wrong.entropy, found.entropy, rtol=1e-5, atol=1e-6)
     assert float(wrong.trust[0].max()) < 1e-5
     np.testing.assert_allclose(read_causal(lse=lse.at[0, 0, 40].set(-jnp.inf)).trust[0, 0], 1)
+    assert (read_causal(lse=lse - 300).trust > 1e30).all()
 
 
 def test_a_query_that_meets_nan_counts_for_nothing(monkeypatch):
@@ -439,6 +440,7 @@ def test_mistakes_are_explained():
     wrong = [
         (ValueError, "query_offset: expected where the queries sit.*query_offset=6", lambda: look(x, y)),
         (ValueError, "query_offset: expected", lambda: look(x, x, key_offset=3)),
+        (ValueError, "distances that int32", lambda: look(x, x, query_offset=2**30, key_offset=-(2**30) - 9)),
         (ValueError, r"lse: .*per query, \(2, 3, 5\).*got shape \(5,\)", lambda: look(x, x, lse=lse[0, 0])),
         (ValueError, r"tokens: .*\(2, 11\), got \(5,\)", lambda: between(tokens=ids, query_tokens=ids)),
         (ValueError, "query_tokens: .* ids of the 5 queries", lambda: between(tokens=np.arange(11))),

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from regard.loading import name_extra
-from regard.paths import read_object, read_path, replacing
+from regard.paths import find_file, read_object, read_path, replacing
 
 with name_extra(__name__, "weights"):
     from flax import nnx
@@ -189,9 +189,10 @@ def save(
             loaded model, its `settings`. A vit's image_size, patch_size and num_channels are 224, 16 and 3
             unless given here.
         loaded: what `load` gave with the model, whose settings, generation_config.json (which may name the
-            tokens that end a text) and tokenizer go with it; settings that are given come first.
+            tokens that end a text) and tokenizer go with it; settings that are given come first, in both.
         dtype: dtype to write; None means that of the parameters.
-        force: whether files there may be replaced.
+        force: whether files there may be replaced. What else lies there stays, such as a tokenizer and a
+            generation_config.json of before, which `load` reads with the model.
         shard_bytes: write files of at most so many bytes, or a larger tensor, with an index. None writes one.
 
     Returns:
@@ -200,7 +201,8 @@ def save(
     Raises:
         TypeError: settings that JSON cannot hold, a dtype that is not of floating point.
         ValueError: an unknown kind, or a model that it cannot describe, with the fields that would differ.
-        WeightFileError: files there, without `force`; NaN or infinity in a parameter, or by its new dtype.
+        WeightFileError: a file in the folder's place; files in it, without `force`; NaN or infinity in a
+            parameter, or by its new dtype.
 
     Example:
         >>> import tempfile
@@ -217,6 +219,8 @@ def save(
         True
     """
     directory = read_path("directory", directory)
+    if file := find_file(directory):
+        raise WeightFileError(f"directory: expected a folder, got {file}, a file; give another one")
     if dtype is not None:
         float_dtype("dtype", dtype)
     try:
@@ -249,6 +253,11 @@ def save(
         if file.resolve() != source.resolve():
             with replacing(file) as draft:
                 shutil.copyfile(source, draft)
+    defaults = {} if loaded is None else loaded.generation
+    changed = {name: extras[name] for name in settings or {} if name in defaults}
+    if changed:
+        with replacing(directory / DEFAULTS) as draft:
+            draft.write_text(json.dumps(defaults | changed, indent=2) + "\n")
     with replacing(described) as draft:
         draft.write_text(json.dumps(written, indent=2) + "\n")
     return directory

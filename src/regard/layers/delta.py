@@ -99,7 +99,8 @@ class _Delta(nnx.Module):
 
         Args:
             x: `(*B, T, M)`; with a cache, of `start_cache`, `(batch, T, M)`.
-            segments: packed documents, integers `(batch, ..., T)` or `(T,)`, each read by itself.
+            segments: packed documents, integers `(batch, ..., T)` or `(T,)`, each read by itself. With a
+                cache, the first token is of the document that the cache ends with.
             cache: the tokens so far, for decoding: the T tokens come after them.
             counts: with a cache, how many of the T tokens are real, `(batch,)`; None means all. Padding at
                 the end of rows needs nothing, as no token reads a later one.
@@ -160,7 +161,7 @@ class _Delta(nnx.Module):
         if cache is None:
             return output
         added = jnp.full(leading, T, jnp.int32) if counts is None else jnp.clip(counts, 0, T)
-        recent = keep_newest(cache.recent, jnp.concatenate(features, axis=-1), added)
+        recent = keep_newest(cache.recent, jnp.concatenate(features, axis=-1), added, segments)
         memory = state.memory.astype(cache.memory.dtype)
         return output, {"cache": DeltaCache(cache.lengths + added, memory, recent)}
 

@@ -36,10 +36,7 @@ def convolve(
         if axes:
             earlier = _fetch_last(segments, reach, axes, axis=segments.ndim - 1)
             segments = jnp.concatenate([earlier, segments], axis=-1)
-        changes = jnp.diff(segments, axis=-1, prepend=segments[..., :1]) != 0
-        document = jnp.cumsum(changes, axis=-1, dtype=jnp.int32)
-        if not axes:
-            document = jnp.pad(document, [(0, 0)] * (document.ndim - 1) + [(reach, 0)])
+        document = _number_documents(segments, 0 if axes else reach)
     output = jnp.zeros_like(features)
     for tap in range(reach + 1):
         read = jax.lax.slice_in_dim(rows, tap, tap + T, axis=-2)
@@ -64,13 +61,29 @@ def _fetch_last(array: Any, count: int, axes: tuple[str, ...], *, axis: int) -> 
     return jax.lax.ppermute(last, axes, [(i, i + 1) for i in range(jax.lax.axis_size(axes) - 1)])
 
 
-def keep_newest(before: Array, features: Array, added: Array) -> Array:
-    """Return the last rows of `before` with `added` rows of features behind them, as many as there were."""
+def _number_documents(segments: Any, reach: int) -> Array:
+    """Count documents from 0, in the first of which `reach` rows come before the first token."""
+    changes = jnp.diff(segments, axis=-1, prepend=segments[..., :1]) != 0
+    document = jnp.cumsum(changes, axis=-1, dtype=jnp.int32)
+    return jnp.pad(document, [(0, 0)] * (document.ndim - 1) + [(reach, 0)])
+
+
+def keep_newest(before: Array, features: Array, added: Array, segments: Any = None) -> Array:
+    """Return the last rows of `before` with `added` rows of features behind them, as many as there were.
+
+    Rows of documents that have ended are zeros, which the convolution reads before a document begins.
+    """
     _demand_no_loss(before, features)
     rows = jnp.concatenate([before, features.astype(before.dtype)], axis=-2)
     reach = before.shape[-2]
     newest = added[:, None] + jnp.arange(reach, dtype=jnp.int32)[None]
-    return jnp.take_along_axis(rows, newest[..., None], axis=-2)
+    recent = jnp.take_along_axis(rows, newest[..., None], axis=-2)
+    if segments is None:
+        return recent
+    document = jnp.broadcast_to(_number_documents(segments, reach), rows.shape[:-1])
+    last = jnp.take_along_axis(document, added[:, None] + (reach - 1), axis=-1)
+    is_same = jnp.take_along_axis(document, newest, axis=-1) == last
+    return jnp.where(is_same[..., None], recent, jnp.zeros_like(recent))
 
 
 def _demand_no_loss(before: Array, features: Array) -> None:

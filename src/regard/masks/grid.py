@@ -168,3 +168,11 @@ class Blocks:
 def is_concrete(tree: Any) -> bool:
     """Return whether every leaf has values now, outside a trace."""
     return not any(isinstance(leaf, Tracer | jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
+
+
+def are_same(tree: Any, other: Any) -> bool:
+    """Return whether two trees have one structure and equal leaves; what is traced equals itself alone."""
+    (leaves, structure), (others, other_structure) = jax.tree.flatten(tree), jax.tree.flatten(other)
+    return structure == other_structure and all(
+        a is b or (is_concrete((a, b)) and np.array_equal(a, b)) for a, b in zip(leaves, others, strict=True)
+    )

@@ -8,14 +8,13 @@ from typing import Any, ClassVar, NoReturn
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from regard.arguments import keep_array, whole_number
 from regard.axes import Array, ArrayLike, Bool, Int
 from regard.masks.alignment import align_mask
 from regard.masks.bounds import Bounds
 from regard.masks.data import spell_record, suggest_call
-from regard.masks.grid import Blocks, Grid, Offset, is_concrete
+from regard.masks.grid import Blocks, Grid, Offset, are_same, is_concrete
 from regard.masks.picture import draw_mask
 from regard.masks.tile_kinds import KeptTiles, classify_cells
 
@@ -345,13 +344,7 @@ class Mask:
         return self.expression()
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Mask):
-            return NotImplemented
-        (leaves, structure), (others, other_structure) = jax.tree.flatten(self), jax.tree.flatten(other)
-        return structure == other_structure and all(
-            a is b or (is_concrete((a, b)) and np.array_equal(a, b))
-            for a, b in zip(leaves, others, strict=True)
-        )
+        return are_same(self, other) if isinstance(other, Mask) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(jax.tree.structure(self))

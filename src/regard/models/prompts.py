@@ -206,9 +206,18 @@ def sort_stops(stop_tokens: Any, vocab_size: int) -> ArrayLike:
     """Check stop tokens; return them `(n, L)`, sequences of fewer than L behind `ANY_TOKEN`."""
     if isinstance(stop_tokens, str) or not np.iterable(stop_tokens):
         raise TypeError(f"stop_tokens: expected a sequence of tokens, such as (2,); got {stop_tokens!r}")
-    if not is_concrete(stop_tokens) and getattr(stop_tokens, "ndim", 0) == 1:
+    if not is_concrete(stop_tokens):
+        if getattr(stop_tokens, "ndim", None) not in (1, 2):
+            raise TypeError(
+                "stop_tokens: expected one array of tokens (n,), or of sequences (n, L), where they are"
+                " traced; got a sequence that holds some; join them, jnp.stack(stop_tokens)"
+            )
         tokens = jnp.asarray(integers("stop_tokens", stop_tokens, clamp=True), jnp.int32)
-        return jnp.where(tokens < 0, jnp.int32(LARGEST), tokens)[:, None]  # which no token is
+        tokens = jnp.where(tokens < 0, jnp.int32(LARGEST), tokens)  # which no token is
+        tokens = tokens[:, None] if tokens.ndim == 1 else tokens
+        if tokens.shape[1]:
+            return tokens
+        stop_tokens = [()]
     ends = [*(np.asarray(stop_tokens) if hasattr(stop_tokens, "dtype") else stop_tokens)]
     ends = [[*end] if np.iterable(end) and not isinstance(end, str) else [end] for end in ends]
     for token in itertools.chain(*ends):

@@ -211,7 +211,7 @@ class _Counting:
         # A row that holds NaN counts for nothing: times 0, it would still reach what others count for.
         is_nan = row_block.norm.is_nan()
         logs = jnp.where(is_nan, -jnp.inf, row_block.norm.logs(scores))
-        tile = _Tile(view, tiling.positions(view), exp(logs))
+        tile = _Tile(view, tiling.positions(view), self._exp(logs))
         tops = jnp.where(is_nan, -jnp.inf, scores.reshape((-1, CHUNK, scores.shape[-1])).max(1))
         running_top = running_top.meet(scores, tops, start)
         if self.certain and tiling.config.masked:
@@ -223,6 +223,10 @@ class _Counting:
         rows = jax.tree.map(jnp.add, rows, more)
         columns = self._count_columns(row_block, tile, tops, columns)
         return rows, count, running_top, columns
+
+    def _exp(self, logs: Array) -> Array:
+        """Return weights, large ones by an lse that is not the call's: `exp` takes what a softmax has."""
+        return exp(logs if self.lse is None else jnp.where(logs > 80, jnp.asarray(80, logs.dtype), logs))
 
     def _count_rows(self, row_block: _RowBlock, tile: _Tile, logs: Array, visible: Array) -> PerQuery:
         """Sum over the keys of a tile: weights, and how many keys each pattern has."""
@@ -282,7 +286,7 @@ class _Counting:
             peaks = weights.reshape((tiling.key_blocks, height, -1)).max(1)
         else:  # the largest weights are those of the largest scores, which are known
             logs = jnp.where(row_block.norm.is_nan(), -jnp.inf, row_block.own_norm.logs(tops))
-            peaks = exp(logs.reshape((tiling.key_blocks, -1, logs.shape[-1])).max(1))
+            peaks = self._exp(logs.reshape((tiling.key_blocks, -1, logs.shape[-1])).max(1))
         peaks = tiling.align_rows(peaks.reshape((tiling.key_blocks, group, queries)), view)
         peaks = peaks.reshape((tiling.key_blocks, group, across, -1)).max(-1)
 

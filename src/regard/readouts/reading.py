@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from regard.arguments import indices, integers, whole_number
+from regard.arguments import LARGEST, indices, integers, whole_number
 from regard.axes import Array, ArrayLike
 from regard.engine.call.canonicalization import canonicalize, float_array
 from regard.engine.call.options import ScoreOptions, check_names
@@ -23,6 +23,7 @@ from regard.engine.dispatch.placement import demand_whole
 from regard.engine.softmax.score_rows import score_cells
 from regard.explicit_meshes import explicit_mesh
 from regard.manual_meshes import vary, varying_axes
+from regard.masks.grid import is_concrete
 from regard.masks.offsets import positions_of
 from regard.readouts.accumulators import NUM_BINS, PATTERNS, Norm, PerQuery, SweepConfig, SweepResults, Tokens
 from regard.readouts.counting import sink_logits, sweep
@@ -237,6 +238,15 @@ def _check_offsets(problem: Problem, query_offset: Any, key_offset: Any) -> None
             f" sits at position query_offset + t; pass query_offset={problem.S - problem.T} when the queries"
             " are the last rows of the sequence"
         )
+    if is_concrete((query_offset, key_offset)):
+        query, key = [
+            np.asarray(0 if offset is None else offset, np.int64) for offset in (query_offset, key_offset)
+        ]
+        if np.any(query - key < problem.S - LARGEST) or np.any(query - key > LARGEST - problem.T):
+            raise ValueError(
+                "query_offset, key_offset: expected distances that int32 holds, as weights are counted by"
+                f" them; got query_offset = {query_offset}, key_offset = {key_offset}"
+            )
 
 
 def _check_tokens(problem: Problem, tokens: Any, query_tokens: Any, delimiters: Any) -> Tokens:

@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -35,7 +35,8 @@ Rewriter = Callable[[Problem], tuple[Problem, Finish]]
 _WATCHERS: ContextVar[tuple[Watcher, ...]] = ContextVar("watchers", default=())
 _READS: ContextVar[bool] = ContextVar("reads", default=False)
 _REWRITERS: ContextVar[tuple[tuple[Rewriter, bool], ...]] = ContextVar("rewriters", default=())
-# What `jit` traced with changes belongs to one block: every other one has another number, and traces anew.
+# What `jit` traced with changes belongs to one block, and to the calls that came before it there: elsewhere
+# the number is another one, and it traces anew.
 _RETRACE = jax.make_user_context()
 _BLOCK: ContextVar[Any] = ContextVar("block", default=None)
 _numbers, _lock = itertools.count(), threading.Lock()
@@ -82,15 +83,25 @@ def rewrite(rewriter: Rewriter, *, one_by_one: bool = True) -> Iterator[None]:
     `one_by_one` says that it changes layers each in its own way, so that no loop may stand for them.
     """
     with _lock:
-        block = SimpleNamespace(number=_free_numbers.pop() if _free_numbers else next(_numbers), traced=False)
+        number = _free_numbers.pop() if _free_numbers else next(_numbers)
+    block = SimpleNamespace(number=number, calls=0, around=_BLOCK.get(), contexts=ExitStack())
     rewriters = (*_REWRITERS.get(), (rewriter, one_by_one))
     try:
-        with hold(_REWRITERS, rewriters), hold(_BLOCK, block), _RETRACE(block.number):
+        with hold(_REWRITERS, rewriters), hold(_BLOCK, block), _RETRACE((number, 0)), block.contexts:
             yield
     finally:
-        if not block.traced:
+        if block.calls:
+            _count_call(block.around)
+        else:
             with _lock:
-                _free_numbers.append(block.number)
+                _free_numbers.append(number)
+
+
+def _count_call(block: Any) -> None:
+    """Let what `jit` traces from here on in a block be another program than before."""
+    if block is not None:
+        block.calls += 1
+        block.contexts.enter_context(_RETRACE((block.number, block.calls)))
 
 
 def is_hooked() -> bool:
@@ -107,11 +118,12 @@ def rewritten(problem: Problem) -> tuple[Problem, Finish]:
     """Return the call as it is changed, and what becomes of its output: who only looks at it comes last."""
     finishes: dict[bool, list[Finish]] = {True: [], False: []}
     # Arrays that a jitted function closes over are known, but what is made there is not.
-    if _REWRITERS.get() and not is_concrete((problem, jnp.zeros(()))):
-        _BLOCK.get().traced = True
+    is_traced = _REWRITERS.get() and not is_concrete((problem, jnp.zeros(())))
     for rewriter, one_by_one in _REWRITERS.get():
         problem, finish = rewriter(problem)
         finishes[one_by_one].append(finish)
+    if is_traced:
+        _count_call(_BLOCK.get())
 
     def finish_all(output: Array, extra: Any) -> Array:
         for finish in (*finishes[True], *finishes[False]):

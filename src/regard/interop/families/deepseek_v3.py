@@ -117,7 +117,9 @@ class DeepSeekV3(Llama):
             return written
         # Decimals that were read are written again.
         slope = 0.1 * math.log(scaling.factor)
-        parts = {"mscale": (scaling.amplitude * growth - 1) / slope, _SHARPNESS: (growth - 1) / slope}
+        parts = {_SHARPNESS: (growth - 1) / slope}
+        if scaling.sharpness is not None:
+            parts = {"mscale": (scaling.amplitude * growth - 1) / slope, **parts}
         rules = {name: round(part, 9) for name, part in parts.items()}
         for name in ("rope_parameters", "rope_scaling"):
             plain = {key: value for key, value in written[name].items() if key != "attention_factor"}

@@ -63,7 +63,7 @@ class Gemma2(Llama):
         activation = WRITTEN_ACTIVATIONS[config.activation]
         return {
             **super().write_more(config),
-            **write_windows(config),
+            **write_windows(config, unused=4096),
             "hidden_act": activation,
             "hidden_activation": activation,
             "query_pre_attn_scalar": whole if whole**-0.5 == scale else scale**-2,

@@ -66,7 +66,7 @@ class GptOss(Llama):
 
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:
         activation = {"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": config.gate_limit}
-        return {**super().write_more(config), **write_windows(config), **activation}
+        return {**super().write_more(config), **write_windows(config, unused=128), **activation}
 
     def read_positions(self, settings: Settings, *sizes: Any) -> dict[str, Any]:
         says = any(settings.get(name) for name in ("rope_parameters", "rope_scaling"))

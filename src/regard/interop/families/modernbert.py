@@ -76,8 +76,12 @@ class ModernBert(Family):
         }
 
     def write_more(self, config: TransformerConfig) -> dict[str, Any]:
-        written = {**write_windows(config), **write_rotary_by_kind(config, _BASES), "rope_scaling": None}
-        window = written.pop("sliding_window") or 65
+        written = {
+            **write_windows(config, unused=65),
+            **write_rotary_by_kind(config, _BASES),
+            "rope_scaling": None,
+        }
+        window = written.pop("sliding_window")
         written |= {"local_attention": 2 * window - 2, "norm_bias": config.norm_kind == "layer"}
         # Those that transformers takes where none are given are no tokens of a small vocabulary.
         is_small = config.vocab_size is not None and config.vocab_size <= _LAST_SPECIAL

@@ -69,6 +69,12 @@ def read_rotary_by_kind(
     rules = settings.get("rope_parameters") or {}
     if not isinstance(rules, Mapping) or not {*rules} <= {*bases}:
         raise ValueError(f"rope_parameters: expected a rule for each of {', '.join(bases)}, got {rules!r}")
+    for rule in (settings.get("rope_scaling"), *rules.values()):
+        if isinstance(rule, Mapping) and rule.get("type") and not rule.get("rope_type"):
+            raise ValueError(
+                "rope_type: expected it where layers differ, as transformers 5 passes over type there; got"
+                f" {rule!r}; rename it"
+            )
     by_kind = {}
     for kind, (name, default) in bases.items():
         base = settings.get(name)
@@ -83,6 +89,11 @@ def read_rotary_by_kind(
     if sliding["rotary_scaling"] is not None:
         raise ValueError(
             f"rope_parameters: expected rope_type default for {SLIDING}, got {rules!r}; not supported"
+        )
+    if isinstance(full["rotary_scaling"], YaRN) and not full["rotary_scaling"].whole_features:
+        raise ValueError(
+            "truncate: expected true, or no such entry, where layers differ, as transformers 5 passes over it"
+            " there; got false"
         )
     return {**full, "rotary_window_base": sliding["rotary_base"]}
 

@@ -39,9 +39,12 @@ def shorten(kinds: tuple[Any, ...], empty: tuple[Any, ...]) -> tuple[Any, ...]:
     return next(repeats, empty)
 
 
-def write_windows(config: TransformerConfig) -> dict[str, Any]:
-    """Return `sliding_window` and `layer_types`; all layers that have a window share one number."""
+def write_windows(config: TransformerConfig, *, unused: int | None = None) -> dict[str, Any]:
+    """Return `sliding_window` and `layer_types`; all layers that have a window share one number.
+
+    Where none has one, `unused` is written, without which transformers runs some families not at all.
+    """
     windows = [config.window(layer) for layer in range(config.num_layers)]
     before = next((window for window in windows if window is not None), None)
     kinds = [FULL if window is None else SLIDING for window in windows]
-    return {"sliding_window": None if before is None else before + 1, "layer_types": kinds}
+    return {"sliding_window": unused if before is None else before + 1, "layer_types": kinds}
