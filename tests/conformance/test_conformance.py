@@ -148,9 +148,7 @@ def test_what_jax_answers_is_known(few_sizes):
     assert rest <= {"the gradient of lse is stopped"}
     assert "the mean of all values in an empty row" in report.conventions
     assert all("from jax.nn import dot_product_attention" in row.program for row in report.wrong)
-    (row,) = (
-        row for row in report.wrong if (row.promise, row.aspect) == ("an empty row of a bias", "gradient")
-    )
+    (row,) = (x for x in report.wrong if (x.promise, x.aspect) == ("an empty row of a bias", "gradient"))
     exec(row.program, room := {})
     assert np.isnan(room["gradients"][0]).any(), "as the row says of the output's gradient, not of lse's"
 

@@ -57,6 +57,8 @@ def test_lists_made_beforehand_are_those_that_a_program_makes():
         call = mask, sizes, (0, None)
         program = jax.jit(lambda: [list_both_ways(*call, *pair) for pair in pairs])  # noqa: B023
         kinds = np.asarray(jax.jit(lambda: classify_tiles(*call, 64, 64))())  # noqa: B023
+        joined = jax.jit(lambda: classify_tiles(*call, 128, 128))()  # noqa: B023
+        np.testing.assert_array_equal(tile_choice.join_halves(kinds), joined)
         for pair, expected in zip(pairs, program(), strict=True):
             jax.tree.map(np.testing.assert_array_equal, list_known(kinds, 64, sizes, *pair), expected)
         assert list_known(kinds, 64, sizes, Blocking(96, 64), blocks[0]) is None

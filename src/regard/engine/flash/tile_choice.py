@@ -100,15 +100,18 @@ def _choose(
 ) -> TileChoice:
     """Choose by the kinds of tiles of a mask that is known."""
     side, positions = tuning.piece_side, sizes.T * sizes.S
-    fine = _look(mask, sizes, offsets, side)
+    # One look at half tiles says of whole ones, too: to look is to compile.
+    has_halves = 4 * positions <= _MOST_HALF_TILES * side**2
+    halves = _look(mask, sizes, offsets, side // 2) if has_halves else None
+    fine = _look(mask, sizes, offsets, side) if halves is None else join_halves(halves)
     nonempty = fine != TileKind.EMPTY
     data_cost = (_DATA_COST - 1) * bool(jax.tree.leaves(mask))
     rest = [_whole(fine, sizes, side, block, data_cost) for block in whole]
     kinds_of = {ONE_LINE: fine}
     if group == 1:  # heads that share keys make as tall products of blocks of one line
         kinds_of[TWO_LINES] = fine
-    if nonempty.sum(-1).mean() <= _FEW_TILES and 4 * positions <= _MOST_HALF_TILES * side**2:
-        kinds_of[HALF_LINES] = _look(mask, sizes, offsets, side // 2)
+    if halves is not None and nonempty.sum(-1).mean() <= _FEW_TILES:
+        kinds_of[HALF_LINES] = halves
     chosen = []
     for axis, candidate in zip((-1, -2), rest, strict=True):
         best = dataclasses.replace(candidate, cost=candidate.cost * _GAIN)
@@ -145,6 +148,15 @@ def _look(mask: Mask, sizes: Sizes, offsets: tuple[Any, Any], side: int) -> np.n
     # To look is to read.
     with eval_context(), jax.transfer_guard("allow"), use_abstract_mesh(NO_MESH):
         return np.asarray(_classify(mask, sizes, offsets, side, side))
+
+
+def join_halves(halves: np.ndarray) -> np.ndarray:
+    """Return the kinds of tiles of twice the side."""
+    least = most = halves
+    for axis in (-2, -1):
+        starts = range(0, halves.shape[axis], 2)
+        least, most = np.minimum.reduceat(least, starts, axis), np.maximum.reduceat(most, starts, axis)
+    return np.where(least == most, least, TileKind.PARTIAL).astype(halves.dtype)
 
 
 _choose_once = functools.lru_cache(maxsize=64)(_choose)
