@@ -64,9 +64,8 @@ def test_a_batch_by_vmap_takes_one_branch():
 def test_a_batch_by_vmap_keeps_its_axis_beside_derivatives(mapped):
     """JAX takes it to be where the function without derivatives has it, among axes of one size here."""
     rng = np.random.default_rng(4)
-    arrays = [
-        jnp.asarray(rng.normal(size=(3,) * (2 + (n == mapped)) + (61, 8)), "bfloat16") for n in range(3)
-    ]
+    shapes = [(3,) * (2 + (n == mapped)) + (61, 8) for n in range(3)]
+    arrays = [jnp.asarray(rng.normal(size=shape), "bfloat16") for shape in shapes]
     run = jax.vmap(attend, [0 if n == mapped else None for n in range(3)])
     output, _ = jax.jit(functools.partial(jax.vjp, run))(*arrays)
     np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (output, run(*arrays))), atol=0.03)

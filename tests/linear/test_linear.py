@@ -248,9 +248,7 @@ def test_packed_documents_are_documents_apart(rule):
         spans = [slice(0, 9), slice(9, 10), slice(10, 16), slice(16, 23)]
         each = [({name: x[:, :, span] for name, x in tokens.items()}, real[None, span]) for span in spans]
         parts = zip(each, initial, strict=True)
-        return jnp.concatenate(
-            [attend(**part, valid=valid, initial=state) for (part, valid), state in parts], 2
-        )
+        return jnp.concatenate([attend(**part, valid=own, initial=state) for (part, own), state in parts], 2)
 
     def differentiate(call):
         loss = lambda tokens: (lambda out: (jnp.sum(out**3), out))(call(tokens))

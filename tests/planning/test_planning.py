@@ -85,6 +85,10 @@ def test_devices_of_one_machine_share_it(monkeypatch):
     report = plan(chip=chip, dtype="float32", fixed={"sequence": 8})
     assert report.chip.flops["float32"] == pytest.approx(chip.flops["float32"] / 8)
     assert report.chip.memory_bytes == pytest.approx(chip.memory_bytes / 8)
+    # What fits the whole machine once is too much for each of its devices.
+    whole = dataclasses.replace(chip, memory_bytes=2 * report.best.memory_bytes)
+    with pytest.raises(planning.MemoryTooSmallError):
+        plan(chip=whole, dtype="float32", fixed={"sequence": 8})
 
 
 def test_work_is_that_of_tiles_with_a_pair():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from heapq import nsmallest
@@ -142,13 +143,15 @@ def check_divisible(search: Search, devices: int, sizes: Mapping[str, int]) -> N
 
 def _refuse(search: Search, devices: int) -> NoReturn:
     chip, step = search.chip, math.prod(search.fixed.values())
-    room = chip.memory_bytes * search.assumptions.memory_share
 
+    @functools.cache
     def find_least(count: int) -> float:
         """Return the bytes per device on the mesh of so many that needs least."""
         return min(map(search.peak, search.list(count)), default=math.inf)
 
-    least = min(find_least(count * step) for count in list_counts(devices // step))
+    counts = [count * step for count in list_counts(devices // step)]
+    nearest = min(counts, key=lambda count: find_least(count) / search.room(count))
+    least, room = find_least(nearest), search.room(nearest)
     doubled = (devices << power for power in range(1, _MOST_DEVICES.bit_length()))
     more = [] if chip.shared else [count for count in doubled if count <= _MOST_DEVICES]
     enough = next((count for count in more if find_least(count) <= room), None)

@@ -59,7 +59,8 @@ class Report:
         if other is best:
             return "best"
         if not other.fits:
-            room = self.chip.memory_bytes * self.assumptions.memory_share
+            more = other.candidate.devices / best.candidate.devices if self.chip.shared else 1
+            room = self.chip.memory_bytes * self.assumptions.memory_share / more
             return f"out of memory: {scaled(other.memory_bytes, 'B')} of {scaled(room, 'B')}"
         reasons = []
         if other.compute_seconds > 1.05 * best.compute_seconds:

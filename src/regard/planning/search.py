@@ -101,6 +101,10 @@ class Search:
         """Return what each of so many devices has."""
         return self.chip.divide(devices)
 
+    def room(self, devices: int) -> float:
+        """Return the bytes for arrays that each of so many devices has."""
+        return self.chip_of(devices).memory_bytes * self.assumptions.memory_share
+
     def list(self, devices: int) -> Iterator[Candidate]:
         """Yield the meshes of so many devices."""
         return filter(self.serves, list_candidates(self.problem, devices, self.fixed))
@@ -159,11 +163,10 @@ class Search:
         step = math.prod(self.fixed.values())
         numbers, shortlist = itertools.count(), _Shortlist(devices)
         # Numbers of devices, then their meshes: what cannot be the fastest is never looked at.
-        room = self.chip.memory_bytes * self.assumptions.memory_share
         calls, waiting = (self, *self.also), []
         for count in (step * multiple for multiple in list_counts(devices // step)):
             least = self.least(count)
-            if least.bytes <= room:
+            if least.bytes <= self.room(count):
                 seconds = least.seconds + sum(call._spread(count) for call in calls)
                 heapq.heappush(waiting, _Node(seconds, next(numbers), count))
         while waiting and waiting[0].least <= ALIKE * shortlist.fastest:
@@ -173,7 +176,7 @@ class Search:
             if node.mesh is None:
                 for mesh in self.list(node.devices):
                     heapq.heappush(waiting, _Node(self.bound(mesh), next(numbers), node.devices, mesh))
-            elif self.peak(node.mesh) + self.beside(node.mesh).bytes <= room:
+            elif self.peak(node.mesh) + self.beside(node.mesh).bytes <= self.room(node.devices):
                 estimate = self.weigh(node.mesh)
                 shortlist.add(self.total(estimate), estimate)
         return shortlist.best and self._span_slices(shortlist.best)

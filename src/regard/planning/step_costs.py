@@ -122,7 +122,8 @@ class StepModel:
         steps = [StepOnMesh(self, candidate, *way) for way in ways]
         if len(steps) == 1:
             return steps[0]
-        room = self.chip.memory_bytes * self.shares.memory_share - self.peak(candidate)
+        chip = self.chip.divide(candidate.devices)
+        room = chip.memory_bytes * self.shares.memory_share - self.peak(candidate)
         beside = [step.weigh() for step in steps]
         # Those that fit by time, then the rest by memory.
         order = [(cost.bytes > room, cost.seconds if cost.bytes <= room else cost.bytes) for cost in beside]

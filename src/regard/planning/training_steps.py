@@ -210,11 +210,12 @@ def plan_step(
     best = search.find_best(devices)
     if best is None:
         check_divisible(search, devices, sizes)
-        least, room = model.find_least(devices).bytes, first.chip.memory_bytes * shares.memory_share
+        most = 1 if search.chip.shared else devices  # what devices share, one alone has
+        least, room = model.find_least(most).bytes, search.room(most)
         needed = f"each takes at least {scaled(least, 'B')} of the {scaled(room, 'B')} there are for arrays; "
         raise MemoryTooSmallError(
             f"devices: no mesh of up to {devices} {first.chip.name} holds the step; {needed * (least > room)}"
-            "take more devices, a smaller batch, a shorter sequence, or remat"
+            f"take {'more devices, ' * (not search.chip.shared)}a smaller batch, a shorter sequence, or remat"
         )
     candidate, on_mesh = best.candidate, model.divide(best.candidate)
     attention = search.total(best) - model.weigh(candidate).seconds
