@@ -189,7 +189,7 @@ def test_a_text_stands_beside_itself_without_heads_and_a_cell_is_split_into_its_
         return parts
 
     edges = inspection.Edge(1, 0, 2, 1, 0.5, float("nan")), inspection.Edge(0, 1, 0, 0, 0.4, 0.0)
-    trace = lambda text, query: (inspection.Paths(query % 3, 5, 1.5, edges), "<t>", list(text))
+    trace = lambda text, query: (inspection.Paths(query % 3, 5, np.nan, edges), "<t>", list(text))
     with live.serve_live(model.record, cuts=True, explain=explain, trace=trace) as page:
         found = read(page, "abc", cut="0.0, 1.2 1.2:2-1 3.0:1-1", by="zero")
         assert model.read == ["abc", ("abc", ((0, 0), (1, 2), (1, 2, 2, 1), (3, 0, 1, 1)), "zero")]
@@ -211,7 +211,8 @@ def test_a_text_stands_beside_itself_without_heads_and_a_cell_is_split_into_its_
         assert [json.loads(ask(page, f"{cell}1")[1])["permitted"] for cell in (why, later)] == [True, False]
         assert found["python"].endswith("layer=0, head=0, query=2, key=1)")
         assert json.loads(ask(page, f"{why}3")[1]) == {"refused": "key: expected a number below 3"}
-        graph = json.loads(ask(page, "paths?text=abc&query=-1")[1])
+        graph = json.loads(ask(page, "paths?text=abc&query=-1")[1], parse_constant=pytest.fail)
+        assert graph["logit"] is None, "NaN is no JSON"
         assert [(edge["call"], edge["key"], edge["direct"]) for edge in graph["edges"]] == [(1, 1, None)]
         assert (graph["query"], graph["target"], graph["tokens"]) == (2, "<t>", {"1": "b", "2": "c"})
         assert b"3.0:1-1 switched off" in ask(page, "save/1-2/")[1]

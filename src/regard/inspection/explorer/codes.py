@@ -1,6 +1,7 @@
 """Codes of the page's arrays: bytes on a log or linear scale, differenced and deflated."""
 
 import json
+import math
 import zlib
 from typing import Any
 
@@ -48,8 +49,7 @@ def pack(values: Any, code: str) -> tuple[Entry, bytes]:
     deflate (the zlib format). The bytes are the shortest of these ways.
     """
     if code == "json":
-        text = json.dumps(values, ensure_ascii=True, separators=(",", ":")).encode()
-        return _shortest({"dtype": "json", "shape": [], "code": "plain"}, [({}, text)])
+        return _shortest({"dtype": "json", "shape": [], "code": "plain"}, [({}, dump_json(values))])
     array = np.asarray(values)
     entry: Entry = {"dtype": code, "shape": list(array.shape), "code": "plain"}
     if code == "log8":
@@ -68,6 +68,27 @@ def pack(values: Any, code: str) -> tuple[Entry, bytes]:
     if array.dtype == np.uint8 and array.ndim:
         ways.append(({"delta": True}, np.diff(array, axis=-1, prepend=np.uint8(0)).tobytes()))
     return _shortest(entry, ways)
+
+
+def dump_json(values: Any) -> bytes:
+    """Write JSON as browsers read it: null stands for NaN and infinities.
+
+    Example:
+        >>> from regard.inspection.explorer.codes import dump_json
+        >>> dump_json({"loss": float("nan"), "next": [0.5]})
+        b'{"loss":null,"next":[0.5]}'
+    """
+    text = json.dumps(_read_finite(values), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.encode()
+
+
+def _read_finite(values: Any) -> Any:
+    """Return trees of lists and dicts, None in place of floats that are not finite."""
+    if isinstance(values, dict):
+        return {name: _read_finite(value) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_read_finite(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def _shortest(entry: Entry, ways: list[tuple[Entry, bytes]]) -> tuple[Entry, bytes]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import re
 import threading
 from collections import OrderedDict
@@ -19,6 +18,7 @@ import numpy as np
 
 from regard.inspection.call_numbers import number_calls
 from regard.inspection.explorer import shell
+from regard.inspection.explorer.codes import dump_json
 from regard.inspection.explorer.exact_tiles import IsWanted, demand_reader
 from regard.inspection.explorer.page_document import write_json
 from regard.inspection.explorer.pages import fill_page
@@ -171,7 +171,7 @@ class _LiveExplorer:
                 answer = self._questions[kind](query, is_wanted)
             except _TextError as error:
                 answer = {"refused": str(error)}
-            return json.dumps(answer).encode(), {"Content-Type": "application/json"}
+            return dump_json(answer), {"Content-Type": "application/json"}
         name, _, inner = rest.partition("/")
         explorer = self._views.get(name) if kind in ("view", "save") else None
         if explorer is None or "/" not in rest:
@@ -244,7 +244,6 @@ class _LiveExplorer:
         edges = [dataclasses.asdict(edge) for edge in paths.connected(most=MOST_EDGES)]
         for edge in edges:
             edge["layer"] = dict(enumerate(numbers)).get(edge["call"], edge["call"])
-            edge["direct"] = edge["direct"] if edge["direct"] == edge["direct"] else None
         positions = {paths.query, *(edge[end] for edge in edges for end in ("query", "key"))}
         answer = {"edges": edges, "query": paths.query, "target": target, "logit": paths.logit}
         answer["layers"] = numbers
@@ -296,9 +295,8 @@ def _tell_predictions(trace: Any) -> dict[str, Any]:
     last = zip(predictions.tokens[-1, -1], predictions.probabilities[-1, -1], strict=True)
     loss = None if coming is None or not len(coming) else -float(coming.mean())
     texts = next((call.query_tokens.texts for call in trace.calls if call.query_tokens is not None), ())
-    losses = () if coming is None else -np.asarray(coming, float)
-    finite = [cost if np.isfinite(cost) else None for cost in losses]
-    costs = list(zip(texts[1:], finite, strict=False))
+    losses = [] if coming is None else (-np.asarray(coming, float)).tolist()
+    costs = list(zip(texts[1:], losses, strict=False))
     likeliest = [[predictions.texts[token], float(chance)] for token, chance in last]
     return {"loss": loss, "costs": costs, "next": likeliest}
 

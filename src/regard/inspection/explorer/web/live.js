@@ -334,7 +334,13 @@ export function mountLive(root, connection, wait = LIVE_WAIT) {
     const { ok, bytes } = await connection.ask(path, signal);
     const text = new TextDecoder().decode(bytes);
     signal.throwIfAborted();
-    const answer = ok ? JSON.parse(text) : { refused: text };
+    /** @type {any} */
+    let answer = { refused: text };
+    try {
+      if (ok) answer = JSON.parse(text);
+    } catch {
+      answer.refused = `The answer cannot be read: ${text.slice(0, 200)}`;
+    }
     if (!answer.refused) return answer;
     fail(answer.refused);
     return null;

@@ -74,10 +74,10 @@ export class CutTarget {
 
 /**
  * What comes after the texts, and what each token of them costs, one after the other; then after a source.
- * @param {Array<{loss: number|null, next: Array<[string, number]>}>} predicted
+ * @param {Array<{loss: number|null, next: Array<[string, number|null]>}>} predicted
  */
 export function tellPredictions(predicted) {
-  /** @param {[string, number]} likeliest */
+  /** @param {[string, number|null]} likeliest */
   const word = ([token, share]) => `‘${shown(token)}’ ${formatNumber(share)}`;
   const [before, after, source] = predicted;
   if (!after) return `next: ${before.next.map(word).join(", ")}`;
