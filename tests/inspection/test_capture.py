@@ -278,8 +278,8 @@ def test_every_other_model_is_recorded():
         attend(jnp.ones((3, 2)), jnp.ones((7, 2)), jnp.ones((7, 2)))
     assert [(call.name, call.kind) for call in trace] == [("attention 0", "self"), ("attention 1", "cross")]
     assert repr(trace) == "Trace('mine': 2 calls, 4 heads, 3 to 7 positions)"
-    names = ["encoder.0.block.3.a_0", "encoder.0.block.11.a_0", "x", "y.7", "x"]
-    assert owners.number_layers(names) == [3, 11, 2, 7, 2], "by name, or else by place"
+    names = ["encoder.0.block.3.a_0", "encoder.0.block.11.a_0", "x", "y.7", "x", "z20250101120000"]
+    assert owners.number_layers(names) == [3, 11, 2, 7, 2, 4], "by name, or else by place"
     # Of a latent layer, the features that are turned are known.
     layer = LatentAttention(12, 3, latent_dim=7, head_dim=5, rotary_dim=4, rngs=nnx.Rngs(0))
     _, (call,) = inspection.record(layer, x)
@@ -341,6 +341,7 @@ def test_tokens_serve_statistics_and_are_checked():
     assert watch_tokens(inspection.Tokens(5))[1].duplicate_mass is None
     assert_refused(
         (lambda: watch_tokens(words[:4]), "tokens: expected one per position of some call, .* are 5"),
+        (lambda: watch_tokens([*words, "f"]), "tokens: expected one per position, of which there are 5"),
         (lambda: watch_tokens("abcde"), "tokens: expected a list of strings, .* got the string", TypeError),
         (lambda: watch_tokens({1.5: words}), r"lengths or the beginnings .* names, got 1\.5", TypeError),
         (lambda: watch_tokens({4: words}), r"tokens\[4\]: expected 4 tokens, got 5"),

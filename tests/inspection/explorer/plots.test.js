@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { diverging, missing, sequential } from "../../../src/regard/inspection/explorer/web/colours.js";
+import { numberOf, tellSums } from "../../../src/regard/inspection/explorer/web/heads.js";
 import { heatPixels } from "../../../src/regard/inspection/explorer/web/heats.js";
 import { seriesTable } from "../../../src/regard/inspection/explorer/web/plots.js";
 import {
@@ -30,6 +31,17 @@ test("numbers are short and keep whole positions whole", () => {
     [1e-300, "1e−300"],
   ];
   for (const [value, text] of cases) assert.equal(formatNumber(value), text);
+});
+
+test("a head without a number is told, whatever others sum to", () => {
+  assert.deepEqual(tellSums([2e-7, 0]), { good: true, text: "weights sum to 1 within 2e−7" });
+  assert.deepEqual(tellSums([2e-7, null]), {
+    good: false,
+    text: "1 of 2 heads have rows without a number, elsewhere weights sum to 1 within 2e−7",
+  });
+  assert.equal(tellSums([null]).text, "1 of 1 heads have rows without a number");
+  assert.equal(tellSums([0.1]).good, false);
+  assert.equal(numberOf("toString").title, "toString");
 });
 
 test("linear ticks are round, inside, and few", () => {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import select
+import selectors
 import socket
 import threading
 from collections.abc import Mapping
@@ -132,7 +132,9 @@ class _Handler(BaseHTTPRequestHandler):
                 raise RefusalError("nothing is taken", headers={"Connection": "close"})
             # Another host's name may belong to a site that points it here.
             port, named = self.server.server_address[1], self.headers.get_all("Host", [])
-            if len(named) != 1 or named[0] not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
+            hosts = {f"{host}:{port}" for host in (ADDRESS, "localhost")}
+            hosts |= {host.removesuffix(":80") for host in hosts}  # as browsers write it
+            if len(named) != 1 or named[0] not in hosts:
                 raise RefusalError(f"open this page as http://{ADDRESS}:{port}/...", 403)
             body, headers = self.server.site.answer(self.path, self._is_waited)
         except AbandonedError:
@@ -148,8 +150,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _is_waited(self) -> bool:
         """Return whether the browser is still there: it closes the connection of what it gives up."""
         try:
-            if not select.select([self.connection], [], [], 0)[0]:
-                return True
+            with selectors.DefaultSelector() as selector:  # `select` takes no file beyond the 1,024th
+                selector.register(self.connection, selectors.EVENT_READ)
+                if not selector.select(0):
+                    return True
             return bool(self.connection.recv(1, socket.MSG_PEEK))
         except (OSError, ValueError):
             return False

@@ -51,15 +51,18 @@ def name_itself(owner: Any) -> str | None:
     return (".".join(owner.path) or type(owner).__name__) if linen else None
 
 
+_NUMBER = r"(?<!\d)\d{1,9}(?!\d)"  # more digits are a date, or a key
+
+
 def number_layers(names: Sequence[str]) -> list[int]:
     """Enumerate the layers by name: the last number that tells it from others, else the order."""
-    digits = {name: [int(number) for number in re.findall(r"\d+", name)] for name in names}
+    digits = {name: [int(number) for number in re.findall(_NUMBER, name)] for name in names}
     alike: dict[str, list[str]] = {}
     for name in digits:
-        alike.setdefault(re.sub(r"\d+", "#", name), []).append(name)
+        alike.setdefault(re.sub(_NUMBER, "#", name), []).append(name)
     numbers = {}
     for order, (name, own) in enumerate(digits.items()):
-        columns = zip(*(digits[other] for other in alike[re.sub(r"\d+", "#", name)]), strict=True)
+        columns = zip(*(digits[other] for other in alike[re.sub(_NUMBER, "#", name)]), strict=True)
         varying = [index for index, column in enumerate(columns) if len(set(column)) > 1]
         numbers[name] = own[varying[-1]] if varying else own[0] if own else order
     return [numbers[name] for name in names]

@@ -53,6 +53,11 @@ class Sequences:
         for call in calls:
             asked, held = self.find(call.name, call)
             laid.append(replace(call, query_tokens=asked, key_tokens=held))
+        ends = [max(call.query_offset + call.rows, call.key_offset + call.keys) for call in laid]
+        if self.every is not None and max(ends, default=len(self.every)) < len(self.every):
+            raise ValueError(
+                f"tokens: expected one per position, of which there are {max(ends)}; got {self.every!r}"
+            )
         has_tokens = self.every is not None or self.by_length or self.by_name
         if has_tokens and not any(call.query_tokens or call.key_tokens for call in laid):
             got = {**self.by_length, **self.by_name} if self.every is None else self.every

@@ -37,9 +37,24 @@ export const HEAD_LABELS = [
   "uniform",
 ];
 
+/**
+ * How far sums of weights are from 1.
+ * @param {Array<number|null>} trusts of each head; null where rows have no number
+ * @returns {{good: boolean, text: string}}
+ */
+export function tellSums(trusts) {
+  const sums = trusts.filter((trust) => trust !== null);
+  const broken = trusts.length - sums.length;
+  const largest = Math.max(0, ...sums);
+  const told = sums.length ? [`weights sum to 1 within ${formatNumber(largest, 1)}`] : [];
+  if (broken) told.unshift(`${broken} of ${trusts.length} heads have rows without a number`);
+  return { good: !broken && largest <= 1e-3, text: told.join(", elsewhere ") };
+}
+
 /** @param {string} name of a number @returns {{name: string, title: string, unit: string, share: boolean}} */
 export function numberOf(name) {
-  const [title, unit] = HEAD_NUMBERS[name] ?? [name.replaceAll("_", " "), ""];
+  const known = Object.hasOwn(HEAD_NUMBERS, name);
+  const [title, unit] = known ? HEAD_NUMBERS[name] : [name.replaceAll("_", " "), ""];
   return { name, title, unit: unit === "share" ? "" : unit, share: unit === "share" };
 }
 

@@ -9,13 +9,13 @@ import { mountFolding } from "./folding.js";
 import { mountGuide } from "./guide.js";
 import { mountHeadLines } from "./head_lines.js";
 import { mountHeadNotes } from "./head_notes.js";
+import { tellSums } from "./heads.js";
 import { listenForKeys, openKeyList } from "./keys.js";
 import { mountMap } from "./map.js";
 import { headName } from "./passages.js";
 import { mountPositions } from "./positions.js";
 import { mountProfiles } from "./profiles.js";
 import { mountReader } from "./reader.js";
-import { formatNumber } from "./scales.js";
 import { Source } from "./source.js";
 import { namesHead, State } from "./state.js";
 import { TABS } from "./state_fields.js";
@@ -53,12 +53,9 @@ function mainPanel(name, title) {
 
 /** @param {PageDocument} document_ */
 function mainTrust(document_) {
-  const worst = document_.traces
-    .flatMap((trace) => trace.calls.flatMap((call) => call.trust ?? []))
-    .filter((trust) => trust !== null);
-  if (!worst.length) return null;
-  const largest = Math.max(...worst);
-  const good = largest <= 1e-3;
+  const every = document_.traces.flatMap((trace) => trace.calls.flatMap((call) => call.trust ?? []));
+  if (!every.length) return null;
+  const { good, text } = tellSums(every);
   return element(
     "span",
     {
@@ -67,7 +64,7 @@ function mainTrust(document_) {
         "The largest distance from 1 of a row's sum of weights, over all heads: it shows that these are the weights of the kernel that ran.",
     },
     element("span", { class: "rg-mark", "aria-hidden": "true", text: good ? "✓" : "!" }),
-    element("span", { text: `weights sum to 1 within ${formatNumber(largest, 1)}` }),
+    element("span", { text }),
   );
 }
 
