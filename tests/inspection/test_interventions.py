@@ -185,6 +185,7 @@ def test_mistakes_are_explained():
         pass
     assert_refused(
         (Change, "expected one of query, key, value, weights, output, source, edges at least"),
+        (lambda: Change(weights=0.5, edges=[[0, 0, 0]]), "expected weights or edges, got both; put 0 into"),
         (lambda: Change(output=0.0, source=1), "expected output or source, .* the same thing; got both"),
         (lambda: change(source=1), r"source: expected an example in the first .*, got 1 for .*\(3, 5, 2\)"),
         (lambda: change(output=0.0, rows=[5]), r"rows: expected rows in 0\.\.4 of output, got \[5\]"),

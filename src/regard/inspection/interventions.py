@@ -73,7 +73,7 @@ class Change:
     edges: ArrayLike | None = None
     """Cells, `(n, 3)`: head, query and key of each, none of them twice. What that weight hands over is taken
     out of the output, the row's other weights stay: exact where `trace_paths` estimates, in linear memory; of
-    a call without dropout. `share` is a number then, or one per edge; `heads` says nothing of them."""
+    a call without dropout, whose `weights` stay. `share` is a number then, or one per edge; `heads` says nothing of them."""
     share: ArrayLike = 1.0
     """The part of each head that is replaced, 0 to 1: a number, or one per head (of key, value: key head).
     Beside output=0.0 it scales: 1 - share times the head stays, half of it by 0.5, twice by -1."""
@@ -88,6 +88,8 @@ class Change:
             raise ValueError(f"Change: expected one of {', '.join(fields)} at least, got none")
         if self.output is not None and self.source is not None:
             raise ValueError("Change: expected output or source, which give the same thing; got both")
+        if self.weights is not None and self.edges is not None:
+            raise ValueError("Change: expected weights or edges, got both; put 0 into weights for each edge")
         for name in ("heads", "rows"):
             if getattr(self, name) is not None:
                 numbers = np.ravel(integers(name, getattr(self, name))).tolist()

@@ -152,7 +152,7 @@ def _evaluate(closed: Any, operands: Sequence[Any], key: object) -> tuple[list[A
         inputs = [value_of(atom) for atom in equation.invars]
         if equation.primitive is _tag and equation.params["key"] is key:
             outputs, more = inputs[:1], [(equation.params["tree"], inputs[1:])]
-        elif _is_tagged(equation.params, key):
+        elif _is_tagged(equation.params, key) and not equation.params.get("differentiated"):
             outputs, more = _evaluate_inner(equation, inputs, key)
         else:
             params = equation.primitive.get_bind_params(equation.params)
