@@ -73,7 +73,8 @@ class Change:
     edges: ArrayLike | None = None
     """Cells, `(n, 3)`: head, query and key of each, none of them twice. What that weight hands over is taken
     out of the output, the row's other weights stay: exact where `trace_paths` estimates, in linear memory; of
-    a call without dropout, whose `weights` stay. `share` is a number then, or one per edge; `heads` says nothing of them."""
+    a call without dropout, and not beside `weights`. `share` is a number then, or one per edge; `heads` says
+    nothing of them."""
     share: ArrayLike = 1.0
     """The part of each head that is replaced, 0 to 1: a number, or one per head (of key, value: key head).
     Beside output=0.0 it scales: 1 - share times the head stays, half of it by 0.5, twice by -1."""
