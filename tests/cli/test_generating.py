@@ -120,10 +120,7 @@ def test_an_answer_stands_without_its_prompt(monkeypatch, capsys):
 def test_flags_that_do_not_fit_are_refused(text_model, capsys):
     for flags, message in (
         ("", "generate needs a text to begin with, such as: --prompt"),
-        (
-            "--prompt a --beams 2 --top-k 3 --seed 0",
-            "--beams searches and draws nothing; leave out --top-k, --seed",
-        ),
+        ("--prompt a --beams 2 --top-k 3 --seed 0", "searches and draws nothing; leave out --top-k, --seed"),
         (f"--prompt a --seed {2**63}", "--seed must be from -2**63 to 2**63 - 1, got 9223372036"),
         ("--prompt a --temperature 0 --min-p 0.1", "expected a temperature above 0"),
         ("--prompt a --temperature 0 --seed 3", "--temperature 0 draws nothing; leave out --seed"),

@@ -28,7 +28,7 @@ def test_every_fault_can_be_planted_and_its_tests_are_there(table):
 
 
 def test_a_fault_whose_place_is_gone_is_refused():
-    with pytest.raises(ValueError, match="holds its `before` 0 times"):
+    with pytest.raises(ValueError, match="has its `before` 0 times"):
         FAULTS[0].plant("nothing of it")
 
 

@@ -51,9 +51,7 @@ class Fault:
         """Return the file's text with the fault in it; the place must be there, and the only one."""
         found = source.count(self.before)
         if found != 1:
-            raise ValueError(
-                f"{self.table}.toml: {self.fault!r}: {self.file} holds its `before` {found} times"
-            )
+            raise ValueError(f"{self.table}.toml: {self.fault!r}: {self.file} has its `before` {found} times")
         planted = source.replace(self.before, self.after)
         if self.file.endswith(".py"):
             compile(planted, self.file, "exec")

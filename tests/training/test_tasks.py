@@ -43,6 +43,7 @@ def test_training_never_draws_the_held_out_stream():
         assert not held_out & draw_raw(task, jax.random.fold_in(make_stream(1, TRAINING), step))
     assert held_out == draw_raw(task, make_stream(1, HELD_OUT)), "of the data's own seed"
     assert not held_out & draw_raw(task, make_stream(0, HELD_OUT))
+    assert held_out != draw_raw(task, make_stream(2**32 + 1, HELD_OUT)), "not that of its last 32 bits"
 
 
 def draw_raw(task, rng):

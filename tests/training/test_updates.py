@@ -43,14 +43,16 @@ def averaged(tmp_path_factory):
 
 def test_parts_with_other_numbers_of_tokens_are_weighed_by_them():
     sizes = {"d_model": 8, "num_heads": 2, "d_ff": 12, "num_layers": 1, "dropout_rate": 0.0}
-    task = tasks.Reverse(model=dataclasses.replace(tasks.Reverse().model, **sizes))
-    measured = []
-    for parts in (1, 4):
-        asked = dataclasses.replace(task.optimization, batch_size=12, accumulate_steps=parts)
-        program = programs.make_program(dataclasses.replace(task, optimization=asked), 0)
-        measured.append(jax.jit(program.update)(program.start(), np.int32(0))[1])
-    for name in ("loss", "grad_norm", "token_accuracy"):
-        np.testing.assert_allclose(measured[1][name], measured[0][name], rtol=1e-5, err_msg=name)
+    reverse = tasks.Reverse(model=dataclasses.replace(tasks.Reverse().model, **sizes))
+    for task in (reverse, text(22)):
+        measured = []
+        for parts in (1, 4):
+            asked = dataclasses.replace(task.optimization, batch_size=12, accumulate_steps=parts)
+            in_parts = dataclasses.replace(task, optimization=asked)
+            program, fed = programs.make_program(in_parts, 0), make_feed(in_parts, 0)(0)
+            measured.append(jax.jit(program.update)(program.start(), np.int32(0), fed)[1])
+        for name, whole in measured[0].items():
+            np.testing.assert_allclose(measured[1][name], whole, rtol=1e-5, err_msg=name)
 
 
 def test_a_batch_in_parts_is_the_batch(averaged):
@@ -88,6 +90,8 @@ def test_an_update_that_is_not_finite_is_left_out_where_asked():
     sound, measured, usual = both(plain.start(), np.int32(0))
     jax.tree.map(np.testing.assert_array_equal, sound, usual)
     assert measured["skipped"] == 0
+    rates = [float(run(sound, np.int32(index))[1]["learning_rate"]) for index in (1, 900)]
+    assert rates[0] == rates[1] == float(make_schedule(tiny_copy(**options).optimization)(1))
     leaves, tree = jax.tree.flatten(sound)
     bad = jax.tree.unflatten(tree, [leaves[0] * np.nan, *leaves[1:]])
     found, measured = run(bad, np.int32(1))

@@ -56,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="plain")
+    if not os.environ.get("COLUMNS", "").strip("0"):
+        os.environ.pop("COLUMNS", None)  # in a width of 0 nothing would be written
     words = sys.argv[1:] if arguments is None else arguments
     try:
         # Another program, such as a notebook, is not left.

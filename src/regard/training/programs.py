@@ -141,12 +141,18 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
         # Every count-th row is one part's: a device has its share of each.
         parts = jax.tree.map(lambda rows: rows.reshape(-1, count, *rows.shape[1:]).swapaxes(0, 1), batch)
 
-        weights = jax.lax.map(lambda part: jnp.asarray(task.weigh(part), jnp.float32), parts)
-        shares = weights / weights.sum()
+        def weigh(part: Batch) -> Metrics:
+            return {name: jnp.asarray(weight, jnp.float32) for name, weight in task.weigh(part).items()}
 
-        def add(total: Any, part: tuple[Batch, jax.Array, jax.Array]) -> tuple[Any, None]:
-            terms = differentiate(params, divide(part[0]), jax.random.fold_in(rng, part[1]))
-            return jax.tree.map(lambda partial_sum, term: partial_sum + term * part[2], total, terms), None
+        shares = {name: each / each.sum() for name, each in jax.lax.map(weigh, parts).items()}
+
+        def add(total: Any, part: tuple[Batch, jax.Array, Metrics]) -> tuple[Any, None]:
+            rows, number, share = part
+            (loss, measured), gradients = differentiate(params, divide(rows), jax.random.fold_in(rng, number))
+            of_loss = share["loss"]
+            measured = {name: metric * share.get(name, of_loss) for name, metric in measured.items()}
+            terms = (loss * of_loss, measured), jax.tree.map(lambda slope: slope * of_loss, gradients)
+            return jax.tree.map(operator.add, total, terms), None
 
         term_shapes = jax.eval_shape(differentiate, params, jax.tree.map(lambda rows: rows[0], parts), rng)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), term_shapes)
@@ -158,7 +164,8 @@ def make_program(task: Task, seed: int, deployment: Deployment | None = None) ->
         rng = jax.random.fold_in(make_stream(seed, DROPOUT), index)
         (loss, measured), gradients = accumulate(state.params, batch, rng)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes counts with floats, also under "strict"
-            rate = jnp.asarray(schedule(index))
+            # Of the updates that were made: those that are skipped are not counted.
+            rate = jnp.asarray(schedule(optax.tree.get_all_with_path(state.optimizer, "count")[-1][1]))
             change, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, change)
         average = state.average

@@ -259,8 +259,8 @@ class Optimization(Settings):
     """Change per update of the biases by which a router_kind of sigmoid chooses experts, so that all are
     chosen alike often; 0 leaves them alone."""
     balance_loss: Annotated[float, NOT_NEGATIVE] = 0.0
-    """Factor of a loss by which routers of any kind learn to choose all experts alike often; it is not among
-    the losses that are reported."""
+    """Factor of a loss by which routers of any kind learn to choose all experts alike often, of each of
+    accumulate_steps parts by itself; it is not among the losses that are reported."""
     nan: Literal["stop", "skip"] = "stop"
     """Treatment of an update whose loss or gradients are not finite: stop ends the run, which can go on from
     its last checkpoint; skip leaves all as it was, and ends the run after ten in a row."""

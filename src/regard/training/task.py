@@ -34,8 +34,10 @@ PROBE_SIZE = 8  # examples: a hundredth of a step's work where steps are many an
 
 
 def make_stream(seed: int, stream: int) -> jax.Array:
-    """Return the key of one of the independent random streams of a seed."""
-    return jax.random.fold_in(jax.random.key(seed), stream)
+    """Return the key of one of the independent random streams of a seed; without x64 a key reads 32 bits."""
+    high, low = divmod(seed, 2**32)
+    key = jax.random.key(np.uint32(low))
+    return jax.random.fold_in(jax.random.fold_in(key, high % 2**32) if high else key, stream)
 
 
 class Example(NamedTuple):
@@ -134,12 +136,13 @@ class Task(Settings, abc.ABC):
     def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Return the mean loss on a batch, and metrics; the model's mode decides about dropout."""
 
-    def weigh(self, batch: Batch) -> float | jax.Array:
-        """Return the weight of what `measure` gives for one of `accumulate_steps` parts among the others.
+    def weigh(self, batch: Batch) -> Mapping[str, float | jax.Array]:
+        """Return the weights of what `measure` gives for one of `accumulate_steps` parts among the others.
 
-        Where its means are of other numbers of terms in parts of as many rows, that is the number of terms.
+        Where its means are of other numbers of terms in parts of as many rows, these numbers: "loss" of the
+        loss and its gradients, and of each metric that is not named itself.
         """
-        return 1.0
+        return {"loss": 1.0}
 
     def evaluate(self, model: nnx.Module, batch: Batch) -> Metrics:
         """Return the metrics that count, `loss` and the goal's among them, of a model in evaluation mode."""

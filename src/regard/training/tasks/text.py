@@ -198,6 +198,10 @@ class Text(Task):
     def measure(self, model: nnx.Module, batch: Batch) -> tuple[jax.Array, Metrics]:
         return _average(self._add_up(model, batch))
 
+    def weigh(self, batch: Batch) -> Metrics:
+        size = jnp.maximum(jnp.sum(batch["bytes"], dtype=jnp.float32), 1)
+        return {"loss": jnp.sum(batch["counted"], dtype=jnp.float32), "bits_per_byte": size}
+
     def evaluate(self, model: nnx.Module, batch: Batch) -> Metrics:
         """Measure as many rows at a time as in training: memory that holds those is enough."""
         count = len(batch["inputs"])
