@@ -23,7 +23,6 @@ from regard.engine.dispatch.placement import demand_whole
 from regard.engine.softmax.score_rows import score_cells
 from regard.explicit_meshes import explicit_mesh
 from regard.manual_meshes import vary, varying_axes
-from regard.masks.grid import is_concrete
 from regard.masks.offsets import positions_of
 from regard.readouts.accumulators import NUM_BINS, PATTERNS, Norm, PerQuery, SweepConfig, SweepResults, Tokens
 from regard.readouts.counting import sink_logits, sweep
@@ -238,10 +237,9 @@ def _check_offsets(problem: Problem, query_offset: Any, key_offset: Any) -> None
             f" sits at position query_offset + t; pass query_offset={problem.S - problem.T} when the queries"
             " are the last rows of the sequence"
         )
-    if is_concrete((query_offset, key_offset)):
-        query, key = [
-            np.asarray(0 if offset is None else offset, np.int64) for offset in (query_offset, key_offset)
-        ]
+    offsets = [0 if offset is None else offset for offset in (query_offset, key_offset)]
+    if all(isinstance(offset, int | np.integer | np.ndarray) for offset in offsets):  # known without a wait
+        query, key = [np.asarray(offset, np.int64) for offset in offsets]
         if np.any(query - key < problem.S - LARGEST) or np.any(query - key > LARGEST - problem.T):
             raise ValueError(
                 "query_offset, key_offset: expected distances that int32 holds, as weights are counted by"
