@@ -295,3 +295,5 @@ def test_one_head_alone_is_drawn(readout):
     alone = jax.tree.map(lambda array: np.asarray(array)[0], readout)
     for draw in (figures.head_map, figures.distance_profile, figures.entropy_profile, figures.head_atlas):
         assert draw(alone, ax=panel()).axes
+    sunk = figures.entropy_profile(readouts.read(*[np.zeros((1, 5, 3))] * 2, sinks=np.zeros(1)), ax=panel())
+    np.testing.assert_allclose(*(line.get_ydata() for line in sunk.lines), rtol=1e-6)

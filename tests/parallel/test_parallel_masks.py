@@ -25,9 +25,7 @@ CAUSAL = masks.causal()
 # Shapes, mask, offsets, way.
 CASES = {
     "prefix": (SELF, (CAUSAL | masks.prefix([11, 0])) & masks.blocks(TABLE, 8), {}, "balanced"),
-    "documents at offsets": (
-        CROSS, masks.segments(IDS) & CAUSAL, {"query_offset": 115, "key_offset": 99}, "both",
-    ),
+    "offsets": (CROSS, masks.segments(IDS) & CAUSAL, {"query_offset": 115, "key_offset": 99}, "both"),
     "packed positions": (
         SELF, masks.segments(IDS, IDS) & CAUSAL, {"query_positions": PACKED, "key_positions": PACKED}, "ring",
     ),

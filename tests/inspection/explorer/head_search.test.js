@@ -34,6 +34,10 @@ test("weights are averaged over the pairs that may attend, and what the page lac
   assert.equal(await found({ key: "cat the", label: "induction" }), "1: 0.5 of 6");
   assert.equal(await found({ label: "induction" }), "1: 0.7 of 5");
   assert.equal(await found({ offset: "-1" }), "");
+  const values = Float32Array.from([1, 0, 0, NaN, 0.5, 0, 0.25, 0.25, 0.5]);
+  const broken = { ...source, weights: async () => ({ values, rows: 3, keys: 3 }) };
+  const [{ weight, pairs }] = (await findHeads(broken, 0, { ...any, key: "the" })).found;
+  assert.deepEqual([weight, pairs], [1.75 / 3, 3], "without what is no number, as in Python");
   const none = { ...source, weights: async () => null };
   assert.deepEqual(await findHeads(none, 0, { ...any, key: "the" }), { found: [], unknown: 2 });
 });

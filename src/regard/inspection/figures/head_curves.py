@@ -77,7 +77,7 @@ def entropy_profile(
     """Draw how spread out each head reads, by the query's position.
 
     Beyond 256 queries a point is the mean over neighbours. The dashed line is the most there can be, the
-    logarithm of the number of keys that a query may attend to, if to any.
+    logarithm of the number of keys that a query may attend to, if to any, and the sink if there is one.
 
     Args:
         readout, ax, heads, head_labels, title: as in `distance_profile`.
@@ -109,7 +109,8 @@ def entropy_profile(
     for head, name, color in zip(chosen, names, palette.series_colors(len(chosen)), strict=True):
         values = _average(entropies[head], keys[head] > 0, size)
         lines += target.plot(places, values, color=color, label=name, linewidth=1.0)
-    most = keys[chosen].max(0, initial=0)
+    sunk = np.asarray(readout.sink_mass).reshape(entropies.shape) > 0
+    most = np.where(keys > 0, keys + sunk, 0)[chosen].max(0, initial=0)
     bound = _average(np.log(np.maximum(most, 1)), most > 0, size)
     dashed = {"color": palette.QUIET, "linewidth": 1.0, "linestyle": "--"}
     lines += target.plot(places, bound, label="even, log(keys)", **dashed)

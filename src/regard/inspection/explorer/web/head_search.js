@@ -60,7 +60,9 @@ export async function findHeads(source, t, { query, key, offset, label }) {
       const add = (i, j) => {
         if (!wanted[j] || (bits && !((bits.values[(start + i) * wide + (j >> 3)] >> (7 - (j & 7))) & 1)))
           return;
-        sum += exact.values[i * call.keys + j];
+        const weight = exact.values[i * call.keys + j];
+        if (Number.isNaN(weight)) return;
+        sum += weight;
         pairs += 1;
       };
       for (const i of rows) {
