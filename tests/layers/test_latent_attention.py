@@ -11,7 +11,7 @@ from jax import export
 
 from layer_oracle import build_drawn, compiled, draw, widen
 from refusals import assert_refused
-from regard import masks
+from regard import KVCache, masks
 from regard.layers import EncoderBlock, LatentAttention
 from regard.positions import Rotary
 
@@ -57,6 +57,8 @@ def test_an_indexer_takes_symbolic_sizes():
 def test_what_does_not_fit_is_refused():
     layer, x, ids = build_small(), jnp.ones((2, 1, 24)), jnp.zeros((3, 1), jnp.int32)
     cache, other = layer.start_cache(2, 3), build_small(latent_dim=7).start_cache(2, 3)
+    chooser = build_small(index_count=4, index_heads=9, index_dim=3)
+    windowed = KVCache.create(2, 1, 9, *chooser.cache_widths, window=3)
     sizes = {"latent_dim": 5, "head_dim": 4, "rotary_dim": 2}
     block = nnx.eval_shape(lambda: EncoderBlock(24, 3, 7, attention=sizes, rngs=nnx.Rngs(0)))
     assert_refused(
@@ -67,10 +69,8 @@ def test_what_does_not_fit_is_refused():
         (lambda: build_small(rotary_dim=3), "rotary_dim: expected an even number, as pairs are .*; got 3"),
         (lambda: build_small(index_count=3), "index_count: .* all of index_count, index_heads, index_dim"),
         (lambda: build_small(rotary=Rotary(width=8)), r"rotary\.width: expected an even number in 2\.\.2,"),
-        (
-            lambda: build_small(index_count=4, index_heads=9, index_dim=3).start_cache(2, 9, window=3),
-            "window: ",
-        ),
+        (lambda: chooser.start_cache(2, 9, window=3), "window: expected None with an indexer"),
+        (lambda: chooser(x, cache=windowed), "window: expected None with an indexer"),
         (lambda: block(x, query_offset=3), "query_offset: expected None with latent_dim, got 3"),
         (lambda: layer(x, positions=ids), r"one integer per token, \(1,\) or \(2, 1\); got shape \(3, 1\)"),
     )

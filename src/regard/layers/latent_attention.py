@@ -157,10 +157,7 @@ class LatentAttention(nnx.Module):
         Its `value` is for the latent vectors of tokens, its `key` for their turned keys. A ValueError refuses
         a window beside an indexer.
         """
-        if window is not None and self.indexer is not None:
-            raise ValueError(
-                f"window: expected None with an indexer, which chooses among all keys; got {window}"
-            )
+        self._check_window(window)
         dtype = self.latent.kernel.dtype if self.latent.dtype is None else self.latent.dtype
         return KVCache.create(batch, 1, capacity, *self.cache_widths, dtype=dtype, window=window)
 
@@ -272,9 +269,18 @@ class LatentAttention(nnx.Module):
         """Return the map from latent vectors to keys and values, `(R, H, N + V)`."""
         return self.expansion.kernel[...].reshape((self.latent_dim, self.num_heads, -1))
 
+    def _check_window(self, window: int | None) -> None:
+        """Raise where a cache with so long a window would drop keys that an indexer chooses among."""
+        if window is not None and self.indexer is not None:
+            raise ValueError(
+                f"window: expected None with an indexer, which chooses among all keys; got {window}."
+                " Leave out window= of the cache"
+            )
+
     def _check_cache(self, cache: KVCache, x: Array, positions: Any) -> None:
         """Raise unless the cache is this layer's, and x what may be appended to it."""
         check_kind("cache", cache, KVCache)
+        self._check_window(cache.window)
         key, value = cache.key, cache.value
         is_plain = isinstance(key, jax.Array) and isinstance(value, jax.Array)
         widths = (*key.shape[1::2], value.shape[-1]) if is_plain else ()
