@@ -121,11 +121,12 @@ def save(directory: Path, step: int, state: Any, record: Mapping[str, Any], *, k
 
 
 def demand_plain(directory: Path) -> None:
-    """Raise for a path that Orbax takes for a pattern, by which it would not find what it wrote."""
-    if {"[", "\\"} & {*directory.absolute().as_posix()}:
+    """Raise for a path that Orbax takes for a pattern or an address: it would not find what it wrote."""
+    path = directory.absolute()
+    if {"[", "\\"} & {*path.as_posix()} or any(part.endswith(":") for part in path.parts[1:]):
         raise CheckpointError(
-            f"{directory}: expected a path without [ and \\, also of the folders around it, as Orbax reads"
-            " them as a pattern when it writes a checkpoint; give another directory"
+            f"{directory}: expected a path without [ and \\, and without : at the end of a name, also of the"
+            " folders around it, as Orbax reads them as patterns and addresses; give another directory"
         )
 
 
